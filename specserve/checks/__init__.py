@@ -1,0 +1,1 @@
+"""Rules over profiles, and the machine that runs them."""

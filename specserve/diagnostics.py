@@ -1,0 +1,84 @@
+"""Findings and the places they point to: the one type between the checks and the report. Knows no rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """What happens: error = will not start or serves wrong output; warning = works, but worse; info = worth knowing."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A place in a file. Lines and columns are 1-based; `end_column` is the column after the last character."""
+
+    file: str
+    line: int = 1
+    column: int = 1
+    end_line: int = 1
+    end_column: int = 1
+    path: str = ""
+    """Dotted path of the value inside the profile, e.g. `speculation.num_speculative_tokens`."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """A second place that a finding points to, with a few words on what stands there."""
+
+    span: Span
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One problem of a profile: a fact (`message`), its place, and the way out (`help`)."""
+
+    code: str
+    name: str
+    severity: Severity
+    message: str
+    span: Span
+    label: str = ""
+    related: tuple[Related, ...] = ()
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+
+    @property
+    def sort_key(self) -> tuple[str, int, int, str]:
+        """File order, so that all problems of a file read from top to bottom."""
+        return (self.span.file, self.span.line, self.span.column, self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A group of rules that did not run, and why: never the same as ok."""
+
+    profile: str
+    group: str
+    codes: tuple[str, ...]
+    reason: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run of the checks found."""
+
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    suppressed: int = 0
+    profiles: int = 0
+    rules: int = field(default=0)
+
+    def count(self, severity: Severity) -> int:
+        """How many findings have this severity."""
+        return sum(finding.severity is severity for finding in self.findings)

@@ -1,0 +1,1 @@
+"""What runs inside an interpreter that has vLLM. Imports nothing of specserve."""

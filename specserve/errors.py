@@ -1,0 +1,64 @@
+"""One family of exceptions, each with a hint on the way out. Knows nothing about how they are printed."""
+
+from __future__ import annotations
+
+from specserve.diagnostics import Finding
+
+
+class SpecserveError(Exception):
+    """The work could not be done: exit code 2. `hint` says what the user can do about it."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.causes = causes
+
+
+class UsageError(SpecserveError):
+    """The command line asks for something that does not exist."""
+
+
+class ProfileError(SpecserveError):
+    """A profile cannot be used; `findings` holds every problem of it."""
+
+    def __init__(self, message: str, *, findings: tuple[Finding, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.findings = findings
+
+
+class FactError(SpecserveError):
+    """Something outside (a file, the disk, an installed package) is not as it must be."""
+
+
+class LaunchError(SpecserveError):
+    """vLLM did not come up, or died while serving."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        phase: str | None = None,
+        log_path: str | None = None,
+        log_tail: tuple[str, ...] = (),
+        hint: str | None = None,
+        causes: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, causes=causes)
+        self.phase = phase
+        self.log_path = log_path
+        self.log_tail = log_tail
+
+
+class TrafficError(SpecserveError):
+    """A request to a server failed."""
+
+
+class Interrupted(SpecserveError):
+    """A signal ended the work before it was done: exit code 130 or 143."""
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number

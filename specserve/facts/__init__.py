@@ -1,0 +1,1 @@
+"""What is true outside of the profile. Knows no rule."""

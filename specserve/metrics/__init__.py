@@ -1,0 +1,1 @@
+"""What vLLM reports about itself: Prometheus text to numbers. Pure."""

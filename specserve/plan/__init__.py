@@ -1,0 +1,1 @@
+"""What is to be run: the only place that knows vLLM's flags."""

@@ -1,0 +1,65 @@
+"""The launch plan: what is started, exactly. Serve runs it, deploy writes it, measure compares two. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specserve.diagnostics import Span
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+@dataclass(frozen=True, slots=True)
+class FromEnv:
+    """A value that stands in the environment variable `name` of whoever launches; the plan never holds it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Something that the profile does not say and the plan adds, with the reason."""
+
+    key: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a piece of the plan was written: `key` is the flag or variable, `span` None where specserve added it."""
+
+    key: str
+    value: str
+    span: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """One launch of vLLM. `argv` starts with the program; `env` holds only what is set on top of the inherited one."""
+
+    name: str
+    fingerprint: str
+    vllm: str
+    """The vLLM version the plan is for, e.g. `0.32.0+cpu`, or a minor such as `0.33`."""
+    platform: str
+    """`cpu` or `cuda`."""
+    argv: tuple[str, ...]
+    env: Mapping[str, str | FromEnv]
+    engine_kwargs: Mapping[str, Json]
+    """Keyword arguments of `vllm.LLM` for the same engine, offline."""
+    host: str
+    port: int
+    model: str
+    """The name that clients send: the served model name, or else the target itself."""
+    stall_timeout_s: float
+    shutdown_timeout_s: float
+    speculation: Mapping[str, Json] | None = None
+    added: tuple[Added, ...] = ()
+    origins: tuple[Origin, ...] = field(default=(), repr=False)
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"

@@ -1,0 +1,1 @@
+"""Results turned into text. Never prints."""

@@ -1,0 +1,47 @@
+"""The two streams: stdout carries data, stderr carries talk. Plain text first, styled on a terminal only."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+_STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
+# Everything below 0x20 but tab and newline, DEL, and the C1 range, which some terminals take as escape codes.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: str) -> str:
+    """Make text from elsewhere safe for a terminal: control characters and bidi overrides become visible."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
+    """The text in a colour, where the stream is a terminal that wants colours."""
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream or sys.stderr) else text
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Colour needs a terminal and no veto (NO_COLOR, TERM=dumb)."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is looking at this stream."""
+    try:
+        return stream.isatty()
+    except ValueError:  # a closed stream
+        return False
+
+
+def out(text: str) -> None:
+    """Data: one line or block to stdout."""
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stdout.flush()
+
+
+def say(text: str = "") -> None:
+    """Talk: one line or block to stderr."""
+    sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
+    sys.stderr.flush()

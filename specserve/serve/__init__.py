@@ -1,0 +1,1 @@
+"""Running a plan: the child process, its phases, its health, its end."""
