@@ -1,0 +1,93 @@
+"""vLLM's /metrics text, read into the counters that specserve needs. Does not know how it was fetched."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specserve.errors import FactError
+from specserve.metrics.acceptance import Acceptance, total
+
+_PREFIX = "vllm:spec_decode_num_"
+_PER_POSITION = "accepted_tokens_per_pos"
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One reading of /metrics: speculation per engine, and how many requests there are."""
+
+    acceptance: Mapping[str, Acceptance] = field(default_factory=dict)
+    """Per value of the label `engine`; empty where the server does not speculate."""
+    finished_requests: int = 0
+    running_requests: int = 0
+    waiting_requests: int = 0
+    is_vllm: bool = False
+    """Whether any of vLLM's own metrics is there at all."""
+
+    @property
+    def speculates(self) -> bool:
+        """Whether vLLM exports speculation counters; it does so from its start, before any draft."""
+        return bool(self.acceptance)
+
+    @property
+    def total(self) -> Acceptance:
+        """All engines together, since their start."""
+        return total(self.acceptance.values())
+
+
+def read(text: str, *, model: str | None = None) -> Metrics:
+    """Parse Prometheus text. With `model`, only samples of that served model count.
+
+    Counter names are read with and without `_total`, which depends on the version of the exporter
+    (vllm 0.33, v1/spec_decode/metrics.py). Raises FactError where the text is not Prometheus text.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    engines: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    requests: dict[str, float] = defaultdict(float)
+    is_vllm = False
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not sample.name.startswith("vllm:"):
+                    continue
+                is_vllm = True
+                if model is not None and sample.labels.get("model_name", model) != model:
+                    continue
+                if not math.isfinite(sample.value):
+                    continue
+                name = sample.name.removesuffix("_total")
+                requests[name] += sample.value
+                if name.startswith(_PREFIX):
+                    key = name.removeprefix(_PREFIX) + sample.labels.get("position", "")
+                    engines[sample.labels.get("engine", "")][key] += int(sample.value)
+    except (ValueError, KeyError, IndexError) as error:
+        raise FactError(f"the metrics are not Prometheus text: {error}") from error
+    return Metrics(
+        acceptance={engine: _acceptance(counts) for engine, counts in sorted(engines.items())},
+        finished_requests=int(requests["vllm:request_success"]),
+        running_requests=int(requests["vllm:num_requests_running"]),
+        waiting_requests=int(requests["vllm:num_requests_waiting"]),
+        is_vllm=is_vllm,
+    )
+
+
+def _acceptance(counts: Mapping[str, int]) -> Acceptance:
+    positions = {key.removeprefix(_PER_POSITION): value for key, value in counts.items() if _is_position(key)}
+    per_position = tuple(
+        positions.get(str(index), 0) for index in range(max(map(int, positions), default=-1) + 1)
+    )
+    return Acceptance(
+        drafts=counts.get("drafts", 0),
+        draft_tokens=counts.get("draft_tokens", 0),
+        accepted_tokens=counts.get("accepted_tokens", 0),
+        accepted_per_position=per_position,
+    )
+
+
+def _is_position(key: str) -> bool:
+    # At most three digits: the text comes from a server, and a huge position must not become a huge tuple.
+    return re.fullmatch(rf"{_PER_POSITION}[0-9]{{1,3}}", key) is not None
