@@ -1,0 +1,275 @@
+"""The known vLLM versions: their tables, version ranges, and the one that is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import UsageError
+from specserve.plan import support
+from specserve.plan.sources import read_package
+from specserve.plan.support import UnknownVersion, contains, in_range, known_versions, table, versions_with
+from specserve.plan.table import VllmTable, dumps
+
+VERSIONS = ("0.26", "0.32", "0.33")
+
+
+def test_three_minor_versions_are_known_oldest_first() -> None:
+    assert known_versions() == VERSIONS
+
+
+@pytest.mark.parametrize("asked", ["0.32", "0.32.0", "0.32.7", "v0.32.0", "0.32.0+cpu", "0.32.0rc1"])
+def test_every_release_of_a_known_minor_has_its_table(asked: str) -> None:
+    assert table(asked).version == "0.32.0"
+    assert table(asked).exact
+
+
+@pytest.mark.parametrize("asked", ["0.34.0", "0.40", "1.0"])
+def test_a_newer_vllm_gets_the_newest_table_and_is_marked(asked: str) -> None:
+    assert table(asked).minor == "0.33"
+    assert not table(asked).exact
+
+
+@pytest.mark.parametrize("asked", ["0.25.1", "0.28", "nightly", ""])
+def test_an_older_an_unknown_and_an_unreadable_version_name_the_known_ones(asked: str) -> None:
+    with pytest.raises(UnknownVersion, match=r"0\.26, 0\.32, 0\.33"):
+        table(asked)
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_a_table_has_no_argument_that_the_reader_could_not_classify(minor: str) -> None:
+    known = table(minor)
+    every = [*known.engine.values(), *known.frontend.values(), *known.speculation.values()]
+    assert [argument.name for argument in every if argument.kind == "other"] == []
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_no_two_arguments_share_an_option_string(minor: str) -> None:
+    known = table(minor)
+    flags = [
+        flag
+        for argument in (*known.engine.values(), *known.frontend.values())
+        for flag in (argument.flag, *argument.aliases)
+        if flag is not None
+    ]
+    assert len(flags) == len(set(flags))
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_arguments_that_every_version_has_are_read_as_they_are_used(minor: str) -> None:
+    known = table(minor)
+    assert known.engine["tensor_parallel_size"].aliases == ("-tp",)
+    assert known.engine["enable_prefix_caching"].negatable
+    assert not known.engine["disable_log_stats"].negatable
+    assert known.engine["max_model_len"].human_int
+    assert known.engine["kv_cache_memory_bytes"].human_int
+    assert known.engine["shutdown_timeout"].kind == "int"
+    assert known.engine["speculative_config"].form == "json"
+    assert known.engine["device_ids"].form == "comma"
+    assert known.engine["served_model_name"].form == "many"
+    assert known.frontend["middleware"].form == "append"
+    assert known.frontend["allowed_origins"].form == "json"
+    assert {"host", "port", "api_key", "chat_template", "ssl_keyfile", "headless"} <= set(known.frontend)
+    assert {"VLLM_API_KEY", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_CPU_KVCACHE_SPACE"} <= known.env
+
+
+def test_what_changed_between_the_versions_is_seen() -> None:
+    assert versions_with("speculation", "fly_window_size") == ("0.33",)
+    assert versions_with("engine", "per_request_spec_decode_metrics") == ("0.32", "0.33")
+    assert versions_with("engine", "calculate_kv_scales") == ("0.26",)
+    assert versions_with("frontend", "log_config_file") == ("0.26",)
+    assert versions_with("engine", "log_config_file") == ("0.32", "0.33")
+    assert [minor for minor in VERSIONS if "medusa" in table(minor).methods] == ["0.26", "0.32"]
+    assert [minor for minor in VERSIONS if table(minor).inverse_flags] == ["0.33"]
+
+
+def test_a_question_can_be_asked_of_some_versions_only() -> None:
+    assert versions_with("engine", "shutdown_timeout", among=("0.33",)) == ("0.33",)
+
+
+@pytest.mark.parametrize("minor", VERSIONS)
+def test_an_old_name_of_mtp_is_an_alias_and_no_method(minor: str) -> None:
+    known = table(minor)
+    assert "deepseek_mtp" in known.method_aliases
+    assert "mtp" in known.methods
+    assert not set(known.methods) & set(known.method_aliases)
+
+
+@pytest.mark.parametrize(
+    ("spec", "minors"),
+    [
+        ("", VERSIONS),
+        (">=0.32,<0.34", ("0.32", "0.33")),
+        ("==0.32.1", ("0.32",)),
+        ("~=0.26.0", ("0.26",)),
+        ("!=0.32.*", ("0.26", "0.33")),
+        (">0.32.0,<0.33", ("0.32",)),
+        (">=0.34", ()),
+    ],
+)
+def test_a_range_holds_the_minors_that_have_a_release_in_it(spec: str, minors: tuple[str, ...]) -> None:
+    assert in_range(spec) == minors
+
+
+@pytest.mark.parametrize("spec", ["0.32", ">=", "latest", "=>0.32"])
+def test_text_that_is_no_range_is_refused_with_a_hint(spec: str) -> None:
+    with pytest.raises(UsageError, match="not a version range") as caught:
+        in_range(spec)
+    assert caught.value.hint
+
+
+@given(low=st.integers(20, 40), high=st.integers(20, 40))
+def test_a_half_open_range_of_minors_holds_exactly_those_between(low: int, high: int) -> None:
+    expected = tuple(minor for minor in VERSIONS if low <= int(minor.split(".")[1]) < high)
+    assert in_range(f">=0.{low},<0.{high}") == expected
+
+
+@given(
+    minor=st.sampled_from(VERSIONS),
+    patch=st.integers(0, 99),
+    operator=st.sampled_from(["==", "~=", ">=", "<="]),
+)
+def test_a_release_in_a_range_puts_its_minor_in_the_range(minor: str, patch: int, operator: str) -> None:
+    spec = f"{operator}{minor}.{patch}"
+    assert contains(spec, f"{minor}.{patch}")
+    assert minor in in_range(spec)
+
+
+def test_a_local_build_and_a_release_candidate_can_lie_in_a_range() -> None:
+    assert contains("==0.32.0", "0.32.0+cpu")
+    assert contains(">=0.32,<0.34", "0.33.0rc1")
+    assert not contains(">=0.32,<0.34", "0.34.0")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty user cache, and nothing remembered of the installed vLLM."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for cached in (support.installed, support.installed_table):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (support.installed, support.installed_table):
+        cached.cache_clear()
+
+
+def install(directory: Path, *, distribution: str, version: str) -> None:
+    """Put a package `vllm` with its metadata and no readable sources into a directory."""
+    (directory / "vllm").mkdir(parents=True)
+    (directory / "vllm" / "__init__.py").write_text("raise AssertionError('imported')\n", encoding="utf-8")
+    info = directory / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    (info / "METADATA").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "seen", "platform"),
+    [
+        ("vllm-cpu", "0.32.0", "0.32.0+cpu", "cpu"),
+        ("vllm", "0.33.0+cpu", "0.33.0+cpu", "cpu"),
+        ("vllm", "0.33.0", "0.33.0", "cuda"),
+    ],
+)
+def test_the_installed_vllm_is_found_without_importing_it(
+    fresh: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    distribution: str,
+    version: str,
+    seen: str,
+    platform: str,
+) -> None:
+    install(fresh / "site", distribution=distribution, version=version)
+    monkeypatch.setattr(sys, "path", [str(fresh / "site")])
+    found = support.installed()
+    assert found is not None
+    assert (found.version, found.platform, found.distribution) == (seen, platform, distribution)
+    assert support.installed_version() == seen
+    assert "vllm" not in sys.modules
+
+
+def test_without_vllm_there_is_no_installed_table(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(fresh)])
+    assert support.installed() is None
+    assert support.installed_version() is None
+    assert support.installed_table() is None
+
+
+def test_a_directory_named_vllm_is_not_an_installation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh / "vllm").mkdir()
+    monkeypatch.setattr(sys, "path", [str(fresh)])
+    assert support.installed() is None
+
+
+def test_unreadable_sources_are_replaced_by_the_shipped_table(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(fresh / "site", distribution="vllm", version="0.33.1")
+    monkeypatch.setattr(sys, "path", [str(fresh / "site")])
+    assert support.installed_table() == table("0.33")
+
+
+@pytest.mark.engine
+def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
+    found = support.installed()
+    assert found is not None
+    shipped = table(found.version)
+    read = read_package(found.package, version=shipped.version, distribution=shipped.distribution)
+    assert dumps(read) == dumps(shipped)
+
+
+@pytest.mark.engine
+def test_the_installed_table_is_kept_and_a_damaged_copy_is_read_anew(fresh: Path) -> None:
+    first = support.installed_table()
+    files = list((fresh / "cache").rglob("*.json"))
+    assert len(files) == 1
+    kept = json.loads(files[0].read_text(encoding="utf-8"))
+    assert kept["version"] == metadata.version("vllm-cpu") + "+cpu"
+    files[0].write_text('{"version": 1}', encoding="utf-8")
+    support.installed_table.cache_clear()
+    assert support.installed_table() == first
+    assert json.loads(files[0].read_text(encoding="utf-8")) == kept
+
+
+@pytest.mark.engine
+def test_a_kept_table_spares_reading_the_sources(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = support.installed_table()
+    assert isinstance(first, VllmTable)
+    (file,) = (fresh / "cache").rglob("*.json")
+    marked = replace(first, env=frozenset({"FROM_THE_CACHE"}))
+    file.write_text(dumps(marked), encoding="utf-8")
+    support.installed_table.cache_clear()
+    assert support.installed_table() == marked
+
+
+@pytest.mark.engine
+def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
+    (fresh / "cache").write_text("a file where the directory should be", encoding="utf-8")
+    read = support.installed_table()
+    assert read is not None
+    assert read.engine == table(read.version).engine
+
+
+@pytest.mark.engine
+def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
+    found = support.installed()
+    assert found is not None
+    script = Path(__file__).parents[2] / "scripts" / "update_vllm_tables.py"
+    code = (
+        "import pathlib, runpy, sys; "
+        f"module = runpy.run_path({str(script)!r}); "
+        f"module['main'].__globals__['TABLES'] = pathlib.Path({str(fresh / 'tables')!r}); "
+        f"sys.exit(module['main']([{str(found.package)!r}]))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    (written,) = (fresh / "tables").iterdir()
+    assert written.name == f"vllm-{table(found.version).minor}.json"
+    assert written.read_text(encoding="utf-8") == dumps(table(found.version))
