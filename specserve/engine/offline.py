@@ -1,0 +1,227 @@
+"""The offline engine: one vllm.LLM behind JSON lines on its standard streams. Knows no profile and no file.
+
+In, on stdin: `{"engine_kwargs": {…}}`, any number of `{"index": n, "prompt" | "messages": …, "params": {…}}`,
+`{"end": true}`. Out, on what was stdout: `ready`, `finished` or `refused` for each request as soon as it is
+known, `done`; or `failed`. vLLM's own output goes to stderr. End of input means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import IO, Any, NoReturn
+
+_KILL_AFTER_S = 10.0
+"""How long vLLM gets to end by itself once the parent is gone."""
+_NOT_PER_LINE = {"n", "output_kind", "stream_interval", "skip_clone", "output_text_buffer_length"}
+"""Sampling parameters that have no meaning for one line that gives one finished text."""
+_SERVER_MAX_TOKENS = 16
+"""What vLLM's server takes for a completion without max_tokens (vllm 0.32, openai/completion/protocol.py)."""
+
+
+class Protocol:
+    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
+
+    def __init__(self) -> None:
+        # Private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin under the reader.
+        self._input: IO[bytes] = os.fdopen(os.dup(0), "rb", buffering=0)
+        self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Read messages in a thread, from the start: a parent that dies while the model loads is noticed."""
+        threading.Thread(target=self._read, name="protocol", daemon=True).start()
+
+    def _read(self) -> None:
+        unread = b""
+        while chunk := self._input.read(1 << 16):
+            *lines, unread = (unread + chunk).split(b"\n")
+            for line in lines:
+                self.messages.put(json.loads(line))
+        _stop_this_group()
+
+    def send(self, event: str, **fields: object) -> None:
+        """Write one message; a parent that no longer reads is gone, and then the reader ends us."""
+        with contextlib.suppress(BrokenPipeError):
+            self._output.write(json.dumps({"event": event, **fields}) + "\n")
+            self._output.flush()
+
+
+def _stop_this_group() -> None:
+    """Ask the main thread to end, then make sure: vLLM's shutdown is not to be trusted to end."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_KILL_AFTER_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat: bool) -> Any:
+    """vLLM's SamplingParams for one line: the line over the model's generation config over vLLM's defaults.
+
+    Each value is checked against the type that the engine process will decode: a wrong one would kill the
+    engine, not the request. Without `max_tokens` a prompt gets 16 and a chat the rest of the context, as from
+    vLLM's server. Raises ValueError with the parameter's name.
+    """
+    import msgspec
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    fields = {field.name: field for field in msgspec.structs.fields(SamplingParams)}
+    allowed = sorted(name for name in fields if not name.startswith("_") and name not in _NOT_PER_LINE)
+    values = dict(defaults)
+    limit = values.pop("max_tokens", None)
+    values["max_tokens"] = limit if is_chat else min(limit or _SERVER_MAX_TOKENS, _SERVER_MAX_TOKENS)
+    for name, value in given.items():
+        if name == "n" and value == 1:
+            continue
+        if name in _NOT_PER_LINE:
+            raise ValueError(f"`{name}` has no meaning here: one line gives one text")
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, n=1)
+            raise ValueError(
+                f"unknown sampling parameter `{name}`" + (f": did you mean `{close[0]}`?" if close else "")
+            )
+        try:
+            values[name] = msgspec.convert(value, fields[name].type, str_keys=True)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"`{name}`: {error}") from None
+        except TypeError:  # a type that msgspec cannot check, such as an array; vLLM checks it itself
+            values[name] = value
+    return SamplingParams(**values, output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+class Generation:
+    """One vllm.LLM and the requests that it works on."""
+
+    def __init__(self, protocol: Protocol, *, engine_kwargs: dict[str, Any]) -> None:
+        import vllm
+
+        self._protocol = protocol
+        # Without statistics there are no acceptance counters; vllm.LLM leaves them out by default.
+        self._llm = vllm.LLM(**{**engine_kwargs, "disable_log_stats": False})
+        self._defaults: dict[str, Any] = dict(self._llm.model_config.get_diff_sampling_param() or {})
+        self._index_of: dict[str, int] = {}
+        max_num_seqs = self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        protocol.send("ready", vllm=vllm.__version__, max_num_seqs=max_num_seqs, defaults=self._defaults)
+
+    def run(self) -> None:
+        """Work until the parent says that there is no more, and everything that it sent is answered."""
+        is_ended = False
+        while not (is_ended and not self._index_of):
+            with contextlib.suppress(queue.Empty):
+                while not is_ended:
+                    message = self._protocol.messages.get(block=not self._index_of)
+                    is_ended = bool(message.get("end"))
+                    if not is_ended:
+                        self._add(message)
+            if self._index_of:
+                self._step()
+        self._protocol.send("done", acceptance=self._acceptance())
+
+    def _add(self, message: dict[str, Any]) -> None:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        index, messages = message["index"], message.get("messages")
+        try:
+            params = sampling_params(message["params"], defaults=self._defaults, is_chat=messages is not None)
+            if messages is not None:
+                (request_id,) = self._llm.enqueue_chat([messages], params, use_tqdm=False)
+            else:
+                (request_id,) = self._llm.enqueue([_prompt(message["prompt"])], params, use_tqdm=False)
+        except EngineDeadError:
+            raise
+        except Exception as error:  # whatever vLLM finds wrong with one request concerns that request alone
+            self._protocol.send("refused", index=index, error=_one_line(error))
+            return
+        # vLLM adds random letters to its number, and reports under the number (0.33, input_processor.py).
+        self._index_of[request_id.partition("-")[0]] = index
+
+    def _step(self) -> None:
+        for output in self._llm.llm_engine.step():
+            if not output.finished:
+                continue
+            index, completion = self._index_of.pop(output.request_id), output.outputs[0]
+            if completion.finish_reason in ("error", "abort"):
+                self._protocol.send(
+                    "refused", index=index, error=f"vLLM ended it: {completion.finish_reason}"
+                )
+                continue
+            self._protocol.send(
+                "finished",
+                index=index,
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                prompt_tokens=len(output.prompt_token_ids or ()),
+                completion_tokens=len(completion.token_ids),
+            )
+
+    def _acceptance(self) -> dict[str, Any] | None:
+        """The speculation counters of all engines; None where the engine does not speculate."""
+        counts = {"drafts": 0, "draft_tokens": 0, "accepted_tokens": 0}
+        positions: list[int] = []
+        speculates = False
+        for metric in self._llm.get_metrics():
+            name = metric.name.removeprefix("vllm:spec_decode_num_")
+            if name in counts:
+                counts[name] += metric.value
+                speculates = True
+            elif name == "accepted_tokens_per_pos":
+                positions += [0] * (len(metric.values) - len(positions))
+                positions = [mine + more for mine, more in zip(positions, metric.values, strict=True)]
+        return {**counts, "accepted_per_position": positions} if speculates else None
+
+    def close(self) -> None:
+        """End the engine's processes."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _prompt(prompt: str | list[int]) -> dict[str, Any]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 600 else f"{text[:600]}…"
+
+
+def _on_sigterm(_number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(143)
+
+
+def main() -> int:
+    """Serve the protocol; exit code 0 after `done`, 1 after `failed`, 143 when stopped."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
+    protocol = Protocol()
+    protocol.listen()
+    generation = None
+    try:
+        generation = Generation(protocol, engine_kwargs=protocol.messages.get()["engine_kwargs"])
+        generation.run()
+    except Exception as error:
+        traceback.print_exc()  # to the log, where the cause is looked for
+        protocol.send("failed", error=_one_line(error), exception=type(error).__name__)
+        return 1
+    finally:
+        if generation is not None:
+            generation.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

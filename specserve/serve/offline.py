@@ -1,0 +1,283 @@
+"""The offline engine as a child process: starts it, feeds it, reads it, ends it. Knows no file format."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from specserve.errors import FactError, Interrupted, LaunchError, UsageError
+from specserve.metrics.acceptance import Acceptance
+from specserve.plan.launchplan import FromEnv, Json, LaunchPlan
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
+"""-P: a folder named vllm in the working directory must not be taken for the library."""
+_TICK_S = 0.2
+_GRACE_S = 8.0
+"""How long the engine gets to end by itself; vLLM needs about 5 s with a worker process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: `prompt` (text or token ids) or `messages`, and sampling parameters by vLLM's names."""
+
+    index: int
+    prompt: str | list[int] | None
+    messages: list[dict[str, Json]] | None
+    params: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One text, with vLLM's finish reason and token counts."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that vLLM did not take, in vLLM's words."""
+
+    index: int
+    error: str
+
+
+def _do_nothing() -> None:
+    pass
+
+
+class OfflineEngine:
+    """A `vllm.LLM` in a process group of its own; a context manager, so that no process outlives it.
+
+    `on_tick` is called a few times a second while there is nothing to report. Raises LaunchError, with the
+    phase and the path of the log, when the engine does not come up or dies.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        log_path: Path,
+        on_tick: Callable[[], None] = _do_nothing,
+        command: Sequence[str] = CHILD,
+    ) -> None:
+        self._plan = plan
+        self._log_path = log_path
+        self._on_tick = on_tick
+        self._phase = "starting the engine"
+        self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self.acceptance: Acceptance | None = None
+        """Set once all requests are answered; None where the engine does not speculate."""
+        with log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(plan.env),
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input: IO[bytes] = self._process.stdin
+        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+
+    def __enter__(self) -> OfflineEngine:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def start(self) -> str:
+        """Load the model; returns vLLM's version. Only a time without progress is limited, not the whole."""
+        self._send({"engine_kwargs": dict(self._plan.engine_kwargs)})
+        ready = self._expect("ready", stall_timeout_s=self._plan.stall_timeout_s)
+        # Enough that the scheduler never runs dry, few enough that a huge input is not held by the engine.
+        self._window = 2 * int(ready["max_num_seqs"])
+        self._phase = "generating"
+        return str(ready["vllm"])
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
+        """Answers in the order in which they are known; requests must come in the order of their indices."""
+        source = iter(requests)
+        outstanding: dict[int, None] = {}
+        upcoming = next(source, None)
+        while upcoming is not None or outstanding:
+            # The oldest unanswered request also bounds how far ahead the others may run.
+            while upcoming is not None and (
+                len(outstanding) < self._window
+                and upcoming.index - next(iter(outstanding), upcoming.index) < 8 * self._window
+            ):
+                outstanding[upcoming.index] = None
+                self._send(_as_message(upcoming))
+                upcoming = next(source, None)
+            answer = _answer(self._next())
+            del outstanding[answer.index]
+            yield answer
+        self._send({"end": True})
+        counts = self._expect("done")["acceptance"]
+        if counts is not None:
+            self.acceptance = Acceptance(
+                counts["drafts"],
+                counts["draft_tokens"],
+                counts["accepted_tokens"],
+                tuple(counts["accepted_per_position"]),
+            )
+
+    def close(self) -> None:
+        """End the engine: by itself if it does so in time, else the whole process group is killed."""
+        with contextlib.suppress(OSError):
+            self._input.close()  # for the child, the end of its input means: stop
+        try:
+            self._process.wait(_GRACE_S)
+        except (subprocess.TimeoutExpired, Interrupted):
+            pass  # too slow, or asked a second time
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            with contextlib.suppress(ValueError):  # a line cut off by the engine's death
+                self._messages.put(json.loads(line))
+        self._messages.put(None)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
+            self._input.write(json.dumps(message).encode() + b"\n")
+            self._input.flush()
+
+    def _expect(self, event: str, *, stall_timeout_s: float | None = None) -> dict[str, Any]:
+        message = self._next(stall_timeout_s=stall_timeout_s)
+        assert message["event"] == event, message
+        return message
+
+    def _next(self, *, stall_timeout_s: float | None = None) -> dict[str, Any]:
+        """The next message of the engine, or LaunchError if there will be none."""
+        signs, seen_at = _signs_of_life(self._process.pid, self._log_path), time.monotonic()
+        while True:
+            try:
+                message = self._messages.get(timeout=_TICK_S)
+            except queue.Empty:
+                self._on_tick()
+                if self._process.poll() is not None and self._messages.empty():
+                    raise self._death(None) from None
+                if stall_timeout_s is not None:
+                    now = _signs_of_life(self._process.pid, self._log_path)
+                    if now != signs:
+                        signs, seen_at = now, time.monotonic()
+                    elif time.monotonic() - seen_at > stall_timeout_s:
+                        raise self._stalled(stall_timeout_s) from None
+                continue
+            if message is None or message["event"] == "failed":
+                raise self._death(message)
+            return message
+
+    def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)  # the log is complete once the process is gone
+        tail = _tail(self._log_path)
+        said = str(message["error"]) if message is not None else None
+        cause = _last_error(tail) or said or f"its process ended with exit code {self._process.poll()}"
+        return LaunchError(
+            f"the engine failed while {self._phase}: {cause}",
+            phase=self._phase,
+            log_path=str(self._log_path),
+            log_tail=tail,
+        )
+
+    def _stalled(self, seconds: float) -> LaunchError:
+        return LaunchError(
+            f"the engine made no progress for {seconds:g} s while {self._phase}",
+            phase=self._phase,
+            log_path=str(self._log_path),
+            log_tail=_tail(self._log_path),
+            hint="raise `server.stall_timeout_s` in the profile if this is expected",
+        )
+
+
+def log_file(name: str) -> Path:
+    """A new log for one run, in the user's state folder or `SPECSERVE_STATE_DIR`, for its owner alone."""
+    import platformdirs
+
+    state = os.environ.get("SPECSERVE_STATE_DIR") or platformdirs.user_state_dir("specserve")
+    folder = Path(state) / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{name}-generate-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise FactError(
+            f"cannot write logs to `{folder}`: {error.strerror}",
+            hint="set SPECSERVE_STATE_DIR to a folder that can be",
+        ) from error
+    return path
+
+
+def _environment(changes: Mapping[str, str | FromEnv]) -> dict[str, str]:
+    environment = dict(os.environ)
+    for name, value in changes.items():
+        if isinstance(value, str):
+            environment[name] = value
+        elif value.name in os.environ:
+            environment[name] = os.environ[value.name]
+        else:
+            raise UsageError(f"the environment variable `{value.name}` that the profile names is not set")
+    return environment
+
+
+def _as_message(request: Request) -> dict[str, Any]:
+    message: dict[str, Any] = {"index": request.index, "params": dict(request.params)}
+    if request.messages is not None:
+        return {**message, "messages": request.messages}
+    return {**message, "prompt": request.prompt}
+
+
+def _answer(message: Mapping[str, Any]) -> Finished | Refused:
+    fields = {key: value for key, value in message.items() if key != "event"}
+    return Refused(**fields) if message["event"] == "refused" else Finished(**fields)
+
+
+def _signs_of_life(pid: int, log_path: Path) -> tuple[int, int, int]:
+    """Log bytes, bytes read and CPU seconds of all its processes: what moves while a model loads."""
+    import psutil
+
+    read_bytes, cpu_s = 0, 0.0
+    with contextlib.suppress(psutil.Error):
+        top = psutil.Process(pid)
+        for process in (top, *top.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                read_bytes += process.io_counters().read_chars
+                cpu_s += sum(process.cpu_times()[:2])
+    return log_path.stat().st_size, read_bytes, int(cpu_s)
+
+
+def _tail(log_path: Path) -> tuple[str, ...]:
+    with log_path.open("rb") as log:
+        log.seek(max(0, log_path.stat().st_size - (1 << 16)))
+        return tuple(log.read().decode(errors="replace").splitlines()[-40:])
+
+
+def _last_error(lines: tuple[str, ...]) -> str | None:
+    """The last line that names an exception, without vLLM's pointer to a root cause further up."""
+    for line in reversed(lines):
+        found = re.search(r"\b(?:[A-Za-z_.]+(?:Error|Exception|Interrupt)): (?!Engine core init).+", line)
+        if found:
+            return found[0]
+    return None
