@@ -95,7 +95,8 @@ class OfflineEngine:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._input: IO[bytes] = self._process.stdin
-        threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> OfflineEngine:
         return self
@@ -151,11 +152,13 @@ class OfflineEngine:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._reader.join(_GRACE_S)
 
     def _read(self, stream: IO[bytes]) -> None:
-        for line in stream:
-            with contextlib.suppress(ValueError):  # a line cut off by the engine's death
-                self._messages.put(json.loads(line))
+        with stream:
+            for line in stream:
+                with contextlib.suppress(ValueError):  # a line cut off by the engine's death
+                    self._messages.put(json.loads(line))
         self._messages.put(None)
 
     def _send(self, message: Mapping[str, Any]) -> None:

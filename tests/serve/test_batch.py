@@ -1,0 +1,166 @@
+"""Reading the input of `generate` line by line, and putting its answers in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.serve.batch import Entry, answered, encoded, entries, in_order, record
+from specserve.serve.offline import Finished, Refused, Request
+
+
+def only(raw: bytes) -> Entry:
+    (entry,) = entries(raw)
+    return entry
+
+
+def test_a_line_is_a_prompt_and_sampling_parameters() -> None:
+    entry = only(b'{"id": "a", "prompt": "def f(", "max_tokens": 9, "temperature": 0}')
+    assert (entry.id, entry.index, entry.line, entry.error) == ("a", 0, 1, None)
+    assert entry.request == Request(0, "def f(", None, {"max_tokens": 9, "temperature": 0})
+
+
+def test_a_prompt_may_be_token_ids() -> None:
+    request = only(b'{"prompt": [1, 2, 3]}').request
+    assert request is not None
+    assert request.prompt == [1, 2, 3]
+
+
+def test_a_line_may_be_a_chat() -> None:
+    request = only(b'{"messages": [{"role": "user", "content": "hi"}]}').request
+    assert request is not None
+    assert request.messages == [{"role": "user", "content": "hi"}]
+    assert request.prompt is None
+
+
+def test_blank_lines_count_as_lines_of_the_file_but_not_as_requests() -> None:
+    found = list(entries(b'\n{"prompt": "a"}\r\n  \n{"prompt": "b"}\n\n'))
+    assert [(entry.index, entry.line) for entry in found] == [(0, 2), (1, 4)]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    assert only(b'\xef\xbb\xbf{"prompt": "a"}').error is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"prompt": "a"', "invalid JSON at column 15: expecting ',' delimiter"),
+        (b'{"prompt": "a\x00b"}', "invalid JSON at column 14: invalid control character at"),
+        (b"\x00", "invalid JSON at column 1: expecting value"),
+        (b'{"prompt": "\xff"}', "not UTF-8 at byte 13"),
+        (b'["prompt"]', "not a JSON object"),
+        (b"12", "not a JSON object"),
+        (b'"def f("', "not a JSON object"),
+        (b"{}", "one of `prompt` and `messages` is needed"),
+        (b'{"prompt": "a", "messages": []}', "one of `prompt` and `messages` is needed, not both"),
+        (b'{"prompt": null}', "`prompt` must be text, or a list of token ids"),
+        (b'{"prompt": []}', "`prompt` must be text, or a list of token ids"),
+        (b'{"prompt": [1, true]}', "`prompt` must be text, or a list of token ids"),
+        (b'{"prompt": ["a", "b"]}', "`prompt` must be text, or a list of token ids"),
+        (b'{"messages": []}', "`messages` must be a list of objects with `role` and `content`"),
+        (b'{"messages": "hi"}', "`messages` must be a list of objects with `role` and `content`"),
+        (b'{"messages": ["hi"]}', "`messages` must be a list of objects with `role` and `content`"),
+        (b'{"messages": [{"content": "hi"}]}', "every message needs a `role`"),
+        (b'{"prompt": "a", "prompt": "b"}', "duplicate key `prompt`"),
+        (b'{"prompt": "a", "temperature": NaN}', "`NaN` is no JSON number"),
+        (b'{"id": ["x"], "prompt": "a"}', "`id` must be a string or a number"),
+        (b'{"id": true, "prompt": "a"}', "`id` must be a string or a number"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair: not valid Unicode text"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"}", "nested too deeply"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong_with_it(raw: bytes, reason: str) -> None:
+    entry = only(raw)
+    assert entry.request is None
+    assert entry.error == reason
+
+
+def test_a_bad_line_keeps_its_id_where_it_has_one() -> None:
+    assert record(only(b'\n{"id": 7}'), None) == {
+        "id": 7,
+        "index": 0,
+        "error": "line 2: one of `prompt` and `messages` is needed",
+    }
+
+
+@given(st.binary())
+def test_no_bytes_raise(data: bytes) -> None:
+    for position, entry in enumerate(entries(data)):
+        assert entry.index == position
+        assert (entry.request is None) != (entry.error is None)
+
+
+@given(st.text(), st.dictionaries(st.text(), st.integers() | st.text()))
+def test_every_json_object_with_a_prompt_is_read_back_as_it_was_written(
+    prompt: str, params: dict[str, object]
+) -> None:
+    params = {key: value for key, value in params.items() if key not in {"id", "prompt", "messages"}}
+    request = only(json.dumps({**params, "prompt": prompt}).encode()).request
+    assert request is not None
+    assert (request.prompt, request.params) == (prompt, params)
+
+
+def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obeys_it() -> None:
+    raw = encoded({"id": "é", "index": 0, "text": "\u2028\x1b[2J\x85"})
+    assert raw.isascii()
+    assert b"\x1b" not in raw
+    assert len(raw.decode().splitlines()) == 1
+
+
+class Backwards:
+    """An engine that takes everything first and answers the last request first."""
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
+        for request in reversed(list(requests)):
+            if request.prompt == "too long":
+                yield Refused(request.index, "the prompt is too long")
+            else:
+                yield Finished(request.index, str(request.prompt).upper(), "stop", 1, 2)
+
+
+def test_answers_come_back_in_the_order_of_the_input_with_bad_lines_in_their_places() -> None:
+    data = b'{"prompt":"a"}\n{oops}\n{"prompt":"too long"}\n{"prompt":"b"}\n[]\n'
+    tokens: list[int] = []
+    answers = in_order(answered(Backwards(), entries(data), on_answer=tokens.append), first=0)
+    assert [record(entry, answer) for entry, answer in answers] == [
+        {
+            "id": None,
+            "index": 0,
+            "text": "A",
+            "finish_reason": "stop",
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+        },
+        {
+            "id": None,
+            "index": 1,
+            "error": "line 2: invalid JSON at column 2: expecting property name enclosed in double quotes",
+        },
+        {"id": None, "index": 2, "error": "line 3: the prompt is too long"},
+        {
+            "id": None,
+            "index": 3,
+            "text": "B",
+            "finish_reason": "stop",
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+        },
+        {"id": None, "index": 4, "error": "line 5: not a JSON object"},
+    ]
+    assert sorted(tokens) == [0, 0, 0, 2, 2]
+
+
+def test_input_without_a_single_request_needs_no_engine() -> None:
+    answers = list(in_order(answered(None, entries(b"[]\n{}\n"), on_answer=lambda _: None), first=0))
+    assert [entry.index for entry, _ in answers] == [0, 1]
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_order_holds_from_any_start_and_for_any_arrival(arrival: list[int], first: int) -> None:
+    made = [(Entry(index, index + 1, None, None, "x"), None) for index in arrival if index >= first]
+    assert [entry.index for entry, _ in in_order(made, first=first)] == list(range(first, 6))

@@ -1,0 +1,261 @@
+"""The engine child seen from outside: what happens when it is slow, refuses, fails, dies or does not end.
+
+The child here is a script that speaks the protocol, because real engines do not fail on demand; the real one
+is tested under tests/engine.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specserve.errors import LaunchError, UsageError
+from specserve.metrics.acceptance import Acceptance
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve.offline import Finished, OfflineEngine, Refused, Request, log_file
+
+SPEAKER = """
+import json, os, signal, sys, time
+def send(**message):
+    print(json.dumps(message), flush=True)
+def messages():
+    for line in sys.stdin:
+        yield json.loads(line)
+inbox = messages()
+kwargs = next(inbox)["engine_kwargs"]
+"""
+
+
+def plan(**changes: object) -> LaunchPlan:
+    values: dict[str, object] = {
+        "name": "test",
+        "fingerprint": "f",
+        "vllm": "0.32.0",
+        "platform": "cpu",
+        "argv": ("vllm",),
+        "env": {},
+        "engine_kwargs": {"model": "m"},
+        "host": "127.0.0.1",
+        "port": 0,
+        "model": "m",
+        "stall_timeout_s": 60.0,
+        "shutdown_timeout_s": 10.0,
+    }
+    return LaunchPlan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def engine(script: str, log: Path, **changes: object) -> OfflineEngine:
+    command = (sys.executable, "-c", SPEAKER + textwrap.dedent(script))
+    return OfflineEngine(plan(**changes), log_path=log, command=command)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "engine.log"
+    path.touch()
+    return path
+
+
+def requests(count: int) -> Iterator[Request]:
+    return (Request(index, f"prompt {index}", None, {"max_tokens": 4}) for index in range(count))
+
+
+WORKS = """
+send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
+for message in inbox:
+    if "end" in message:
+        break
+    index = message["index"]
+    if index == 1:
+        send(event="refused", index=index, error="too long")
+    else:
+        send(event="finished", index=index, text=message["prompt"], finish_reason="stop",
+             prompt_tokens=2, completion_tokens=message["params"]["max_tokens"])
+counts = {"drafts": 2, "draft_tokens": 8, "accepted_tokens": 4, "accepted_per_position": [2, 2]}
+send(event="done", acceptance=counts)
+"""
+
+
+def test_requests_are_answered_and_the_acceptance_is_known_at_the_end(log: Path) -> None:
+    with engine(WORKS, log) as child:
+        assert child.start() == "0.32.0"
+        answers = list(child.run(requests(3)))
+    assert answers == [
+        Finished(0, "prompt 0", "stop", 2, 4),
+        Refused(1, "too long"),
+        Finished(2, "prompt 2", "stop", 2, 4),
+    ]
+    assert child.acceptance == Acceptance(2, 8, 4, (2, 2))
+
+
+def test_an_engine_without_speculation_has_no_acceptance(log: Path) -> None:
+    script = 'send(event="ready", vllm="0.33.0", max_num_seqs=1, defaults={})\nnext(inbox)\n'
+    with engine(script + 'send(event="done", acceptance=None)', log) as child:
+        child.start()
+        assert list(child.run([])) == []
+    assert child.acceptance is None
+
+
+def test_the_engine_never_holds_more_than_its_window(log: Path) -> None:
+    script = """
+    send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
+    held = []
+    for message in inbox:
+        if "end" in message:
+            break
+        held.append(message["index"])
+        if len(held) == 4:  # twice max_num_seqs: only now may more come
+            index = held.pop(0)
+            send(event="finished", index=index, text=str(max(held)), finish_reason="stop",
+                 prompt_tokens=1, completion_tokens=1)
+            if index == 6:
+                for rest in held:
+                    send(event="finished", index=rest, text="9", finish_reason="stop",
+                         prompt_tokens=1, completion_tokens=1)
+    send(event="done", acceptance=None)
+    """
+    with engine(script, log) as child:
+        child.start()
+        answers = list(child.run(requests(10)))
+    assert [int(answer.text) for answer in answers if isinstance(answer, Finished)] == [
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        9,
+        9,
+        9,
+    ]
+
+
+def test_environment_of_the_plan_reaches_the_engine(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTSIDE", "from outside")
+    script = 'send(event="ready", vllm=os.environ["A"] + os.environ["B"], max_num_seqs=1, defaults={})'
+    with engine(script, log, env={"A": "a ", "B": FromEnv("OUTSIDE")}) as child:
+        assert child.start() == "a from outside"
+
+
+def test_a_variable_that_is_not_set_is_named_before_anything_starts(log: Path) -> None:
+    with pytest.raises(UsageError, match="`NOT_SET_ANYWHERE`"):
+        engine("", log, env={"HF_TOKEN": FromEnv("NOT_SET_ANYWHERE")})
+
+
+def test_a_failed_start_gives_the_error_the_phase_and_the_log(log: Path) -> None:
+    script = """
+    print("ValueError: vocab sizes differ", file=sys.stderr, flush=True)
+    send(event="failed", error="vocab sizes differ", exception="ValueError")
+    sys.exit(1)
+    """
+    with engine(script, log) as child, pytest.raises(LaunchError, match="vocab sizes differ") as error:
+        child.start()
+    assert error.value.phase == "starting the engine"
+    assert error.value.log_path == str(log)
+    assert "ValueError: vocab sizes differ" in error.value.log_tail
+
+
+def test_the_root_cause_is_preferred_to_vllms_pointer_to_it(log: Path) -> None:
+    script = """
+    head = "(EngineCore pid=1) ERROR 11-21 01:02:03 [core.py:1]"
+    print(f"{head} torch.OutOfMemoryError: no room", file=sys.stderr)
+    pointer = "Engine core initialization failed. See root cause above."
+    print(f"RuntimeError: {pointer}", file=sys.stderr, flush=True)
+    send(event="failed", error=pointer, exception="RuntimeError")
+    """
+    with engine(script, log) as child, pytest.raises(LaunchError, match="no room"):
+        child.start()
+
+
+def test_a_killed_engine_is_an_error_and_no_wait(log: Path) -> None:
+    script = """
+    send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
+    next(inbox)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with engine(script, log) as child:
+        child.start()
+        with pytest.raises(LaunchError, match="while generating: its process ended with exit code -9"):
+            list(child.run(requests(3)))
+
+
+def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> None:
+    script = """
+    send(event="ready", vllm="0.32.0", max_num_seqs=2, defaults={})
+    send(event="finished", index=0, text="kept", finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with engine(script, log) as child:
+        child.start()
+        answers = child.run(requests(3))
+        assert next(answers) == Finished(0, "kept", "stop", 1, 1)
+        with pytest.raises(LaunchError):
+            next(answers)
+
+
+def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    with (
+        engine("time.sleep(600)", log, stall_timeout_s=0.5) as child,
+        pytest.raises(LaunchError, match=r"no progress for 0\.5 s") as error,
+    ):
+        child.start()
+    assert "stall_timeout_s" in str(error.value.hint)
+
+
+def test_leaving_ends_an_engine_that_ignores_everything_and_what_it_started(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    script = """
+    import subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    send(event="ready", vllm=f"{os.getpid()} {grandchild.pid}", max_num_seqs=1, defaults={})
+    time.sleep(600)
+    """
+    with engine(script, log) as child:
+        pids = [int(pid) for pid in child.start().split()]
+    assert_gone(pids)
+
+
+def test_the_real_child_ends_when_its_parent_is_gone() -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "specserve.engine.offline"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert child.stdin is not None
+    child.stdin.close()
+    assert child.wait(30) == 143
+
+
+def assert_gone(pids: list[int]) -> None:
+    for _ in range(100):
+        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+        if not alive:
+            return
+        time.sleep(0.1)
+    pytest.fail(f"still running: {alive}")
+
+
+def test_logs_go_to_the_state_folder_for_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    path = log_file("demo")
+    assert path.parent == tmp_path / "state" / "logs"
+    assert path.name.startswith("demo-generate-")
+    assert path.stat().st_mode & 0o077 == 0

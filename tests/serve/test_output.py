@@ -1,0 +1,154 @@
+"""An output that survives being interrupted anywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import FactError, UsageError
+from specserve.serve.output import Output
+
+DATA = b"".join(b'{"id": "r%d", "prompt": "p"}\n' % index for index in range(4))
+
+
+def opened(
+    path: Path, *, data: bytes = DATA, origin: str = "o", resume: bool = True, overwrite: bool = False
+) -> Output:
+    return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
+
+
+def body(index: int) -> dict[str, object]:
+    return {"id": f"r{index}", "index": index, "text": "t"}
+
+
+def write(path: Path, *, count: int) -> None:
+    output = opened(path)
+    for index in range(len(output.resumed), count):
+        output.write({"id": f"r{index}", "index": index, "text": "t"})
+    output.close()
+
+
+def test_the_file_appears_only_once_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    output = opened(path)
+    output.write({"id": "r0", "index": 0, "text": "t"})
+    assert not path.exists()
+    assert output.partial.read_bytes() == b'{"id": "r0", "index": 0, "text": "t"}\n'
+    output.complete()
+    output.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_an_interrupted_output_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write(path, count=2)
+    output = opened(path)
+    assert output.resumed == [body(0), body(1)]
+    for index in (2, 3):
+        output.write({"id": f"r{index}", "index": index, "text": "t"})
+    output.complete()
+    output.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [body(index) for index in range(4)]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.data())
+def test_a_file_cut_at_any_byte_resumes_with_its_whole_lines(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "out.jsonl"
+    (tmp_path / "out.jsonl.partial").unlink(missing_ok=True)
+    write(path, count=4)
+    partial = tmp_path / "out.jsonl.partial"
+    whole = partial.read_bytes()
+    cut = data.draw(st.integers(0, len(whole)))
+    partial.write_bytes(whole[:cut])
+    output = opened(path)
+    output.close()
+    assert len(output.resumed) == whole[:cut].count(b"\n")
+    assert partial.read_bytes() == b"".join(whole.splitlines(keepends=True)[: len(output.resumed)])
+
+
+def test_rubbish_in_the_middle_is_made_anew_with_all_that_follows(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    write(path, count=4)
+    partial = tmp_path / "out.jsonl.partial"
+    lines = partial.read_bytes().splitlines(keepends=True)
+    partial.write_bytes(lines[0] + b"\x00" * 40 + b"\n" + lines[2] + lines[3])
+    output = opened(path)
+    output.close()
+    assert output.resumed == [body(0)]
+    assert partial.read_bytes() == lines[0]
+
+
+def test_another_input_is_not_mixed_in(tmp_path: Path) -> None:
+    write(tmp_path / "out.jsonl", count=2)
+    with pytest.raises(UsageError, match="was made from another input") as error:
+        opened(tmp_path / "out.jsonl", data=DATA + b'{"prompt": "new"}\n')
+    assert "--no-resume" in str(error.value.hint)
+
+
+def test_another_profile_is_not_mixed_in(tmp_path: Path) -> None:
+    write(tmp_path / "out.jsonl", count=2)
+    with pytest.raises(UsageError, match="another profile or other options"):
+        opened(tmp_path / "out.jsonl", origin="other")
+    assert len((tmp_path / "out.jsonl.partial").read_bytes().splitlines()) == 2
+
+
+def test_a_damaged_note_beside_the_output_is_not_taken_for_the_same_work(tmp_path: Path) -> None:
+    write(tmp_path / "out.jsonl", count=2)
+    (tmp_path / "out.jsonl.partial.json").write_text("[1")
+    with pytest.raises(UsageError, match="another profile"):
+        opened(tmp_path / "out.jsonl")
+
+
+def test_without_resuming_everything_is_made_anew(tmp_path: Path) -> None:
+    write(tmp_path / "out.jsonl", count=2)
+    output = opened(tmp_path / "out.jsonl", origin="other", resume=False)
+    output.close()
+    assert output.resumed == []
+    assert output.partial.read_bytes() == b""
+
+
+def test_a_complete_output_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("precious\n")
+    with pytest.raises(UsageError, match="exists already") as error:
+        opened(path)
+    assert "--overwrite" in str(error.value.hint)
+    output = opened(path, overwrite=True)
+    assert path.read_text() == "precious\n"  # until the new one is complete
+    output.write({"index": 0})
+    output.complete()
+    output.close()
+    assert path.read_text() == '{"index": 0}\n'
+
+
+def test_two_runs_do_not_write_the_same_output(tmp_path: Path) -> None:
+    output = opened(tmp_path / "out.jsonl")
+    with pytest.raises(UsageError, match="another `specserve generate` is writing"):
+        opened(tmp_path / "out.jsonl")
+    output.close()
+    opened(tmp_path / "out.jsonl").close()
+
+
+def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import os; from pathlib import Path; from specserve.serve.output import Output\n"
+        f"path, data = Path({str(tmp_path / 'out.jsonl')!r}), {DATA!r}\n"
+        "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
+        "o.write({'id': 'r0', 'index': 0}); os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    output = opened(tmp_path / "out.jsonl")
+    output.close()
+    assert output.resumed == [{"id": "r0", "index": 0}]
+
+
+def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(FactError, match=r"cannot write .*No such file"):
+        opened(tmp_path / "nowhere" / "out.jsonl")
