@@ -1,0 +1,197 @@
+"""Why vLLM failed, out of its log: the root cause and a hint. Knows no message itself: see causes.toml."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from specserve.serve.logs import LogLine
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table: a pattern over the log, the sentence that it means, the way out."""
+
+    name: str
+    pattern: re.Pattern[str]
+    message: str
+    hint: str
+    example: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """The root cause in one sentence. `name` is the row of the table, or how it was found."""
+
+    name: str
+    message: str
+    hint: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the log told it, rather than just ended."""
+        return self.name not in {"last-line", "silent"}
+
+
+_LOG_HINT = "the log holds the whole story"
+_KILLED_HINT = (
+    "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
+)
+
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)(?:: .*)?$"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = re.compile(
+    r"^(The above exception was the direct cause|During handling of the above exception, another exception)"
+)
+# What the survivors say about a death elsewhere: never the root cause.
+_ECHO = re.compile(
+    r"EngineDeadError|Engine core initialization failed|Frontend process failed during engine core"
+    r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
+    r"|CancelledError|^EOFError$|Executor failed|^(?:Connection|BrokenPipe|ConnectionReset)\w*Error"
+    r"|ProcessDiedError|^zmq\.error|^Exception: WorkerProc"
+)
+# Who died, in the words of who noticed. (vllm 0.26 to 0.33: v1/engine/utils.py, v1/engine/core_client.py,
+# v1/executor/multiproc_executor.py)
+_DEATHS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"Worker proc \S+ died unexpectedly \(exit code: -(?P<signal>\d+)\)"), "a worker process"),
+    (re.compile(r"Failed core proc\(s\): \{'[^']+': -(?P<signal>\d+)"), "the engine process"),
+    (re.compile(r"Worker proc \S+ died unexpectedly(?: \(exit code: None\))?"), "a worker process"),
+    (re.compile(r"Failed core proc\(s\): \{\}"), "the engine process"),
+    (
+        re.compile(r"engine core (?:proc \S+ )?(?:exited|died) unexpectedly", re.IGNORECASE),
+        "the engine process",
+    ),
+    (re.compile(r"EngineDeadError: EngineCore encountered an issue"), "the engine process"),
+)
+_TOLD_TO_STOP = re.compile(r"API server: shutdown triggered|trigger received signal=SIG(?:TERM|INT)")
+_CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*$")
+
+
+@cache
+def table() -> tuple[Row, ...]:
+    """The rows of causes.toml, in the order in which they are tried."""
+    import tomllib
+
+    text = resources.files("specserve.serve").joinpath("causes.toml").read_text(encoding="utf-8")
+    return tuple(
+        Row(**{**row, "pattern": re.compile(row["pattern"], re.MULTILINE)})
+        for row in tomllib.loads(text)["cause"]
+    )
+
+
+def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory: bool = False) -> Cause:
+    """The root cause of a failure, best evidence first.
+
+    `exit_code` is that of vLLM's first process, negative for a signal, None where it had to be stopped.
+    `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
+    """
+    faults = [line.text for line in lines if line.is_fault]
+    return (
+        _from_outside(lines, exit_code=exit_code)
+        or _from_table(faults)
+        or _from_traceback(faults)
+        or _from_death(lines, out_of_memory=out_of_memory)
+        or _from_exit(faults, exit_code=exit_code, out_of_memory=out_of_memory)
+    )
+
+
+def _from_outside(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause | None:
+    """A clean end that nobody here asked for: someone else's signal."""
+    if exit_code in {0, -signal.SIGTERM, -signal.SIGINT} and any(
+        _TOLD_TO_STOP.search(line.text) for line in lines
+    ):
+        message = "something other than specserve told vLLM to stop (SIGTERM or SIGINT from outside)"
+        return Cause("told-to-stop", message, "stop specserve itself: it stops vLLM")
+    return None
+
+
+def _from_table(faults: Sequence[str]) -> Cause | None:
+    text = "\n".join(faults)
+    for row in table():
+        if match := row.pattern.search(text):
+            start = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", match.end())
+            words = {name: (value or "").strip() for name, value in match.groupdict().items()}
+            words["line"] = text[start : end if end >= 0 else None].strip()
+            return Cause(row.name, _shorten(row.message.format_map(words)), row.hint.format_map(words))
+    return None
+
+
+def _from_traceback(faults: Sequence[str]) -> Cause | None:
+    """The innermost exception of the last chain of tracebacks that is not an echo."""
+    root: str | None = None
+    chained = False
+    for index, text in enumerate(faults):
+        if _CHAINED.match(text):
+            chained = True
+        elif _EXCEPTION.match(text) and not _ECHO.search(text):
+            if not (chained and root):
+                root = text if ": " in text else _with_source(faults, index)
+            chained = False
+    return Cause("exception", _shorten(root), _LOG_HINT) if root else None
+
+
+def _with_source(faults: Sequence[str], index: int) -> str:
+    """A bare `AssertionError` says nothing: add the statement that raised it."""
+    for text in reversed(faults[max(0, index - 3) : index]):
+        if text.strip() and not set(text.strip()) <= set("^~ ") and text != _TRACEBACK:
+            return f"{faults[index]}: {text.strip()}"
+    return faults[index]
+
+
+def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | None:
+    text = "\n".join(line.text for line in lines)
+    for pattern, who in _DEATHS:
+        match = pattern.search(text)
+        if not match:
+            continue
+        number = match.groupdict().get("signal")
+        if number is None:
+            # Python says something before it ends, except under SIGKILL.
+            message = f"{who} died without a word in the log, as SIGKILL makes it{_by_whom(out_of_memory)}"
+            return Cause("killed", message, _KILLED_HINT)
+        return _by_signal(who, int(number), out_of_memory=out_of_memory)
+    return None
+
+
+def _from_exit(faults: Sequence[str], *, exit_code: int | None, out_of_memory: bool) -> Cause:
+    if exit_code is not None and exit_code < 0:
+        return _by_signal("vLLM's first process", -exit_code, out_of_memory=out_of_memory)
+    last = next((text for text in reversed(faults) if not _CHATTER.search(text)), None)
+    if last is None:
+        return Cause("silent", "it said nothing", "run the command of `specserve plan` by hand")
+    return Cause("last-line", f"no cause in the log; its last line: {_shorten(last)}", _LOG_HINT)
+
+
+def _by_signal(who: str, number: int, *, out_of_memory: bool) -> Cause:
+    by_whom = _by_whom(out_of_memory) if number == signal.SIGKILL else ""
+    hint = _KILLED_HINT if number == signal.SIGKILL else _LOG_HINT
+    return Cause("killed", f"{who} was killed by {signal_name(number)}{by_whom}", hint)
+
+
+def _by_whom(out_of_memory: bool) -> str:
+    return (
+        ": the kernel's out-of-memory killer struck meanwhile"
+        if out_of_memory
+        else " (out-of-memory killer or kill -9)"
+    )
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 99` for one that this host does not know."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _shorten(text: str, limit: int = 400) -> str:
+    text = text.strip()
+    return text if len(text) <= limit else f"{text[:limit]} …"

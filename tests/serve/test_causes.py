@@ -1,0 +1,124 @@
+"""The root cause out of real failures of vLLM 0.32, and the table row by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specserve.serve.causes import Row, find_cause, table
+from specserve.serve.logs import LogLine, parse, read_end
+
+LOGS = Path(__file__).parent / "logs"
+HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy_quiet"]
+
+
+@pytest.mark.parametrize(
+    ("log", "row", "says"),
+    [
+        ("port_taken", "port-taken", "OSError: [Errno 98] Address already in use"),
+        ("unknown_flag", "unknown-flag", "this vLLM does not know `--no-such-flag`"),
+        ("suffix_without_arctic", "no-arctic-inference", "Arctic Inference is required for suffix decoding"),
+        ("numa_nodes", "numa-nodes", "Not enough allowed NUMA nodes to bind threads of 2 local CPUWorkers"),
+        ("no_kv_memory", "no-kv-cache-memory", "No available memory for the cache blocks"),
+        ("no_such_path", "no-such-model", "'/nope/x'"),
+        ("hub_unreachable", "hub-unreachable", "the model is not in the local cache"),
+        ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4 cannot be"),
+        ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be greater than 0"),
+        ("engine_killed_at_start", "killed", "the engine process died without a word in the log, as SIGKILL"),
+        ("engine_killed_while_serving", "killed", "the engine process died without a word in the log, as SIGKILL"),
+        ("worker_killed_at_start", "killed", "a worker process died without a word in the log, as SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: str, says: str) -> None:
+    cause = find_cause(read_end(LOGS / f"{log}.log"), exit_code=1)
+    assert cause.name == row
+    assert says in cause.message
+    assert "Engine core initialization failed" not in cause.message
+    assert cause.hint
+
+
+def dresses(example: str) -> list[str]:
+    text = "".join(
+        f"(EngineCore pid=7) ERROR 11-21 01:42:15 [core.py:1] {line}\r\n" for line in example.split("\n")
+    )
+    colour = "".join(
+        f"[fleet] \x1b[0;36m(Worker_TP0 pid=7)\x1b[0;0m {line}\n" for line in example.split("\n")
+    )
+    record = {"levelname": "ERROR", "message": "failed", "exc_info": f"Traceback:\n{example}"}
+    return [example, text, colour, json.dumps(record)]
+
+
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
+def test_each_row_finds_its_example_in_every_dress_of_the_log(row: Row) -> None:
+    for raw in dresses(row.example):
+        cause = find_cause(parse(raw), exit_code=1)
+        assert cause.name == row.name, raw
+        assert "{" not in cause.message
+        assert cause.hint
+        assert not cause.hint.endswith(".")
+    assert row.source
+
+
+def test_rows_have_names_of_their_own() -> None:
+    names = [row.name for row in table()]
+    assert len(set(names)) == len(names) >= 20
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_no_row_matches_a_healthy_log(name: str) -> None:
+    faults = "\n".join(line.text for line in read_end(LOGS / f"{name}.log") if line.is_fault)
+    assert [row.name for row in table() if row.pattern.search(faults)] == []
+
+
+def test_an_unknown_failure_is_told_by_the_innermost_exception_of_the_last_traceback() -> None:
+    cause = find_cause(
+        parse(
+            "Traceback (most recent call last):\nValueError: an old request\n"
+            "Traceback (most recent call last):\n  File\nKeyError: 'inner'\n"
+            "The above exception was the direct cause of the following exception:\n"
+            "Traceback (most recent call last):\nplugins.OuterError: outer\n"
+            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+        ),
+        exit_code=1,
+    )
+    assert cause.message == "KeyError: 'inner'"
+
+
+def test_a_bare_assertion_is_told_with_its_statement() -> None:
+    raw = '  File "x.py", line 3, in f\n    assert draft == target\n           ^^^^^^^\nAssertionError\n'
+    assert find_cause(parse(raw), exit_code=1).message == "AssertionError: assert draft == target"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("Failed core proc(s): {'EngineCore': -9}", "the engine process was killed by SIGKILL"),
+        ("Failed core proc(s): {'EngineCore_0': -11}", "the engine process was killed by SIGSEGV"),
+        ("Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting", "a worker process was killed by SIGKILL"),
+    ],
+)  # fmt: skip
+def test_a_signal_that_vllm_names_is_told_by_its_name(text: str, says: str) -> None:
+    assert says in find_cause([LogLine(text)], exit_code=1).message
+
+
+def test_the_kernel_is_named_where_it_struck() -> None:
+    lines = [LogLine("engine core exited unexpectedly; starting cleanup", "APIServer", "WARNING")]
+    assert "out-of-memory killer struck" in find_cause(lines, exit_code=0, out_of_memory=True).message
+
+
+def test_a_signal_from_outside_is_told_as_that() -> None:
+    lines = [LogLine("[shutdown] API server: shutdown triggered", "APIServer", "INFO")]
+    assert "told vLLM to stop" in find_cause(lines, exit_code=0).message
+
+
+def test_a_killed_first_process_with_a_silent_log_is_told_by_its_signal() -> None:
+    assert find_cause([], exit_code=-9).message.startswith("vLLM's first process was killed by SIGKILL")
+
+
+def test_without_any_cause_the_last_line_is_shown_as_just_that() -> None:
+    cause = find_cause([LogLine("hello"), LogLine("INFO:     Shutting down")], exit_code=1)
+    assert cause.message == "no cause in the log; its last line: hello"
+    assert not cause.is_known
+    assert find_cause([], exit_code=1).message == "it said nothing"
