@@ -1,0 +1,56 @@
+"""Start the demo server with `specserve up`, unless it serves already, and say how to ask it.
+
+It runs in the environment of `make setup`, and knows nothing of how that was made.
+"""
+
+import json
+import os
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PROFILE = ROOT / "configs/demo.yaml"
+GPU = """\
+The demo runs on the CPU. For your own models on the NVIDIA GPU of this machine:
+  python3 -m venv .venv-gpu && .venv-gpu/bin/pip install '.[vllm]'
+  .venv-gpu/bin/specserve up PROFILE
+"""
+
+
+def ask_command(port: int) -> str:
+    """What to type in a second terminal; the demo's model only continues Python."""
+    url = "" if port == 8000 else f" --url http://127.0.0.1:{port}"
+    return f".venv/bin/specserve ask{url} 'def binary_search(items, target):'"
+
+
+def served_models(port: int) -> list[str]:
+    """Names of the models that a server on this port of the loopback offers; none if nothing answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=2) as answer:
+            return [str(model["id"]) for model in json.load(answer)["data"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def main() -> None:
+    """Become `specserve up`, with its exit status; end here if the demo serves already."""
+    import yaml
+
+    server = yaml.safe_load(PROFILE.read_text(encoding="utf-8")).get("server") or {}
+    port, name = server.get("port", 8000), server.get("served_model_name") or PROFILE.stem
+    if name in served_models(port):
+        print(f"The demo already serves on http://127.0.0.1:{port}. Ask it:\n  {ask_command(port)}")
+        return
+    if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
+        print(GPU)
+    print(f"As soon as it serves, ask it from a second terminal:\n  {ask_command(port)}\n", flush=True)
+    os.chdir(ROOT)
+    command = [str(Path(sys.executable).with_name("specserve")), "up", str(PROFILE.relative_to(ROOT))]
+    # Everything that the demo needs is in the repository: nothing is asked of the Hub, nothing reported.
+    os.execve(command[0], command, os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
+
+
+if __name__ == "__main__":
+    main()

