@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -17,9 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from specserve.errors import FactError, Interrupted, LaunchError, UsageError
+import psutil
+
+from specserve.errors import FactError, Interrupted, LaunchError
 from specserve.metrics.acceptance import Acceptance
-from specserve.plan.launchplan import FromEnv, Json, LaunchPlan
+from specserve.plan.launchplan import Json, LaunchPlan
+from specserve.serve.causes import find_cause
+from specserve.serve.health import Activity, StallClock, activity
+from specserve.serve.logs import LogLine, read_end
+from specserve.serve.process import resolve_env
+from specserve.serve.shm import remove, traces
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
@@ -89,7 +95,7 @@ class OfflineEngine:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(plan.env),
+                env=resolve_env(plan.env),
                 start_new_session=True,
             )
         assert self._process.stdin is not None
@@ -144,6 +150,7 @@ class OfflineEngine:
         """End the engine: by itself if it does so in time, else the whole process group is killed."""
         with contextlib.suppress(OSError):
             self._input.close()  # for the child, the end of its input means: stop
+        left_behind = traces(self._processes())
         try:
             self._process.wait(_GRACE_S)
         except (subprocess.TimeoutExpired, Interrupted):
@@ -153,6 +160,16 @@ class OfflineEngine:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._reader.join(_GRACE_S)
+            remove(left_behind)
+
+    def _processes(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self._process.pid)
+            return [first, *first.children(recursive=True)]
+        return []
+
+    def _activity(self) -> Activity:
+        return activity(self._processes(), log_bytes=self._log_path.stat().st_size)
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
@@ -173,20 +190,18 @@ class OfflineEngine:
 
     def _next(self, *, stall_timeout_s: float | None = None) -> dict[str, Any]:
         """The next message of the engine, or LaunchError if there will be none."""
-        signs, seen_at = _signs_of_life(self._process.pid, self._log_path), time.monotonic()
+        clock = StallClock(stall_timeout_s) if stall_timeout_s is not None else None
         while True:
             try:
                 message = self._messages.get(timeout=_TICK_S)
             except queue.Empty:
                 self._on_tick()
-                if self._process.poll() is not None and self._messages.empty():
-                    raise self._death(None) from None
-                if stall_timeout_s is not None:
-                    now = _signs_of_life(self._process.pid, self._log_path)
-                    if now != signs:
-                        signs, seen_at = now, time.monotonic()
-                    elif time.monotonic() - seen_at > stall_timeout_s:
-                        raise self._stalled(stall_timeout_s) from None
+                if self._process.poll() is not None:
+                    self._reader.join(1.0)  # its last words may still be in the pipe
+                    if self._messages.empty():
+                        raise self._death(None) from None
+                if clock is not None and clock.is_stalled(self._activity(), at_s=time.monotonic()):
+                    raise self._stalled(stall_timeout_s or 0.0) from None
                 continue
             if message is None or message["event"] == "failed":
                 raise self._death(message)
@@ -195,14 +210,20 @@ class OfflineEngine:
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)  # the log is complete once the process is gone
-        tail = _tail(self._log_path)
-        said = str(message["error"]) if message is not None else None
-        cause = _last_error(tail) or said or f"its process ended with exit code {self._process.poll()}"
+        code = self._process.poll()
+        lines = read_end(self._log_path)
+        cause = find_cause(lines, exit_code=code)
+        reason = cause.message
+        if cause.name in {"last-line", "silent"} and message is not None:
+            reason = str(message["error"])
+        elif cause.name == "silent":
+            reason = f"its process ended with exit code {code}"
         return LaunchError(
-            f"the engine failed while {self._phase}: {cause}",
+            f"the engine failed while {self._phase}: {reason}",
             phase=self._phase,
             log_path=str(self._log_path),
-            log_tail=tail,
+            log_tail=_tail(lines),
+            hint=cause.hint,
         )
 
     def _stalled(self, seconds: float) -> LaunchError:
@@ -210,7 +231,7 @@ class OfflineEngine:
             f"the engine made no progress for {seconds:g} s while {self._phase}",
             phase=self._phase,
             log_path=str(self._log_path),
-            log_tail=_tail(self._log_path),
+            log_tail=_tail(read_end(self._log_path)),
             hint="raise `server.stall_timeout_s` in the profile if this is expected",
         )
 
@@ -233,18 +254,6 @@ def log_file(name: str) -> Path:
     return path
 
 
-def _environment(changes: Mapping[str, str | FromEnv]) -> dict[str, str]:
-    environment = dict(os.environ)
-    for name, value in changes.items():
-        if isinstance(value, str):
-            environment[name] = value
-        elif value.name in os.environ:
-            environment[name] = os.environ[value.name]
-        else:
-            raise UsageError(f"the environment variable `{value.name}` that the profile names is not set")
-    return environment
-
-
 def _as_message(request: Request) -> dict[str, Any]:
     message: dict[str, Any] = {"index": request.index, "params": dict(request.params)}
     if request.messages is not None:
@@ -257,30 +266,5 @@ def _answer(message: Mapping[str, Any]) -> Finished | Refused:
     return Refused(**fields) if message["event"] == "refused" else Finished(**fields)
 
 
-def _signs_of_life(pid: int, log_path: Path) -> tuple[int, int, int]:
-    """Log bytes, bytes read and CPU seconds of all its processes: what moves while a model loads."""
-    import psutil
-
-    read_bytes, cpu_s = 0, 0.0
-    with contextlib.suppress(psutil.Error):
-        top = psutil.Process(pid)
-        for process in (top, *top.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                read_bytes += process.io_counters().read_chars
-                cpu_s += sum(process.cpu_times()[:2])
-    return log_path.stat().st_size, read_bytes, int(cpu_s)
-
-
-def _tail(log_path: Path) -> tuple[str, ...]:
-    with log_path.open("rb") as log:
-        log.seek(max(0, log_path.stat().st_size - (1 << 16)))
-        return tuple(log.read().decode(errors="replace").splitlines()[-40:])
-
-
-def _last_error(lines: tuple[str, ...]) -> str | None:
-    """The last line that names an exception, without vLLM's pointer to a root cause further up."""
-    for line in reversed(lines):
-        found = re.search(r"\b(?:[A-Za-z_.]+(?:Error|Exception|Interrupt)): (?!Engine core init).+", line)
-        if found:
-            return found[0]
-    return None
+def _tail(lines: Sequence[LogLine]) -> tuple[str, ...]:
+    return tuple(line.text for line in lines[-40:])

@@ -184,7 +184,7 @@ def test_a_killed_engine_is_an_error_and_no_wait(log: Path) -> None:
     """
     with engine(script, log) as child:
         child.start()
-        with pytest.raises(LaunchError, match="while generating: its process ended with exit code -9"):
+        with pytest.raises(LaunchError, match=r"while generating: .*killed by SIGKILL"):
             list(child.run(requests(3)))
 
 

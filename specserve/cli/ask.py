@@ -1,0 +1,156 @@
+"""`specserve ask`: one request to a server, streamed, with what it cost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+if TYPE_CHECKING:
+    from specserve.serve.client import Client, Mode, Question
+
+
+class Format(StrEnum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def ask(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT|-", show_default=False, help="The text; `-` or none: stdin."),
+    ] = None,
+    *,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--completion",
+            show_default=False,
+            help="Chat, or continue the text. Default: chat, where the model has a template for it.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(show_default=False, help="Default: the first one served.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, show_default=False, help="Default: the server's (completion: 16, chat: what fits)."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, show_default=False, help="Default: the model's; 0 is greedy.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(show_default=False, help="For a repeatable answer.")] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Environment variable that holds the server's key. No other variable is ever read.",
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="json: one object, not streamed.")] = Format.TEXT,
+) -> None:
+    """Ask a running server, and see the time to the first token, tokens/s and the acceptance of this request.
+
+    The text goes to stdout as it comes, the figures to stderr.
+
+    \b
+    specserve ask --completion "def fibonacci(n):" --max-tokens 64 --temperature 0
+    specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
+    cat prompt.txt | specserve ask - --format json
+    """
+    from specserve.serve.client import Client, Question
+    from specserve.serve.endpoint import endpoint
+
+    mode: Mode | None = None if chat is None else "chat" if chat else "completion"
+    question = Question(_prompt(prompt), mode, model, max_tokens, temperature, seed)
+    with Client(endpoint(url, api_key_env=api_key_env)) as client:
+        if format is Format.JSON:
+            _ask_for_json(client, question, url=url)
+        else:
+            _ask_for_text(client, question)
+
+
+def _prompt(prompt: str | None) -> str:
+    from specserve.errors import UsageError
+
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError("there is no prompt", hint='`specserve ask "…"`, or the prompt on stdin')
+    try:
+        text = sys.stdin.buffer.read().decode() if prompt in {None, "-"} else str(prompt)
+        text.encode()
+    except UnicodeError:
+        raise UsageError("the prompt is not UTF-8") from None
+    return text
+
+
+def _ask_for_json(client: Client, question: Question, *, url: str) -> None:
+    from specserve.report.answer import answer_json
+    from specserve.report.console import out
+
+    with _interruptible():
+        answer = client.ask(question, on_text=lambda _kind, _text: None)
+    out(json.dumps(answer_json(answer, url=url), indent=2))
+
+
+def _ask_for_text(client: Client, question: Question) -> None:
+    from specserve.report.answer import figures
+    from specserve.report.console import say
+
+    with _interruptible(), _Screen() as screen:
+        answer = client.ask(question, on_text=screen.show)
+    if question.mode is None and answer.mode == "completion":
+        say(f"`{answer.model}` has no chat template: the text was continued instead (`--completion`)")
+    for line in figures(answer):
+        say(line)
+
+
+class _Screen:
+    """Text to stdout, reasoning to stderr, each ended with a newline whatever happens; a context manager."""
+
+    def __init__(self) -> None:
+        self._open: TextIO | None = None
+
+    def __enter__(self) -> _Screen:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._end()
+
+    def show(self, kind: str, text: str) -> None:
+        from specserve.report.console import clean
+
+        stream = sys.stdout if kind == "text" else sys.stderr
+        if self._open is not None and stream is not self._open:
+            self._end()
+        encoding = stream.encoding or "utf-8"
+        stream.write(clean(text).encode(encoding, "replace").decode(encoding))
+        stream.flush()
+        self._open = None if text.endswith("\n") else stream
+
+    def _end(self) -> None:
+        if self._open is not None:
+            stream, self._open = self._open, None
+            stream.write("\n")
+            stream.flush()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    from specserve.errors import Interrupted
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before the answer was complete", signal_number=signal.SIGINT) from None

@@ -1,0 +1,272 @@
+"""One streamed request to a server, through the `openai` client, and what it cost. Prints nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from specserve.errors import FactError, SpecserveError, TrafficError
+from specserve.metrics.acceptance import Acceptance, of_request, since_by_engine
+from specserve.metrics.prometheus import Metrics, read
+from specserve.serve import failures
+from specserve.serve.endpoint import Endpoint
+
+Mode = Literal["chat", "completion"]
+Kind = Literal["text", "reasoning"]
+OnText = Callable[[Kind, str], None]
+_HEADERS = frozenset(
+    ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
+)
+_CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request; None leaves the choice to the server."""
+
+    prompt: str
+    mode: Mode | None = None
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back. Times in seconds from sending the request; None where the server did not say."""
+
+    model: str
+    mode: Mode
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    ttft_s: float | None = None
+    last_token_s: float | None = None
+    speculation: Speculation = field(default_factory=lambda: Speculation(None))
+
+    def add(self, kind: Kind, text: str) -> None:
+        """One more piece of text."""
+        if kind == "text":
+            self.text += text
+        else:
+            self.reasoning += text
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Decoding speed: the tokens after the first over the time after the first."""
+        if self.completion_tokens is None or self.ttft_s is None or self.last_token_s is None:
+            return None
+        seconds = self.last_token_s - self.ttft_s
+        return (self.completion_tokens - 1) / seconds if self.completion_tokens > 1 and seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Whether the server speculates (None: it does not tell), and what was accepted."""
+
+    is_on: bool | None
+    acceptance: Acceptance | None = None
+    basis: Literal["request", "counters"] | None = None
+    """`request`: the server counted this one alone; `counters`: what all its counters gained meanwhile."""
+    other_requests: int = 0
+    """Requests of others that ran meanwhile, and whose tokens the counters hold too."""
+
+
+class Client:
+    """A connection to one server; a context manager. Every failure is a TrafficError with a way out.
+
+    Nothing of the environment reaches the server: no `OPENAI_*` variable, and for loopback no proxy.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        import openai
+
+        self._endpoint = endpoint
+        with _without_openai_variables():
+            self._http = openai.DefaultHttpxClient(
+                trust_env=not endpoint.is_loopback,
+                follow_redirects=False,
+                timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
+                event_hooks={"request": [self._only_what_was_asked_for]},
+            )
+            self._openai = openai.OpenAI(
+                api_key="none", base_url=endpoint.api, max_retries=0, http_client=self._http
+            )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def _only_what_was_asked_for(self, request: Any) -> None:
+        """The client library adds headers, also from the environment; a list of what may pass is safer."""
+        for name in list(request.headers.keys()):
+            if name.lower() not in _HEADERS:
+                del request.headers[name]
+        if self._endpoint.api_key and str(request.url).startswith(f"{self._endpoint.api}/"):
+            request.headers["Authorization"] = f"Bearer {self._endpoint.api_key}"
+
+    def models(self) -> list[str]:
+        """The names that the server serves."""
+        with self._failures():
+            response = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
+        if response.status_code != 200:
+            raise failures.of_status(self._endpoint, response.status_code, response.text)
+        try:
+            return [str(model["id"]) for model in response.json()["data"]]
+        except (ValueError, LookupError, TypeError):
+            raise failures.no_api(self._endpoint) from None
+
+    def metrics(self) -> Metrics | None:
+        """The server's counters; None where it shows none."""
+        try:
+            with self._failures():
+                response = self._http.get(f"{self._endpoint.root}/metrics", timeout=_METRICS_S)
+            metrics = read(response.text) if response.status_code == 200 else None
+        except (TrafficError, FactError):
+            return None
+        return metrics if metrics is not None and metrics.is_vllm else None
+
+    def ask(self, question: Question, *, on_text: OnText) -> Answer:
+        """Send one request and hand on its text as it comes. Without a mode: chat, where the server can."""
+        model = question.model or self._first_model()
+        before = self.metrics()
+        try:
+            answer, summary = self._stream(question, model, question.mode or "chat", on_text=on_text)
+        except failures.NoChatTemplate:
+            if question.mode is not None:
+                raise
+            answer, summary = self._stream(question, model, "completion", on_text=on_text)
+        answer.speculation = self._speculation(summary, before)
+        return answer
+
+    def _first_model(self) -> str:
+        models = self.models()
+        if not models:
+            raise TrafficError(f"the server at {self._endpoint.root} serves no model")
+        return models[0]
+
+    def _stream(
+        self, question: Question, model: str, mode: Mode, *, on_text: OnText
+    ) -> tuple[Answer, object]:
+        answer, summary = Answer(model=model, mode=mode), None
+        with self._failures(model=model):
+            started = time.perf_counter()
+            with self._create(question, model, mode) as stream:
+                for chunk in stream:
+                    pieces = [(kind, text) for kind, text in _pieces(chunk, mode) if text]
+                    if pieces:
+                        answer.last_token_s = time.perf_counter() - started
+                        answer.ttft_s = answer.ttft_s or answer.last_token_s
+                    for kind, text in pieces:
+                        answer.add(kind, text)
+                        on_text(kind, text)
+                    summary = _take_figures(answer, chunk) or summary
+        if answer.finish_reason is None:
+            raise TrafficError(
+                "the answer ended without a finish reason", hint="the server's log may tell why"
+            )
+        return answer, summary
+
+    def _create(self, question: Question, model: str, mode: Mode) -> Any:
+        options: dict[str, Any] = {
+            name: value
+            for name in ("max_tokens", "temperature", "seed")
+            if (value := getattr(question, name)) is not None
+        }
+        options |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        if mode == "completion":
+            return self._openai.completions.create(prompt=question.prompt, **options)
+        messages: Any = [{"role": "user", "content": question.prompt}]
+        return self._openai.chat.completions.create(messages=messages, **options)
+
+    def _speculation(self, summary: object, before: Metrics | None) -> Speculation:
+        counted = of_request(summary)
+        if counted is not None:
+            return Speculation(True, counted, "request")
+        if before is None:
+            return Speculation(None)
+        if not before.speculates:
+            return Speculation(False)
+        after = self._metrics_after(before)
+        if after is None:
+            return Speculation(True)
+        finished = after.finished_requests - before.finished_requests
+        return Speculation(
+            is_on=True,
+            acceptance=since_by_engine(before.acceptance, now=after.acceptance),
+            basis="counters",
+            other_requests=max(finished - 1, 0) + after.running_requests,
+        )
+
+    def _metrics_after(self, before: Metrics) -> Metrics | None:
+        """The counters once they hold our request: the server adds it a moment after the last chunk."""
+        deadline = time.monotonic() + 1.0
+        while True:
+            after = self.metrics()
+            if after is None or after.finished_requests != before.finished_requests:
+                return after
+            if time.monotonic() > deadline:
+                return after
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def _failures(self, *, model: str | None = None) -> Iterator[None]:
+        try:
+            yield
+        except SpecserveError:
+            raise
+        except Exception as error:
+            failure = failures.of_exception(self._endpoint, error, model=model)
+            if failure is None:
+                raise
+            raise failure from error
+
+
+def _pieces(chunk: Any, mode: Mode) -> Iterator[tuple[Kind, str]]:
+    """The text of one chunk. A server is not trusted to send what the client library declares."""
+    for choice in getattr(chunk, "choices", None) or ():
+        if mode == "completion":
+            yield "text", _text(choice, "text")
+        else:
+            delta = getattr(choice, "delta", None)
+            yield "reasoning", _text(delta, "reasoning") or _text(delta, "reasoning_content")
+            yield "text", _text(delta, "content")
+
+
+def _text(holder: object, name: str) -> str:
+    value = getattr(holder, name, None)
+    return value if isinstance(value, str) else ""
+
+
+def _take_figures(answer: Answer, chunk: Any) -> object:
+    """Finish reason and usage go into the answer; the summary of speculation, if it is there, is returned."""
+    for choice in getattr(chunk, "choices", None) or ():
+        answer.finish_reason = _text(choice, "finish_reason") or answer.finish_reason
+    usage = getattr(chunk, "usage", None)
+    for name in ("prompt_tokens", "completion_tokens"):
+        if isinstance(count := getattr(usage, name, None), int):
+            setattr(answer, name, count)
+    metrics = getattr(chunk, "metrics", None)
+    return metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+
+
+@contextlib.contextmanager
+def _without_openai_variables() -> Iterator[None]:
+    """The client library takes what it is not given from `OPENAI_*`: keys, organisation, headers."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("OPENAI_")}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)

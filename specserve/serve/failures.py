@@ -1,0 +1,98 @@
+"""What went wrong with a request, in words that lead on. Knows the client library's exceptions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specserve.errors import TrafficError
+from specserve.serve.endpoint import Endpoint
+
+_KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
+_LIMIT = 300
+
+
+class NoChatTemplate(TrafficError):
+    """The server cannot chat with this model; it can still continue a text."""
+
+
+def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> TrafficError | None:
+    """The failure that an exception of the client library, or of the HTTP library below it, stands for."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return of_status(endpoint, error.status_code, _message(error.body, str(error)), model=model)
+    if isinstance(error, openai.APIConnectionError):
+        return _of_transport(endpoint, error.__cause__ or error)
+    if isinstance(error, openai.APIError):
+        return TrafficError(f"the server failed in the middle of the answer: {shown(error.message)}")
+    if type(error).__module__.startswith("httpx"):  # httpx or httpx2, as the client library's version has it
+        return _of_transport(endpoint, error)
+    if isinstance(error, ValueError | openai.OpenAIError):
+        return TrafficError(f"the server at {endpoint.root} sent what is no answer: {shown(str(error))}")
+    return None
+
+
+def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | None = None) -> TrafficError:
+    """An answer other than 200. `message` is what the server said, as it said it."""
+    said = shown(message)
+    if status in {401, 403}:
+        what = "refused the key" if endpoint.api_key else "wants an API key"
+        return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=_KEY_HINT)
+    if status == 404 and model is not None and "does not exist" in message:
+        return TrafficError(
+            f"the server at {endpoint.root} has no model `{shown(model)}`",
+            hint="without `--model` the first one that it serves is asked",
+        )
+    if status in {404, 405}:
+        return no_api(endpoint)
+    if status in {400, 422}:
+        kind = NoChatTemplate if "chat template" in message.lower() else TrafficError
+        return kind(f"the server does not take this request: {said}")
+    if 300 <= status < 400:
+        return TrafficError(
+            f"{endpoint.root} sends its callers elsewhere ({status})", hint="give the address itself"
+        )
+    return TrafficError(f"the server at {endpoint.root} failed ({status}): {said}", hint="its log tells why")
+
+
+def no_api(endpoint: Endpoint) -> TrafficError:
+    """Something listens there, and it is no such server."""
+    return TrafficError(
+        f"there is no OpenAI API at {endpoint.api}",
+        hint="`--url` is the server's root, such as http://127.0.0.1:8000",
+    )
+
+
+def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
+    name, text = type(error).__name__, str(error)
+    if name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text):
+        return TrafficError(
+            f"nothing listens at {endpoint.root}",
+            hint="`specserve up PROFILE` starts a server; `--url` names another",
+        )
+    if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"}:
+        return TrafficError(f"cannot reach {endpoint.root}: {shown(text or name)}")
+    if "Timeout" in name:
+        return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
+    return TrafficError(
+        f"the connection to {endpoint.root} broke off: {shown(text or name)}",
+        hint="the server's log may tell why",
+    )
+
+
+def _message(body: object, otherwise: str) -> str:
+    """vLLM's `{"error": {"message": …}}`, which the library has unwrapped once or not at all."""
+    inner: Any = body
+    while isinstance(inner, dict) and isinstance(inner.get("error"), dict):
+        inner = inner["error"]
+    if isinstance(inner, dict):
+        for key in ("message", "error", "detail"):
+            if isinstance(inner.get(key), str):
+                return str(inner[key])
+    return inner if isinstance(inner, str) and inner else otherwise
+
+
+def shown(text: str) -> str:
+    """Text from elsewhere on one short line, without anything that a terminal would obey."""
+    line = "".join(mark if mark.isprintable() else "?" for mark in " ".join(text.split()))
+    return line if len(line) <= _LIMIT else f"{line[:_LIMIT]}…"

@@ -1,0 +1,322 @@
+"""One request to a server: what is sent, what is measured, and what is said when it goes wrong."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import TrafficError, UsageError
+from specserve.metrics.acceptance import Acceptance
+from specserve.serve.client import Answer, Client, Kind, Question
+from specserve.serve.endpoint import endpoint
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from openai_server import SUMMARY, Script, serving
+
+
+def ask(script: Script, question: Question | None = None, *, api_key_env: str | None = None) -> Answer:
+    with serving(script) as url, Client(endpoint(url, api_key_env=api_key_env)) as client:
+        return client.ask(question or Question("hi"), on_text=lambda _kind, _text: None)
+
+
+def test_text_is_handed_on_piece_by_piece() -> None:
+    heard: list[tuple[Kind, str]] = []
+    script = Script(reasoning=("hm",), pieces=("def ", "f", ""))
+    with serving(script) as url, Client(endpoint(url)) as client:
+        answer = client.ask(Question("hi"), on_text=lambda kind, text: heard.append((kind, text)))
+    assert heard == [("reasoning", "hm"), ("text", "def "), ("text", "f")]
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("def f", "hm", "stop")
+    assert (answer.prompt_tokens, answer.completion_tokens) == (5, 9)
+    assert answer.ttft_s is not None
+    assert answer.last_token_s is not None
+    assert 0 < answer.ttft_s < answer.last_token_s
+
+
+def test_the_speed_counts_tokens_after_the_first() -> None:
+    answer = Answer("m", "chat", completion_tokens=101, ttft_s=0.5, last_token_s=2.5)
+    assert answer.tokens_per_s == pytest.approx(50)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("m", "chat", completion_tokens=1, ttft_s=0.5, last_token_s=0.5),
+        Answer("m", "chat", completion_tokens=5, ttft_s=0.5, last_token_s=0.5),
+        Answer("m", "chat", completion_tokens=None, ttft_s=0.5, last_token_s=1.5),
+        Answer("m", "chat", completion_tokens=0),
+    ],
+)
+def test_without_a_time_between_tokens_there_is_no_speed(answer: Answer) -> None:
+    assert answer.tokens_per_s is None
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    script = Script()
+    ask(script, Question("p", mode="completion", max_tokens=3, temperature=0.0, seed=7))
+    assert script.requests == [
+        {
+            "path": "/v1/completions",
+            "model": "demo",
+            "prompt": "p",
+            "max_tokens": 3,
+            "temperature": 0.0,
+            "seed": 7,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+def test_without_a_mode_it_is_a_chat_with_the_first_model() -> None:
+    script = Script()
+    answer = ask(script)
+    (request,) = script.requests
+    assert request["path"] == "/v1/chat/completions"
+    assert request["messages"] == [{"role": "user", "content": "hi"}]
+    assert (answer.mode, answer.model) == ("chat", "demo")
+    assert "max_tokens" not in request
+    assert "temperature" not in request
+
+
+def test_a_model_without_a_chat_template_continues_the_text_instead() -> None:
+    script = Script(has_template=False)
+    answer = ask(script)
+    assert answer.mode == "completion"
+    assert [request["path"] for request in script.requests] == ["/v1/chat/completions", "/v1/completions"]
+
+
+def test_a_chat_that_was_asked_for_is_not_replaced() -> None:
+    with pytest.raises(TrafficError, match="chat template"):
+        ask(Script(has_template=False), Question("hi", mode="chat"))
+
+
+def test_the_servers_own_count_of_this_request_is_preferred() -> None:
+    speculation = ask(Script(summary=SUMMARY, other_requests=3)).speculation
+    assert (speculation.is_on, speculation.basis, speculation.other_requests) == (True, "request", 0)
+    assert speculation.acceptance == Acceptance(2, 8, 4, (2, 1, 1, 0))
+
+
+def test_else_the_counters_gain_is_taken() -> None:
+    speculation = ask(Script(finished=5)).speculation
+    assert (speculation.basis, speculation.other_requests) == ("counters", 0)
+    assert speculation.acceptance == Acceptance(10, 40, 20, (8,))
+
+
+def test_requests_of_others_are_counted_where_the_counters_hold_them_too() -> None:
+    speculation = ask(Script(other_requests=2)).speculation
+    assert speculation.other_requests == 2
+    assert speculation.acceptance == Acceptance(30, 120, 60, (24,))
+
+
+def test_a_server_without_speculation_is_told_from_one_without_metrics() -> None:
+    assert ask(Script(speculates=False)).speculation.is_on is False
+    assert ask(Script(shows_metrics=False)).speculation.is_on is None
+
+
+@pytest.mark.parametrize("summary", [{"acceptance_histogram": "x"}, {}, {"num_spec_steps": None}])
+def test_a_summary_that_vllm_did_not_write_is_not_believed(summary: dict[str, object]) -> None:
+    assert ask(Script(summary=summary)).speculation.basis == "counters"
+
+
+OPENAI = {
+    "OPENAI_API_KEY": "sk-leak-key",
+    "OPENAI_ADMIN_KEY": "sk-leak-admin",
+    "OPENAI_ORG_ID": "org-leak",
+    "OPENAI_PROJECT_ID": "proj-leak",
+    "OPENAI_BASE_URL": "http://127.0.0.1:9/leak",
+    "OPENAI_WEBHOOK_SECRET": "whsec-leak",
+    "OPENAI_CUSTOM_HEADERS": "X-Leak: leak\nAuthorization: Bearer sk-leak-header",
+    "OPENAI_API_TYPE": "azure",
+    "AZURE_OPENAI_API_KEY": "sk-leak-azure",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "ALL_PROXY": "http://127.0.0.1:9",
+    "http_proxy": "http://127.0.0.1:9",
+}
+
+
+def test_nothing_of_the_environment_reaches_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OPENAI.items():
+        monkeypatch.setenv(name, value)
+    script = Script()
+    ask(script)
+    assert len(script.headers) >= 3  # models, metrics and the request itself
+    assert not [header for header in script.headers if "leak" in str(header) or "authorization" in header]
+    allowed = {
+        "host",
+        "accept",
+        "accept-encoding",
+        "connection",
+        "user-agent",
+        "content-type",
+        "content-length",
+    }
+    assert set().union(*script.headers) <= allowed
+    assert {name: value for name, value in OPENAI.items() if name in os.environ} == OPENAI
+
+
+def test_the_key_goes_to_the_api_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-leak")
+    script = Script(key="s3cret")
+    ask(script, api_key_env="MY_KEY")
+    keys = [header.get("authorization") for header in script.headers]
+    assert keys.count("Bearer s3cret") == 2
+    assert set(keys) == {"Bearer s3cret", None}
+
+
+def test_a_key_is_asked_for_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    with pytest.raises(TrafficError, match=r"wants an API key \(401\)") as error:
+        ask(Script(key="s3cret"))
+    assert "--api-key-env" in str(error.value.hint)
+    monkeypatch.setenv("MY_KEY", "wrong")
+    with pytest.raises(TrafficError, match=r"refused the key \(401\)") as error:
+        ask(Script(key="s3cret"), api_key_env="MY_KEY")
+    assert "wrong" not in str(vars(error.value))
+
+
+def test_nothing_listens() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with (
+            Client(endpoint(url)) as client,
+            pytest.raises(TrafficError, match="nothing listens at") as error,
+        ):
+            client.ask(Question("hi"), on_text=lambda _kind, _text: None)
+    assert "specserve up" in str(error.value.hint)
+
+
+def test_a_name_that_does_not_exist() -> None:
+    with (
+        Client(endpoint("http://no-such-host.invalid:1")) as client,
+        pytest.raises(TrafficError, match="cannot reach"),
+    ):
+        client.ask(Question("hi"), on_text=lambda _kind, _text: None)
+
+
+def test_a_model_that_is_not_served_is_named() -> None:
+    with pytest.raises(TrafficError, match="has no model `gpt-9`"):
+        ask(Script(), Question("hi", model="gpt-9"))
+
+
+def test_a_server_without_models() -> None:
+    with pytest.raises(TrafficError, match="serves no model"):
+        ask(Script(models=()))
+
+
+def test_another_kind_of_server() -> None:
+    with (
+        serving(Script()) as url,
+        Client(endpoint(f"{url}/wiki")) as client,
+        pytest.raises(TrafficError, match=r"there is no OpenAI API at .*/wiki/v1"),
+    ):
+        client.ask(Question("hi"), on_text=lambda _kind, _text: None)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (Script(status=500), r"failed \(500\): engine \?\[31m dead"),
+        (Script(status=503, body="<html>later</html>"), r"failed \(503\)"),
+        (
+            Script(status=400, body='{"error": {"message": "max_tokens is too large"}}'),
+            "max_tokens is too large",
+        ),
+        (Script(status=422, body='{"detail": "what?"}'), "does not take this request: what?"),
+        (Script(status=302, body=""), r"elsewhere \(302\)"),
+        (Script(breaks="error"), r"failed in the middle of the answer: engine \?\[31m dead"),
+        (Script(breaks="cut"), "broke off"),
+        (Script(breaks="rubbish"), "sent what is no answer"),
+        (Script(finish_reason=None), "ended without a finish reason"),
+    ],
+)
+def test_a_failing_server_is_quoted_without_its_control_sequences(script: Script, message: str) -> None:
+    with pytest.raises(TrafficError, match=message) as error:
+        ask(script)
+    assert error.value.message.isprintable()
+
+
+def test_text_that_came_before_the_failure_was_handed_on() -> None:
+    heard: list[str] = []
+    with serving(Script(breaks="cut")) as url, Client(endpoint(url)) as client, pytest.raises(TrafficError):
+        client.ask(Question("hi"), on_text=lambda _kind, text: heard.append(text))
+    assert "".join(heard) == "def f():\n    pass"
+
+
+def test_one_request_is_never_tried_twice() -> None:
+    script = Script(status=500)
+    with pytest.raises(TrafficError):
+        ask(script)
+    assert len(script.requests) == 1
+
+
+def test_without_usage_the_number_of_tokens_is_unknown_rather_than_guessed() -> None:
+    answer = ask(Script(usage=False))
+    assert answer.completion_tokens is None
+    assert answer.tokens_per_s is None
+
+
+@pytest.mark.parametrize(
+    ("url", "root"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("HTTPS://Example.com/llm/v1", "https://example.com/llm"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_urls_are_read_as_people_write_them(url: str, root: str) -> None:
+    assert endpoint(url).root == root
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://", "ftp://x", "http://x:99999", "http://x?y", "http://x:port", "http://[::"]
+)
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError):
+        endpoint(url)
+
+
+@pytest.mark.parametrize("url", ["http://user:hunter2@host", "http://user:hunter2@host:bad"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError) as error:
+        endpoint(url)
+    assert "hunter2" not in str(vars(error.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "is_loopback"),
+    [
+        ("http://127.0.0.1", True),
+        ("http://127.8.8.8", True),
+        ("http://[::1]:1", True),
+        ("http://localhost:1", True),
+        ("http://10.0.0.1", False),
+        ("http://localhost.example.com", False),
+    ],
+)
+def test_proxies_are_for_other_machines_only(url: str, is_loopback: bool) -> None:
+    assert endpoint(url).is_loopback is is_loopback
+
+
+@pytest.mark.parametrize("value", ["", "  ", "two\nlines", "schlüssel"])
+def test_a_variable_without_a_key_is_an_error_that_does_not_show_it(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", value)
+    with pytest.raises(UsageError, match="`MY_KEY`") as error:
+        endpoint("http://x", api_key_env="MY_KEY")
+    assert not value.strip() or value not in str(vars(error.value))
+
+
+def test_a_key_never_shows_in_a_representation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "s3cret")
+    assert "s3cret" not in repr(endpoint("http://x", api_key_env="MY_KEY"))
