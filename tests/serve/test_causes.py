@@ -24,13 +24,13 @@ HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy
         ("no_kv_memory", "no-kv-cache-memory", "No available memory for the cache blocks"),
         ("no_such_path", "no-such-model", "'/nope/x'"),
         ("hub_unreachable", "hub-unreachable", "the model is not in the local cache"),
-        ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4 cannot be"),
-        ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be greater than 0"),
-        ("engine_killed_at_start", "killed", "the engine process died without a word in the log, as SIGKILL"),
-        ("engine_killed_while_serving", "killed", "the engine process died without a word in the log, as SIGKILL"),
-        ("worker_killed_at_start", "killed", "a worker process died without a word in the log, as SIGKILL"),
+        ("draft_tensor_parallel", "draft-tensor-parallel", "speculative_draft_tensor_parallel_size=4"),
+        ("zero_speculative_tokens", "config-type", "`num_speculative_tokens` is 0: Input should be"),
+        ("engine_killed_at_start", "killed", "the engine process died without a word"),
+        ("engine_killed_while_serving", "killed", "the engine process died without a word"),
+        ("worker_killed_at_start", "killed", "a worker process died without a word"),
     ],
-)  # fmt: skip
+)
 def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: str, says: str) -> None:
     cause = find_cause(read_end(LOGS / f"{log}.log"), exit_code=1)
     assert cause.name == row
@@ -96,9 +96,9 @@ def test_a_bare_assertion_is_told_with_its_statement() -> None:
     [
         ("Failed core proc(s): {'EngineCore': -9}", "the engine process was killed by SIGKILL"),
         ("Failed core proc(s): {'EngineCore_0': -11}", "the engine process was killed by SIGSEGV"),
-        ("Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting", "a worker process was killed by SIGKILL"),
+        ("Worker proc W-1 died unexpectedly (exit code: -9), s", "a worker process was killed by SIGKILL"),
     ],
-)  # fmt: skip
+)
 def test_a_signal_that_vllm_names_is_told_by_its_name(text: str, says: str) -> None:
     assert says in find_cause([LogLine(text)], exit_code=1).message
 

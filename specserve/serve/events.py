@@ -1,0 +1,77 @@
+"""What happens to a server, as small frozen records. Knows nothing about how they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specserve.serve.figures import Figures
+from specserve.serve.phases import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The process exists."""
+
+    pid: int
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """vLLM began something; `elapsed_s` counts from the launch."""
+
+    phase: Phase
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseGoesOn:
+    """Still in the same phase; comes about twice a second."""
+
+    phase: Phase
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseEnded:
+    """What was begun is done."""
+
+    phase: Phase
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It answers. `resident_bytes`: memory of all its processes, shared pages counted once."""
+
+    url: str
+    model: str
+    elapsed_s: float
+    figures: Figures
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """A signal was sent to it; `grace_s` is how long it may take."""
+
+    signal: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """No process of it is left. `killed`: it took SIGKILL; `removed`: files that it had left behind."""
+
+    took_s: float
+    killed: bool
+    removed: tuple[str, ...] = ()
+
+
+Event = Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Stopping | Stopped
+OnEvent = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """For those who want no news."""

@@ -1,0 +1,104 @@
+"""Questions to a server over HTTP, and whether its processes still move. Does not know when to give up."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import psutil
+
+_IO_NOISE_BYTES = 1 << 20
+_IDLE_CPU_SHARE = 0.01
+
+
+def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str] | None:
+    """Status and body of a GET; None where nobody answers in time.
+
+    A certificate is not checked: this asks our own child on our own host.
+    """
+    parts = urlsplit(url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        import ssl
+
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=timeout_s, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request("GET", parts.path or "/", headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
+    """Whether GET /health says 200."""
+    answer = get(f"{url}/health", timeout_s=timeout_s)
+    return answer is not None and answer[0] == 200
+
+
+def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
+    """The model names that a server there offers; none where it is no such server."""
+    answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
+    if answer is None or answer[0] != 200:
+        return ()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return tuple(str(model["id"]) for model in json.loads(answer[1])["data"])
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What a group of processes has done so far; two of them tell whether it moved in between."""
+
+    log_bytes: int
+    io_bytes: int
+    cpu_s: float
+
+
+def activity(processes: Sequence[psutil.Process], *, log_bytes: int) -> Activity:
+    """Sum over the living processes. A process that ends takes its share away, which counts as movement."""
+    io_bytes, cpu_s = 0, 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError, AttributeError):
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+            io = process.io_counters()
+            io_bytes += (
+                io.read_chars + io.write_chars + io.read_bytes
+            )  # mapped files count in read_bytes only
+    return Activity(log_bytes, io_bytes, cpu_s)
+
+
+class StallClock:
+    """How long nothing has moved. Idle threads tick a little: under 1 % of a core is standing still."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._mark: Activity | None = None
+        self._since_s = 0.0
+
+    def is_stalled(self, now: Activity, *, at_s: float) -> bool:
+        """Whether nothing has moved for the limit, given what was done until the time `at_s`."""
+        if self._mark is None or self._moved(self._mark, now):
+            self._mark, self._since_s = now, at_s
+        return at_s - self._since_s >= self._limit_s
+
+    def _moved(self, before: Activity, now: Activity) -> bool:
+        return (
+            now.log_bytes != before.log_bytes
+            or abs(now.io_bytes - before.io_bytes) >= _IO_NOISE_BYTES
+            or abs(now.cpu_s - before.cpu_s) > self._limit_s * _IDLE_CPU_SHARE
+        )

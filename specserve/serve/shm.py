@@ -1,0 +1,87 @@
+"""Shared memory and sockets that a killed vLLM leaves behind: noted while it lives, removed afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+
+_SHM = "/dev/shm/"  # noqa: S108  # what the kernel shows in /proc/PID/maps: psm_*, sem.mp-*, __KMP_*
+
+
+def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
+    """Files in /dev/shm that these processes map, and socket files of theirs in the temporary folder."""
+    found: set[Path] = set()
+    for process in processes:
+        found |= _mapped(process.pid)
+        with contextlib.suppress(psutil.Error, OSError, RuntimeError):
+            addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
+            found |= {Path(address) for address in addresses if _is_temporary(address)}
+    return frozenset(found)
+
+
+def remove(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Unlink what is still there, ours, and used by no living process. Returns what was removed."""
+    left = [path for path in paths if _is_ours(path)]
+    if not left:
+        return ()
+    in_use = _all_mapped()
+    removed = []
+    for path in sorted(left):
+        if path in in_use or _answers(path):
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(str(path))
+    return tuple(removed)
+
+
+def _mapped(pid: int) -> set[Path]:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return set()
+    return {
+        Path(line[line.index(_SHM) :])
+        for line in maps.splitlines()
+        if _SHM in line and not line.endswith(" (deleted)")
+    }
+
+
+def _all_mapped() -> set[Path]:
+    return set().union(*(_mapped(pid) for pid in psutil.pids()))
+
+
+def _is_temporary(path: str) -> bool:
+    folder = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
+    return path.startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    kind = status.st_mode
+    return status.st_uid == os.geteuid() and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind))
+
+
+def _answers(path: Path) -> bool:
+    """Whether someone listens on this socket file; a plain file never answers."""
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(0.2)
+            client.connect(str(path))
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,173 @@
+"""A stand-in for `vllm serve` with the faults of a real one, on the standard library. Runs no model.
+
+    python vllm_server.py --port PORT [--fault FAULT] [--log text|json|colour|silent] [--model NAME]
+
+It logs what vLLM logs on its way, keeps an engine process, and answers /health, /metrics and /v1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import mmap
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+FAULTS = (
+    "crash-loading",  # the engine fails to find memory; the API server says only that it failed
+    "die-silently",  # exit code 3, no word
+    "never-ready",  # stands still for ever
+    "stall-busy",  # never ready, but the CPU turns
+    "ignore-sigterm",  # once it serves
+    "ignore-signals",  # SIGINT and SIGTERM, from the start
+    "exit-zero",  # ends by itself soon after it serves, with code 0
+    "kill-self",  # SIGKILL soon after it serves; the engine process lives on
+    "unhealthy",  # answers 503 for a second
+    "orphan",  # leaves its engine process behind when it is told to stop
+)
+METRICS = (
+    'vllm:cache_config_info{block_size="128",engine="0",kv_cache_max_concurrency="56.75",'
+    'kv_cache_memory_bytes="268435456",kv_cache_size_tokens="29056",num_gpu_blocks="227"} 1.0\n'
+)
+LINES = (
+    ("APIServer", "non-default args: {'model': 'tiny'}"),
+    ("Worker", "Starting to load model /models/target..."),
+    ("Worker", "Loading weights took 0.04 seconds"),
+    ("Worker", "Model loading took 1.25 GiB memory and 0.10 seconds"),
+    (
+        "EngineCore",
+        "CPU KV cache size: 29,056 tokens, Maximum concurrency for 512 tokens per request: 56.75x",
+    ),
+    ("APIServer", "Starting vLLM server on http://127.0.0.1"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--log", choices=("text", "json", "colour", "silent"), default="text")
+    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds per log line")
+    parser.add_argument("--shutdown-timeout", type=float)
+    args = parser.parse_args()
+    engine = _start_engine()
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        if args.fault != "orphan":
+            engine.kill()
+        os._exit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN if args.fault == "ignore-signals" else leave)
+    _load(args)
+    if args.fault == "ignore-sigterm":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _serve(args, engine)
+
+
+def _start_engine() -> subprocess.Popen[bytes]:
+    """A process that ignores the polite signals, as a busy engine core does."""
+    code = (
+        "import signal, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        "time.sleep(600)"
+    )
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code])
+
+
+def _load(args: argparse.Namespace) -> None:
+    for number, (process, text) in enumerate(LINES):
+        if number == 3 and args.fault == "crash-loading":
+            _crash()
+        if number == 3 and args.fault == "die-silently":
+            os._exit(3)
+        if number == 3 and args.fault in {"never-ready", "ignore-signals"}:
+            while True:
+                time.sleep(60)
+        if number == 3 and args.fault == "stall-busy":
+            while True:
+                pass
+        _log(args.log, process, text)
+        time.sleep(args.pause)
+
+
+def _crash() -> None:
+    print("(EngineCore pid=7) ERROR 11-21 01:50:07 [core.py:1510] Traceback (most recent call last):")
+    print(
+        "(EngineCore pid=7) ERROR 11-21 01:50:07 [core.py:1510] torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.19 GiB"
+    )
+    print("Traceback (most recent call last):")
+    print(
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+        flush=True,
+    )
+    os._exit(1)
+
+
+def _log(dress: str, process: str, text: str) -> None:
+    if dress == "json":
+        record = {"asctime": "2026-11-21", "levelname": "INFO", "processName": process, "message": text}
+        print(json.dumps(record), flush=True)
+    elif dress == "colour":
+        print(
+            f"[fleet-7] \x1b[0;36m({process} pid=7)\x1b[0;0m \x1b[32mINFO\x1b[0m "
+            f"\x1b[90m11-21 01:44:37\x1b[0m \x1b[90m[a.py:1]\x1b[0m {text}",
+            flush=True,
+        )
+    elif dress == "text":
+        print(f"({process} pid=7) INFO 11-21 01:44:37 [a.py:1] {text}", flush=True)
+
+
+def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
+    shared = Path("/dev/shm") / f"psm_fake{os.getpid()}"
+    shared.write_bytes(b"\0" * 4096)
+    with shared.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096)
+    ipc = socket.socket(socket.AF_UNIX)
+    ipc.bind(f"{tempfile.gettempdir()}/fake-{os.getpid()}")
+    ipc.listen()
+
+    ready_at = time.monotonic() + (1.0 if args.fault == "unhealthy" else 0.0)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = ""
+            if self.path == "/metrics":
+                body = METRICS
+            elif self.path == "/v1/models":
+                body = json.dumps({"data": [{"id": args.model}]})
+            self.send_response(200 if time.monotonic() >= ready_at else 503)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_args: object) -> None:
+            pass
+
+    if args.fault in {"exit-zero", "kill-self"}:
+        threading.Timer(0.7, _end, kwargs={"engine": engine, "fault": args.fault}).start()
+    server = http.server.ThreadingHTTPServer((args.host, args.port), Handler)
+    server.serve_forever()
+    del mapped
+
+
+def _end(*, engine: subprocess.Popen[bytes], fault: str) -> None:
+    if fault == "kill-self":
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

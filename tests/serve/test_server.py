@@ -1,0 +1,317 @@
+"""A server from launch to end, with real processes and their faults (tests/fakes/vllm_server.py)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve import events
+from specserve.serve.health import is_healthy, served_models
+from specserve.serve.phases import Phase
+from specserve.serve.server import Server, running, supervise
+from specserve.serve.stop import StopRequest
+
+FakePlan = Callable[..., LaunchPlan]
+ALL_PHASES = [Phase.ENGINE, Phase.WEIGHTS, Phase.KV_CACHE, Phase.API]
+
+
+class Watched:
+    """Keeps the events and the processes that were seen, to prove later that none is left."""
+
+    def __init__(self) -> None:
+        self.events: list[events.Event] = []
+
+    def __call__(self, event: events.Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type[events.Event]) -> list[events.Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def phases(self) -> list[Phase]:
+        return [event.phase for event in self.events if isinstance(event, events.PhaseStarted)]
+
+    @property
+    def ready(self) -> events.Ready:
+        (event,) = [event for event in self.events if isinstance(event, events.Ready)]
+        return event
+
+    @property
+    def stopped(self) -> events.Stopped:
+        (event,) = [event for event in self.events if isinstance(event, events.Stopped)]
+        return event
+
+    @property
+    def session(self) -> int:
+        (event,) = [event for event in self.events if isinstance(event, events.Started)]
+        return event.pid
+
+
+def nothing_is_left(session: int, plan: LaunchPlan) -> bool:
+    alive = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+        except (psutil.Error, OSError):
+            continue
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((plan.host, plan.port))
+    shared = [path for path in Path("/dev/shm").iterdir() if path.name == f"psm_fake{session}"]
+    return not alive and not shared
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.mark.parametrize("log", ["text", "json", "colour"])
+def test_a_server_is_handed_over_when_it_answers_and_is_gone_afterwards(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, log: str
+) -> None:
+    plan = fake_plan("--log", log)
+    with running(plan, log_path=tmp_path / "server.log", on_event=watched) as server:
+        assert is_healthy(server.url)
+        assert served_models(server.url) == ("tiny",)
+        assert len(server.child.members()) == 2
+    assert watched.phases == ALL_PHASES
+    assert watched.ready.figures.weights_gib == 1.25
+    assert watched.ready.figures.kv_cache_tokens == 29056
+    assert watched.ready.resident_bytes
+    assert not watched.stopped.killed
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_figures_of_a_silent_server_come_from_its_metrics_and_the_rest_is_unknown(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    with running(fake_plan("--log", "silent"), log_path=tmp_path / "server.log", on_event=watched):
+        pass
+    assert watched.phases == [Phase.ENGINE]
+    assert watched.ready.figures.kv_cache_tokens == 29056
+    assert watched.ready.figures.weights_gib is None
+
+
+def test_the_log_is_for_the_owner_alone(fake_plan: FakePlan, tmp_path: Path) -> None:
+    log = tmp_path / "state" / "server.log"
+    with running(fake_plan(), log_path=log):
+        assert log.stat().st_mode & 0o777 == 0o600
+        assert log.parent.stat().st_mode & 0o777 == 0o700
+    assert "Starting vLLM server" in log.read_text()
+
+
+def test_an_answer_other_than_200_is_not_ready(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
+    with running(fake_plan("--fault", "unhealthy"), log_path=tmp_path / "server.log") as server:
+        assert is_healthy(server.url)
+
+
+def test_a_crash_while_loading_is_told_with_phase_cause_log_and_hint(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "crash-loading")
+    with (
+        pytest.raises(LaunchError) as caught,
+        running(plan, log_path=tmp_path / "server.log", on_event=watched),
+    ):
+        pytest.fail("it never became ready")
+    error = caught.value
+    assert "exited with code 1" in error.message
+    assert "while loading weights" in error.message
+    assert error.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
+    assert error.phase == "loading weights"
+    assert error.log_path == str(tmp_path / "server.log")
+    assert error.hint is not None and "gpu_memory_utilization" in error.hint
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_death_without_a_word_is_told_with_the_last_line(fake_plan: FakePlan, tmp_path: Path) -> None:
+    plan = fake_plan("--fault", "die-silently", "--log", "silent")
+    with (
+        pytest.raises(LaunchError, match="exited with code 3") as caught,
+        running(plan, log_path=tmp_path / "l"),
+    ):
+        pytest.fail("it never became ready")
+    assert caught.value.causes == ("it said nothing",)
+
+
+def test_a_program_that_does_not_exist_is_an_error_with_a_way_out(
+    fake_plan: FakePlan, tmp_path: Path
+) -> None:
+    plan = replace(fake_plan(), argv=("/no/such/vllm", "serve"))
+    with (
+        pytest.raises(LaunchError, match="cannot start `/no/such/vllm`") as caught,
+        running(plan, log_path=tmp_path / "l"),
+    ):
+        pytest.fail("there is nothing to run")
+    assert caught.value.hint is not None
+
+
+def test_a_server_that_stands_still_is_given_up_and_stopped(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "never-ready", stall_timeout_s=1.5)
+    with (
+        pytest.raises(LaunchError, match=r"no progress for 1\.5s while loading weights") as caught,
+        running(plan, log_path=tmp_path / "server.log", on_event=watched),
+    ):
+        pytest.fail("it never became ready")
+    assert caught.value.hint is not None and "stall_timeout_s" in caught.value.hint
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is_an_interruption(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "stall-busy", stall_timeout_s=0.8)
+    with StopRequest() as stop:
+
+        def stop_later(event: events.Event) -> None:
+            watched(event)
+            if isinstance(event, events.PhaseGoesOn) and event.took_s > 3 * plan.stall_timeout_s:
+                stop.request(signal.SIGINT)
+
+        with (
+            pytest.raises(Interrupted) as caught,
+            running(plan, log_path=tmp_path / "server.log", on_event=stop_later, stop=stop),
+        ):
+            pytest.fail("it never became ready")
+    assert caught.value.exit_code == 130
+    assert watched.of(events.Stopping) == [events.Stopping("SIGINT", 5.0)]
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_sigterm_before_ready_is_exit_code_143(fake_plan: FakePlan, tmp_path: Path) -> None:
+    with StopRequest() as stop:
+        stop.request(signal.SIGTERM)
+        with pytest.raises(Interrupted) as caught, running(fake_plan(), log_path=tmp_path / "l", stop=stop):
+            pytest.fail("it was stopped before")
+    assert caught.value.exit_code == 143
+
+
+def test_a_server_that_ignores_sigterm_is_killed_when_its_time_is_up(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "ignore-sigterm", shutdown_timeout_s=1.0)
+    with running(plan, log_path=tmp_path / "server.log", on_event=watched):
+        pass
+    assert watched.of(events.Stopping) == [events.Stopping("SIGTERM", 1.0)]
+    assert watched.stopped.killed
+    assert any("psm_fake" in path for path in watched.stopped.removed)
+    assert any(f"fake-{watched.session}" in path for path in watched.stopped.removed)
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_second_stop_kills_at_once(fake_plan: FakePlan, watched: Watched, tmp_path: Path) -> None:
+    plan = fake_plan("--fault", "ignore-sigterm", shutdown_timeout_s=600.0)
+    with StopRequest() as stop, running(plan, log_path=tmp_path / "server.log", on_event=watched, stop=stop):
+        stop.request(signal.SIGINT)
+        stop.request(signal.SIGINT)
+    assert watched.stopped.killed
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_an_engine_process_that_outlives_the_first_one_is_killed(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "orphan", shutdown_timeout_s=600.0)
+    with running(plan, log_path=tmp_path / "server.log", on_event=watched):
+        pass
+    assert watched.stopped.killed
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_an_exit_that_nobody_asked_for_is_a_failure_even_with_code_0(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "exit-zero")
+    with StopRequest() as stop, pytest.raises(LaunchError, match=r"exited with code 0 .* while serving"):
+        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched)
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_killed_api_server_takes_its_engine_along(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan("--fault", "kill-self")
+    with StopRequest() as stop, pytest.raises(LaunchError, match="killed by SIGKILL") as caught:
+        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched)
+    assert caught.value.exit_code == 2
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_stop_while_serving_ends_the_supervision_without_an_error(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan()
+    with StopRequest() as stop:
+
+        def stop_when_ready(event: events.Event) -> None:
+            watched(event)
+            if isinstance(event, events.Ready):
+                threading.Timer(0.2, stop.request).start()
+
+        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=stop_when_ready)
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_an_error_of_the_user_of_the_server_is_raised_after_the_server_is_gone(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    plan = fake_plan()
+    with pytest.raises(ZeroDivisionError), running(plan, log_path=tmp_path / "l", on_event=watched):
+        raise ZeroDivisionError
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
+    fake_plan: FakePlan, tmp_path: Path
+) -> None:
+    def use(server: Server) -> None:
+        while is_healthy(server.url):
+            time.sleep(0.05)
+        raise ConnectionError
+
+    plan = fake_plan("--fault", "exit-zero")
+    with pytest.raises(LaunchError, match="while serving"), running(plan, log_path=tmp_path / "l") as server:
+        use(server)
+
+
+def test_a_terminal_that_went_away_does_not_keep_the_server_from_being_stopped(
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+) -> None:
+    def broken(event: events.Event) -> None:
+        watched(event)
+        raise BrokenPipeError
+
+    plan = fake_plan()
+    with running(plan, log_path=tmp_path / "l", on_event=broken):
+        pass
+    assert nothing_is_left(watched.session, plan)
+
+
+def test_a_secret_comes_from_the_environment_and_its_absence_is_named(
+    fake_plan: FakePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = fake_plan(env={"VLLM_API_KEY": FromEnv("TEAM_KEY"), "VLLM_LOGGING_LEVEL": "ERROR"})
+    monkeypatch.delenv("TEAM_KEY", raising=False)
+    with pytest.raises(UsageError, match="`TEAM_KEY` is not set"), running(plan, log_path=tmp_path / "l"):
+        pytest.fail("it must not start")
+    monkeypatch.setenv("TEAM_KEY", "s3cret")
+    with running(plan, log_path=tmp_path / "l") as server:
+        environment = psutil.Process(server.pid).environ()
+        assert environment["VLLM_API_KEY"] == "s3cret"
+        assert environment["VLLM_LOGGING_LEVEL"] == "ERROR"
+        assert "s3cret" not in " ".join(psutil.Process(server.pid).cmdline())
