@@ -1,0 +1,176 @@
+"""A server's life on the terminal, or as JSON lines for fleets. Does not know how to run one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from typing import TextIO
+
+from specserve.errors import LaunchError, SpecserveError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.report.console import clean, is_terminal, out, say
+from specserve.serve import events
+from specserve.serve.figures import GIB, Figures
+from specserve.serve.phases import Phase
+
+_STILL_EVERY_S = 30.0
+_PROMPT = "def fibonacci(n):"
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+class TextView:
+    """Phases as they happen: a live line on a terminal, a line per finished phase in a pipe."""
+
+    def __init__(self, plan: LaunchPlan, *, stream: TextIO | None = None) -> None:
+        self._plan = plan
+        self._stream = stream or sys.stderr
+        self._live = is_terminal(self._stream)
+        self._still_said_s = 0.0
+        self._log_path = ""
+        self._stopping = False
+
+    def __call__(self, event: events.Event) -> None:
+        """Show it."""
+        match event:
+            case events.Started():
+                self._log_path = event.log_path
+                say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {event.log_path}")
+            case events.PhaseStarted():
+                self._still_said_s = 0.0
+                self._rewrite(event.phase, 0.0)
+            case events.PhaseGoesOn():
+                self._go_on(event)
+            case events.PhaseEnded():
+                self._erase()
+                say(f"  {event.phase} … {duration(event.took_s)}")
+            case events.Ready():
+                say(f"ready in {duration(event.elapsed_s)}")
+                out(ready_block(event, self._plan, log_path=self._log_path))
+                say("Ctrl-C stops it")
+            case events.Stopping():
+                self._stopping = True
+                self._erase()
+                grace = duration(event.grace_s)
+                say(f"stopping: sent {event.signal}, waiting up to {grace}; Ctrl-C again ends it at once")
+            case events.Stopped():
+                self._erase()
+                if self._stopping:
+                    say(f"stopped in {duration(event.took_s)}{' by SIGKILL' if event.killed else ''}")
+
+    def failed(self, error: SpecserveError) -> None:
+        """The error itself is told by whoever ends the program."""
+        self._erase()
+
+    def _go_on(self, event: events.PhaseGoesOn) -> None:
+        self._rewrite(event.phase, event.took_s)
+        if not self._live and event.took_s - self._still_said_s >= _STILL_EVERY_S:
+            self._still_said_s = event.took_s
+            say(f"  {event.phase} … {duration(event.took_s)} so far")
+
+    def _rewrite(self, phase: Phase, took_s: float) -> None:
+        if self._live:
+            self._stream.write(f"\r\x1b[K  {phase} … {duration(took_s)}")
+            self._stream.flush()
+
+    def _erase(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[K")
+
+
+class JsonView:
+    """One JSON object per line on stderr for each event; `event` names it."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+
+    def __call__(self, event: events.Event) -> None:
+        """Write it; the half-second news are left out."""
+        if isinstance(event, events.PhaseGoesOn):
+            return
+        name = "".join(
+            f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__
+        )
+        self._write({"event": name.lstrip("_"), **dataclasses.asdict(event)})
+
+    def failed(self, error: SpecserveError) -> None:
+        """The error as an event of its own."""
+        fields: dict[str, object] = {"message": error.message, "hint": error.hint, "causes": error.causes}
+        if isinstance(error, LaunchError):
+            fields |= {"phase": error.phase, "log_path": error.log_path}
+        self._write({"event": "failed", **fields, "exit_code": error.exit_code})
+
+    def _write(self, fields: dict[str, object]) -> None:
+        say(json.dumps({"version": 1, "name": self._plan.name, **fields}))
+
+
+def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
+    """Where the server is and what it holds, one thing per line."""
+    key = next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
+    lines = [
+        ("url", f"{ready.url}/v1"),
+        ("model", clean(ready.model)),
+        ("memory", memory_line(ready.figures, resident_bytes=ready.resident_bytes)),
+        ("KV cache", kv_cache_line(ready.figures)),
+        ("log", log_path),
+        ("curl", _curl(ready, key=key)),
+        ("ask", _ask(ready, key=key)),
+    ]
+    return "".join(f"{label:<9}{text}\n" for label, text in lines)
+
+
+def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:
+    """Weights, KV cache and graphs as vLLM reported them, and the host memory of its processes."""
+    if figures.weights_gib is not None:
+        weights = f"weights {_gib(figures.weights_gib)} per GPU"
+    elif figures.checkpoint_gib is not None:
+        weights = f"weights {_gib(figures.checkpoint_gib)} on disk"
+    else:
+        weights = "weights unknown"
+    kv_cache = "unknown" if figures.kv_cache_gib is None else _gib(figures.kv_cache_gib)
+    parts = [weights, f"KV cache {kv_cache}"]
+    if figures.graphs_gib is not None:
+        parts.append(f"CUDA graphs {_gib(figures.graphs_gib)}")
+    if resident_bytes is not None:
+        parts.append(f"host memory {_gib(resident_bytes / GIB)}")
+    return ", ".join(parts)
+
+
+def kv_cache_line(figures: Figures) -> str:
+    """How many tokens fit, and how many requests of full length that is."""
+    if figures.kv_cache_tokens is None:
+        return "size unknown"
+    line = f"{figures.kv_cache_tokens:,} tokens"
+    if figures.max_concurrency is not None:
+        length = f"{figures.max_model_len:,} tokens" if figures.max_model_len else "full length"
+        line += f": {figures.max_concurrency:.1f} requests of {length} at once"
+    return line
+
+
+def duration(seconds: float) -> str:
+    """`3.1s`, `41s`, `2m05s`."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    if seconds < 120:
+        return f"{seconds:.0f}s"
+    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
+
+
+def _gib(gib: float) -> str:
+    return f"{gib:.2f} GiB" if gib < 10 else f"{gib:.1f} GiB"
+
+
+def _curl(ready: events.Ready, *, key: str | None) -> str:
+    body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 64, "temperature": 0})
+    authorization = f' -H "Authorization: Bearer ${key}"' if key else ""
+    return (
+        f"curl -s {ready.url}/v1/completions{authorization} "
+        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
+    )
+
+
+def _ask(ready: events.Ready, *, key: str | None) -> str:
+    url = f" --url {ready.url}" if ready.url != _DEFAULT_URL else ""
+    variable = f" --api-key-env {key}" if key else ""
+    return f"specserve ask --completion '{_PROMPT}' --max-tokens 64 --temperature 0{url}{variable}"

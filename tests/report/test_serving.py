@@ -1,0 +1,166 @@
+"""What `up` says about a server's life, in a pipe, on a terminal and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from specserve.errors import LaunchError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.report.serving import JsonView, TextView, duration, kv_cache_line, memory_line, ready_block
+from specserve.serve import events
+from specserve.serve.figures import Figures
+from specserve.serve.phases import Phase
+
+PLAN = LaunchPlan(
+    name="demo",
+    fingerprint="0" * 64,
+    vllm="0.32.0+cpu",
+    platform="cpu",
+    argv=("vllm", "serve", "demo/target"),
+    env={},
+    engine_kwargs={},
+    host="127.0.0.1",
+    port=8000,
+    model="demo",
+    stall_timeout_s=600.0,
+    shutdown_timeout_s=30.0,
+)
+FIGURES = Figures(
+    checkpoint_gib=0.79, kv_cache_gib=1.0, kv_cache_tokens=29056, max_concurrency=56.75, max_model_len=512
+)
+READY = events.Ready("http://127.0.0.1:8000", "demo", 19.82, FIGURES, 1717986918)
+LIFE: tuple[events.Event, ...] = (
+    events.Started(4711, "/state/logs/demo.log"),
+    events.PhaseStarted(Phase.ENGINE, 0.0),
+    events.PhaseGoesOn(Phase.ENGINE, 0.5),
+    events.PhaseEnded(Phase.ENGINE, 14.2),
+    events.PhaseStarted(Phase.WEIGHTS, 14.2),
+    events.PhaseGoesOn(Phase.WEIGHTS, 31.0),
+    events.PhaseGoesOn(Phase.WEIGHTS, 31.5),
+    events.PhaseGoesOn(Phase.WEIGHTS, 62.0),
+    events.PhaseEnded(Phase.WEIGHTS, 65.0),
+    READY,
+    events.Stopping("SIGTERM", 30.0),
+    events.Stopped(4.13, killed=False),
+)
+TALK = """\
+starting vLLM 0.32.0+cpu (pid 4711), log: /state/logs/demo.log
+  starting the engine … 14s
+  loading weights … 31s so far
+  loading weights … 62s so far
+  loading weights … 65s
+ready in 20s
+Ctrl-C stops it
+stopping: sent SIGTERM, waiting up to 30s; Ctrl-C again ends it at once
+stopped in 4.1s
+"""
+BLOCK = """\
+url      http://127.0.0.1:8000/v1
+model    demo
+memory   weights 0.79 GiB on disk, KV cache 1.00 GiB, host memory 1.60 GiB
+KV cache 29,056 tokens: 56.8 requests of 512 tokens at once
+log      /state/logs/demo.log
+curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
+'{"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0}'
+ask      specserve ask --completion 'def fibonacci(n):' --max-tokens 64 --temperature 0
+"""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_pipe_each_phase_is_a_line_and_a_long_one_says_that_it_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = TextView(PLAN)
+    for event in LIFE:
+        view(event)
+    captured = capsys.readouterr()
+    assert captured.err == TALK
+    assert captured.out == BLOCK
+
+
+def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
+    terminal = Terminal()
+    view = TextView(PLAN, stream=terminal)
+    view(events.PhaseStarted(Phase.WEIGHTS, 14.2))
+    view(events.PhaseGoesOn(Phase.WEIGHTS, 3.1))
+    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s")
+    view(events.PhaseEnded(Phase.WEIGHTS, 3.4))
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_server_that_died_is_not_said_to_have_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    TextView(PLAN)(events.Stopped(0.1, killed=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    view = JsonView(PLAN)
+    for event in LIFE:
+        view(event)
+    view.failed(LaunchError("it died", phase="serving", causes=("because",), hint="do this", log_path="/l"))
+    captured = capsys.readouterr()
+    records = [json.loads(line) for line in captured.err.splitlines()]
+    assert [record["event"] for record in records] == [
+        "started",
+        "phase_started",
+        "phase_ended",
+        "phase_started",
+        "phase_ended",
+        "ready",
+        "stopping",
+        "stopped",
+        "failed",
+    ]
+    assert all(record["version"] == 1 and record["name"] == "demo" for record in records)
+    assert records[5]["figures"]["kv_cache_tokens"] == 29056
+    assert records[-1]["causes"] == ["because"]
+    assert captured.out == ""
+
+
+def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:
+    plan = replace(PLAN, env={"VLLM_API_KEY": FromEnv("TEAM_KEY")})
+    block = ready_block(replace(READY, url="http://127.0.0.1:8123"), plan, log_path="/l")
+    assert '-H "Authorization: Bearer $TEAM_KEY"' in block
+    assert "--url http://127.0.0.1:8123 --api-key-env TEAM_KEY" in block
+
+
+def test_the_curl_line_survives_a_shell_whatever_the_model_is_called() -> None:
+    block = ready_block(replace(READY, model='it\'s "odd"'), PLAN, log_path="/l")
+    (line,) = [line for line in block.splitlines() if line.startswith("curl ")]
+    assert json.loads(shlex.split(line)[-1])["model"] == 'it\'s "odd"'
+
+
+def test_a_name_cannot_inject_control_sequences() -> None:
+    assert "\x1b" not in ready_block(replace(READY, model="\x1b[2Jdemo"), PLAN, log_path="/l")
+
+
+def test_what_vllm_did_not_report_is_said_to_be_unknown() -> None:
+    assert memory_line(Figures(), resident_bytes=None) == "weights unknown, KV cache unknown"
+    assert kv_cache_line(Figures()) == "size unknown"
+    assert kv_cache_line(Figures(kv_cache_tokens=160)) == "160 tokens"
+    assert kv_cache_line(Figures(kv_cache_tokens=160, max_concurrency=2.0)).endswith(
+        "2.0 requests of full length at once"
+    )
+
+
+def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
+    figures = Figures(weights_gib=36.9, kv_cache_gib=28.35, graphs_gib=0.91)
+    assert memory_line(figures, resident_bytes=None) == (
+        "weights 36.9 GiB per GPU, KV cache 28.4 GiB, CUDA graphs 0.91 GiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0s"), (3.14, "3.1s"), (41.2, "41s"), (125.0, "2m05s")]
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
