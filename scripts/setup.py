@@ -48,14 +48,16 @@ class Step(NamedTuple):
 def steps(*, dev: bool) -> list[Step]:
     """All steps inside the virtual environment, in order."""
     pyproject, shim = ROOT / "pyproject.toml", tuple(sorted(SHIM.glob("*.*")))
-    torch, rest = requirements()
+    torch = next(pin for pin in pins() if pin.startswith("torch=="))
     install = [*PIP, "--no-deps"]
     # pip's own sources first: a mirror or a folder of wheels may have the CPU build; else PyTorch's index.
     torch_commands = [[*install, torch], [*install, "--index-url", TORCH_INDEX, torch]]
+    engine = [*install, "-r", str(REQUIREMENTS)]
     start = ["-m", "vllm.entrypoints.cli.main", "--version"]
     todo = [
         Step("torch", torch.replace("==", " "), (REQUIREMENTS,), 700, torch_commands),
-        Step("engine", f"vLLM for the CPU, {len(rest)} packages", (REQUIREMENTS,), 1200, [[*install, *rest]]),
+        # torch is there by now: this leaves it alone.
+        Step("engine", f"vLLM for the CPU, {len(pins())} packages", (REQUIREMENTS,), 1200, [engine]),
         Step("specserve", "specserve", (pyproject, *shim), 10, [[*PIP, "-e", str(ROOT), str(SHIM)]]),
         Step("start", "first start of vLLM", (REQUIREMENTS, *shim), 60, [start]),
     ]
@@ -64,12 +66,10 @@ def steps(*, dev: bool) -> list[Step]:
     return todo
 
 
-def requirements() -> tuple[str, list[str]]:
-    """The pinned torch, and all other pinned distributions."""
+def pins() -> list[str]:
+    """The distributions of the CPU engine, `name==version` each."""
     lines = [line.strip() for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines()]
-    pins = [line for line in lines if line and not line.startswith("#")]
-    torch = next(pin for pin in pins if pin.startswith("torch=="))
-    return torch, [pin for pin in pins if pin != torch]
+    return [line for line in lines if line and not line.startswith("#")]
 
 
 def dev_group() -> list[str]:
@@ -184,7 +184,8 @@ def perform(title: str, commands: list[list[str]]) -> None:
     say()
     if all(run(argv, say) != 0 for argv in commands):
         text = LOG.read_text(encoding="utf-8", errors="replace")[before:]
-        print("\n".join(["", *text.splitlines()[-15:]]), file=sys.stderr)
+        said = [line[:300] for line in text.splitlines() if not line.startswith("$ ")]
+        print("\n".join(["", *said[-15:]]), file=sys.stderr)
         raise SetupError(f"the step `{title}` failed (all output: {LOG})", why(text))
     say("\n")
 
