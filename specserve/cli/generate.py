@@ -2,129 +2,73 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import islice
-from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Annotated
 
-from specserve.errors import FactError, Interrupted
-from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.report.acceptance import acceptance_line
-from specserve.report.console import clean, say
-from specserve.report.generation import GenerationProgress
-from specserve.serve.batch import answered, encoded, entries, in_order, record
-from specserve.serve.offline import Finished, OfflineEngine, log_file
-from specserve.serve.output import Output
-
-_SHOWN_ERRORS = 20
+import typer
 
 
-def run(plan: LaunchPlan, *, data: bytes, output: Output | None) -> int:
-    """Answer every line of `data` into `output`, or to stdout; returns how many lines got an error instead.
+def generate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile; `-` is stdin.")],
+    source: Annotated[str, typer.Argument(metavar="IN.jsonl", help="One request a line; `-` is stdin.")],
+    *,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The answers; `-` is stdout.")
+    ] = "-",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", show_default=False, help="Override a value of the profile."
+        ),
+    ] = None,
+    alternative: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default=False, help="Speculate as this block of `alternatives` says."
+        ),
+    ] = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="The same engine without speculation.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on with an interrupted output, or start anew.")
+    ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a complete output.")] = False,
+) -> None:
+    """Generate offline: JSON lines in, JSON lines out in the same order, no server.
 
-    Raises LaunchError when the engine fails, and Interrupted on SIGINT and SIGTERM; what is written stays.
+    A line is {"prompt": "…"} or {"messages": […]}, an optional "id", and sampling parameters by vLLM's names
+    (max_tokens, temperature, top_p, seed, stop, …). What a line leaves out comes from the model's generation
+    config, then from vLLM; without max_tokens a prompt gets 16 tokens and a chat the rest of the context, as
+    from the server.
+
+    An answer is {"id", "index", "text", "finish_reason", "prompt_tokens", "completion_tokens"}; a line that
+    cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1. While it
+    runs, the output is OUT.jsonl.partial; interrupted, the same command goes on there.
+
+    \b
+    specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
+    specserve generate demo.yaml prompts.jsonl -o answers.jsonl --set target.dtype=float32
+    cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
-    total = sum(1 for _ in entries(data))
-    errors = [str(body["error"]) for body in output.resumed if "error" in body] if output else []
-    written = len(output.resumed) if output else 0
-    if written:
-        say(f"resuming: {written} of {total} lines are there already")
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(_signals_raise())
-            progress = stack.enter_context(GenerationProgress(total=total, done=written))
-            engine = None
-            if any(entry.request is not None for entry in islice(entries(data), written, None)):
-                engine = stack.enter_context(_started(plan, progress))
-            todo = islice(entries(data), written, None)
-            answers = answered(engine, todo, on_answer=progress.advance)
-            for entry, answer in in_order(answers, first=written):
-                body = record(entry, answer)
-                _write(body, output)
-                written += 1
-                if not isinstance(answer, Finished):
-                    errors.append(str(body["error"]))
-            if output is not None:
-                output.complete()
-            _say_summary(progress, engine, errors)
-    except Interrupted as stop:
-        raise _told(stop, written=written, total=total, output=output) from None
-    return len(errors)
+    from contextlib import closing, nullcontext
+    from pathlib import Path
 
+    from specserve.cli import batch
+    from specserve.cli.prepare import prepare
+    from specserve.errors import UsageError
+    from specserve.report.console import say
 
-@contextmanager
-def _started(plan: LaunchPlan, progress: GenerationProgress) -> Iterator[OfflineEngine]:
-    log_path = log_file(plan.name)
-    say(f"starting the engine, log: {log_path}")
-    with OfflineEngine(plan, log_path=log_path, on_tick=progress.tick) as engine:
-        version = engine.start()
-        say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
-        yield engine
-
-
-def _write(body: dict[str, Json], output: Output | None) -> None:
-    if output is not None:
-        output.write(body)
-    else:
-        sys.stdout.buffer.write(encoded(body))
-        sys.stdout.buffer.flush()
-
-
-def _say_summary(progress: GenerationProgress, engine: OfflineEngine | None, errors: list[str]) -> None:
-    if engine is not None:
-        tokens, seconds = progress.completion_tokens, progress.elapsed_s
-        say(f"{tokens} tokens in {seconds:.1f} s: {progress.tokens_per_s:.1f} tokens/s")
-        say(acceptance_line(engine.acceptance))
-    if errors:
-        say(f"{len(errors)} line{'s' if len(errors) > 1 else ''} could not be done:")
-        for error in errors[:_SHOWN_ERRORS]:
-            say(f"  {clean(error)}")
-        if len(errors) > _SHOWN_ERRORS:
-            say(f"  and {len(errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
-
-
-def _told(stop: Interrupted, *, written: int, total: int, output: Output | None) -> Interrupted:
-    where = f" are in `{output.partial}`; the same command resumes there" if output else " were written"
-    return Interrupted(f"stopped: {written} of {total} lines{where}", signal_number=stop.exit_code - 128)
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGINT and SIGTERM as an exception, so that the engine is ended and the output stays whole."""
-
-    def stop(number: int, _frame: FrameType | None) -> NoReturn:
-        raise Interrupted("stopped", signal_number=number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def read_input(source: str) -> bytes:
-    """The whole input; `-` is stdin."""
-    if source == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(source).read_bytes()
-    except OSError as error:
-        raise FactError(f"cannot read `{source}`: {error.strerror}") from error
-
-
-def origin(plan: LaunchPlan) -> str:
-    """What the answers depend on, beside the input: an output made of another one is not resumed."""
-    engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
-    return hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
-
-
-def open_output(plan: LaunchPlan, *, data: bytes, path: str, resume: bool, overwrite: bool) -> Output:
-    """The output file of one run; see Output for what it refuses."""
-    return Output(Path(path), origin=origin(plan), data=data, resume=resume, overwrite=overwrite)
+    if profile == source == "-":
+        raise UsageError("the profile and the input cannot both be stdin")
+    loaded, plan = prepare(profile, settings=settings or [], alternative=alternative, baseline=baseline)
+    if loaded.frontend:
+        say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
+    data = batch.read_input(source)
+    destination = None if output == "-" else Path(output)
+    if destination is not None:
+        keep = closing(
+            batch.open_output(plan, data=data, path=destination, resume=resume, overwrite=overwrite)
+        )
+    with keep if destination is not None else nullcontext() as opened:
+        if batch.run(plan, data=data, output=opened):
+            raise typer.Exit(1)

@@ -80,7 +80,7 @@ class OfflineEngine:
         *,
         log_path: Path,
         on_tick: Callable[[], None] = _do_nothing,
-        command: Sequence[str] = CHILD,
+        command: Sequence[str] | None = None,
     ) -> None:
         self._plan = plan
         self._log_path = log_path
@@ -89,13 +89,14 @@ class OfflineEngine:
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
-        with log_path.open("ab") as log:
+        environment = resolve_env(plan.env)
+        with os.fdopen(_opened(log_path), "ab") as log:
             self._process = subprocess.Popen(
-                command,
+                command or CHILD,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=resolve_env(plan.env),
+                env=environment,
                 start_new_session=True,
             )
         assert self._process.stdin is not None
@@ -236,22 +237,16 @@ class OfflineEngine:
         )
 
 
-def log_file(name: str) -> Path:
-    """A new log for one run, in the user's state folder or `SPECSERVE_STATE_DIR`, for its owner alone."""
-    import platformdirs
-
-    state = os.environ.get("SPECSERVE_STATE_DIR") or platformdirs.user_state_dir("specserve")
-    folder = Path(state) / "logs"
+def _opened(path: Path) -> int:
+    """The log, for its owner alone: vLLM may quote prompts in it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = folder / f"{name}-generate-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
-        path.touch(mode=0o600)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         raise FactError(
-            f"cannot write logs to `{folder}`: {error.strerror}",
-            hint="set SPECSERVE_STATE_DIR to a folder that can be",
+            f"cannot write the log `{path}`: {error.strerror}",
+            hint="SPECSERVE_STATE_DIR names a folder for it",
         ) from error
-    return path
 
 
 def _as_message(request: Request) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.errors import LaunchError, UsageError
+from specserve.errors import FactError, LaunchError, UsageError
 from specserve.metrics.acceptance import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.offline import Finished, OfflineEngine, Refused, Request, log_file
+from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
 
 SPEAKER = """
 import json, os, signal, sys, time
@@ -251,11 +251,14 @@ def assert_gone(pids: list[int]) -> None:
     pytest.fail(f"still running: {alive}")
 
 
-def test_logs_go_to_the_state_folder_for_their_owner_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
-    path = log_file("demo")
-    assert path.parent == tmp_path / "state" / "logs"
-    assert path.name.startswith("demo-generate-")
+def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "engine.log"
+    with engine(WORKS, path) as child:
+        child.start()
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(FactError, match="cannot write the log"):
+        engine(WORKS, tmp_path / "file" / "engine.log")

@@ -1,0 +1,180 @@
+"""One run of `generate`: what is written, what is said, and what is left when it is stopped.
+
+The engine here is a script that speaks the protocol: it upper-cases prompts, and does on demand what a
+real engine does only by accident. The real one runs in tests/engine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from specserve.cli import batch
+from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.plan.launchplan import LaunchPlan
+
+ENGINE = """
+import json, os, signal, sys, time
+def send(**message):
+    print(json.dumps(message), flush=True)
+inbox = (json.loads(line) for line in sys.stdin)
+next(inbox)
+send(event="ready", vllm="0.32.0", max_num_seqs=1, defaults={})
+for message in inbox:
+    if "end" in message:
+        break
+    index, prompt = message["index"], message["prompt"]
+    once = os.environ["ONCE"]
+    if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
+        open(once, "w").close()
+        while open(os.environ["PARTIAL"]).read().count("\n") < index:  # all before is written
+            time.sleep(0.01)
+        if prompt == "die":
+            print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
+            os._exit(1)
+        os.kill(os.getppid(), signal.SIGINT if prompt == "interrupt" else signal.SIGTERM)
+        time.sleep(60)
+    if prompt == "too long":
+        send(event="refused", index=index, error="the prompt is too long \\x1b[31m")
+    else:
+        send(event="finished", index=index, text=prompt.upper(), finish_reason="stop",
+             prompt_tokens=1, completion_tokens=2)
+counts = {"drafts": 2, "draft_tokens": 8, "accepted_tokens": 4, "accepted_per_position": [2, 2]}
+send(event="done", acceptance=counts)
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
+    return LaunchPlan(
+        name="demo",
+        fingerprint="f",
+        vllm="0.32.0",
+        platform="cpu",
+        argv=("vllm",),
+        env={"ONCE": str(tmp_path / "once"), "PARTIAL": str(tmp_path / "out.jsonl.partial")},
+        engine_kwargs={"model": "m"},
+        host="127.0.0.1",
+        port=0,
+        model="m",
+        stall_timeout_s=60.0,
+        shutdown_timeout_s=10.0,
+    )
+
+
+def lines(*prompts: str) -> bytes:
+    return b"".join(json.dumps({"id": prompt, "prompt": prompt}).encode() + b"\n" for prompt in prompts)
+
+
+def run(plan: LaunchPlan, data: bytes, path: Path, *, resume: bool = True) -> int:
+    output = batch.open_output(plan, data=data, path=path, resume=resume, overwrite=False)
+    with closing(output):
+        return batch.run(plan, data=data, output=output)
+
+
+def texts(path: Path) -> list[str | None]:
+    return [json.loads(line).get("text") for line in path.read_text().splitlines()]
+
+
+def test_answers_are_written_in_order_and_summed_up(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.jsonl"
+    assert run(plan, lines("a", "b", "c"), path) == 0
+    assert texts(path) == ["A", "B", "C"]
+    out, talk = capfd.readouterr()
+    assert out == ""
+    assert "the engine is ready after" in talk
+    assert "(vLLM 0.32.0)" in talk
+    assert "6 tokens in" in talk
+    assert "acceptance 0.50, mean acceptance length 3.00, per position 1.00 1.00" in talk
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out.jsonl", "state"]
+
+
+def test_bad_lines_are_listed_with_their_numbers_and_cost_nothing_else(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.jsonl"
+    data = lines("a") + b"{oops\n" + lines("too long", "b")
+    assert run(plan, data, path) == 2
+    assert texts(path) == ["A", None, None, "B"]
+    talk = capfd.readouterr().err
+    assert "2 lines could not be done:" in talk
+    assert "  line 2: invalid JSON" in talk
+    assert "  line 3: the prompt is too long \\x1b[31m" in talk
+    assert "\x1b" not in talk
+
+
+def test_a_hundred_bad_lines_are_counted_and_twenty_shown(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(plan, b"[]\n" * 100, tmp_path / "out.jsonl") == 100
+    talk = capfd.readouterr().err
+    assert talk.count("not a JSON object") == 20
+    assert "and 80 more" in talk
+
+
+def test_no_engine_is_started_for_lines_that_are_all_bad(
+    plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("specserve.serve.offline.CHILD", ("/no/such/engine",))
+    assert run(plan, b"[]\n", tmp_path / "out.jsonl") == 1
+    assert "engine" not in capfd.readouterr().err
+
+
+def test_an_empty_input_gives_an_empty_output(plan: LaunchPlan, tmp_path: Path) -> None:
+    assert run(plan, b"\n", tmp_path / "out.jsonl") == 0
+    assert (tmp_path / "out.jsonl").read_bytes() == b""
+
+
+def test_without_a_file_the_answers_go_to_stdout(
+    plan: LaunchPlan, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert batch.run(plan, data=lines("a", "b"), output=None) == 0
+    out = capfdbinary.readouterr().out
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["A", "B"]
+
+
+@pytest.mark.parametrize(("prompt", "code"), [("interrupt", 130), ("terminate", 143)])
+def test_a_stopped_run_goes_on_where_it_stopped(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str], prompt: str, code: int
+) -> None:
+    path = tmp_path / "out.jsonl"
+    data = lines("a", "too long", prompt, "b")
+    with pytest.raises(Interrupted, match=r"stopped: 2 of 4 lines are in `.*out.jsonl.partial`") as stop:
+        run(plan, data, path)
+    assert stop.value.exit_code == code
+    assert not path.exists()
+    assert run(plan, data, path) == 1  # the line that failed before is still counted
+    assert texts(path) == ["A", None, prompt.upper(), "B"]
+    assert "resuming: 2 of 4 lines are there already" in capfd.readouterr().err
+
+
+def test_an_engine_that_dies_loses_nothing_that_was_answered(plan: LaunchPlan, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    data = lines("a", "die", "b")
+    with pytest.raises(LaunchError, match="while generating") as error:
+        run(plan, data, path)
+    assert error.value.log_path is not None
+    assert Path(error.value.log_path).read_text() == "torch.OutOfMemoryError: no room\n"
+    assert run(plan, data, path) == 0
+    assert texts(path) == ["A", "DIE", "B"]
+
+
+def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: LaunchPlan, tmp_path: Path) -> None:
+    data = lines("a", "interrupt")
+    with pytest.raises(Interrupted):
+        run(plan, data, tmp_path / "out.jsonl")
+    other = LaunchPlan(
+        **{name: getattr(plan, name) for name in plan.__slots__} | {"engine_kwargs": {"model": "n"}}
+    )
+    with pytest.raises(UsageError, match="another profile"):
+        run(other, data, tmp_path / "out.jsonl")
+    assert run(other, data, tmp_path / "out.jsonl", resume=False) == 0
