@@ -31,7 +31,7 @@ for message in inbox:
     once = os.environ["ONCE"]
     if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
         open(once, "w").close()
-        while open(os.environ["PARTIAL"]).read().count("\n") < index:  # all before is written
+        while open(os.environ["PARTIAL"]).read().count("\\n") < index:  # all before is written
             time.sleep(0.01)
         if prompt == "die":
             print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
