@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -12,18 +13,20 @@ from pathlib import Path
 
 import psutil
 
-_SHM = "/dev/shm/"  # noqa: S108  # what the kernel shows in /proc/PID/maps: psm_*, sem.mp-*, __KMP_*
+_SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
+_MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
 def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
     """Files in /dev/shm that these processes map, and socket files of theirs in the temporary folder."""
+    inodes: set[int] = set()
     found: set[Path] = set()
     for process in processes:
-        found |= _mapped(process.pid)
+        inodes |= _mapped(process.pid)
         with contextlib.suppress(psutil.Error, OSError, RuntimeError):
             addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
             found |= {Path(address) for address in addresses if _is_temporary(address)}
-    return frozenset(found)
+    return frozenset(found | {path for path, inode in _shared_files() if inode in inodes})
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
@@ -31,10 +34,10 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     left = [path for path in paths if _is_ours(path)]
     if not left:
         return ()
-    in_use = _all_mapped()
+    in_use = set().union(*(_mapped(pid) for pid in psutil.pids()))
     removed = []
     for path in sorted(left):
-        if path in in_use or _answers(path):
+        if path.lstat().st_ino in in_use or _answers(path):
             continue
         with contextlib.suppress(OSError):
             path.unlink()
@@ -42,20 +45,20 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     return tuple(removed)
 
 
-def _mapped(pid: int) -> set[Path]:
+def _mapped(pid: int) -> set[int]:
+    """Inodes, since a semaphore is mapped under a name that it had only while it was made."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return set()
-    return {
-        Path(line[line.index(_SHM) :])
-        for line in maps.splitlines()
-        if _SHM in line and not line.endswith(" (deleted)")
-    }
+    return {int(match["inode"]) for match in _MAPPED.finditer(maps)}
 
 
-def _all_mapped() -> set[Path]:
-    return set().union(*(_mapped(pid) for pid in psutil.pids()))
+def _shared_files() -> list[tuple[Path, int]]:
+    try:
+        return [(Path(entry.path), entry.inode()) for entry in os.scandir(_SHM)]
+    except OSError:
+        return []
 
 
 def _is_temporary(path: str) -> bool:

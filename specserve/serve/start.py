@@ -17,7 +17,7 @@ from specserve.serve.stop import StopRequest
 
 _TICK_S = 0.1
 _NEWS_S = 0.5
-_SAMPLE_S = 2.0
+_SAMPLE_S = 1.0
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -64,6 +65,13 @@ def test_traces_are_noted_while_the_process_lives_and_removed_when_it_is_gone(
     assert set(shm.remove(traces)) == {str(segment), str(ipc)}
     assert not segment.exists()
     assert not ipc.exists()
+
+
+def test_a_semaphore_is_traced_although_it_is_mapped_under_another_name() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+    name = f"sem.{lock._semlock.name.lstrip('/')}"  # type: ignore[attr-defined]
+    assert Path("/dev/shm", name) in shm.traces([psutil.Process(os.getpid())])
+    assert shm.remove([Path("/dev/shm", name)]) == ()
 
 
 def test_shared_memory_that_another_process_maps_stays(segment: Path) -> None:

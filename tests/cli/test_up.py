@@ -1,0 +1,155 @@
+"""`specserve up` with the stand-in server: ports, signals, what is printed where, becoming vLLM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import typer
+
+from specserve.cli.up import LogFormat, launch, refuse_taken_port
+from specserve.errors import Interrupted, LaunchError, UsageError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve.health import is_healthy
+from specserve.serve.ports import free_port
+from specserve.serve.server import running
+
+FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def plan(*arguments: str, port: int | None = None, env: dict[str, str | FromEnv] | None = None) -> LaunchPlan:
+    port = port or free_port()
+    return LaunchPlan(
+        name="fake",
+        fingerprint="0" * 64,
+        vllm="0.32.0+cpu",
+        platform="cpu",
+        argv=(sys.executable, str(FAKE), "--port", str(port), *arguments),
+        env=env or {},
+        engine_kwargs={},
+        host="127.0.0.1",
+        port=port,
+        model="tiny",
+        stall_timeout_s=30.0,
+        shutdown_timeout_s=5.0,
+    )
+
+
+def signal_me(number: int, *, when_ready: LaunchPlan | None = None) -> None:
+    """Send this process a signal: soon, or when the plan's server answers."""
+
+    def wait_and_send() -> None:
+        while when_ready is not None and not is_healthy(when_ready.url):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=wait_and_send, daemon=True).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_ready_is_a_clean_end(
+    number: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server = plan()
+    signal_me(number, when_ready=server)
+    launch(server)
+    captured = capsys.readouterr()
+    assert f"url      http://127.0.0.1:{server.port}/v1\n" in captured.out
+    assert "ready in" in captured.err
+    assert "stopped in" in captured.err
+    assert not is_healthy(server.url)
+    (log,) = (tmp_path / "logs").glob("fake-*.log")
+    assert "Starting vLLM server" in log.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_ready_is_an_interruption(number: int, code: int) -> None:
+    signal_me(number)
+    with pytest.raises(Interrupted) as caught:
+        launch(plan("--fault", "never-ready"))
+    assert caught.value.exit_code == code
+
+
+def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(plan("--fault", "crash-loading"))
+    assert caught.value.exit_code == 2
+    assert caught.value.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
+    assert caught.value.log_path is not None
+    assert caught.value.log_path.startswith(str(tmp_path / "logs" / "fake-"))
+    assert capsys.readouterr().out == ""
+
+
+def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as caught:
+        launch(plan("--fault", "crash-loading"), log_format=LogFormat.JSON)
+    assert caught.value.exit_code == 2
+    records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert records[0]["event"] == "started"
+    assert records[-1]["event"] == "failed"
+    assert records[-1]["phase"] == "loading weights"
+
+
+def test_a_port_of_another_program_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(LaunchError, match=rf"port {port} is taken by .*\(pid {os.getpid()}\)"):
+            launch(plan(port=port))
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_model_that_is_served_there_already_is_said_to_be(tmp_path: Path) -> None:
+    first = plan()
+    with running(first, log_path=tmp_path / "first.log"):
+        with pytest.raises(LaunchError, match=f"`tiny` is served at {first.url} already") as caught:
+            refuse_taken_port(first)
+        assert caught.value.hint is not None
+        assert f"specserve ask --url {first.url}" in caught.value.hint
+
+
+def test_an_address_of_another_host_is_a_usage_error() -> None:
+    from dataclasses import replace
+
+    with pytest.raises(UsageError, match=r"cannot listen on `192\.0\.2\.1`"):
+        refuse_taken_port(replace(plan(), host="192.0.2.1"))
+
+
+BECOME = """
+import sys
+from specserve.cli.up import become
+from specserve.plan.launchplan import LaunchPlan
+port, argv = int(sys.argv[1]), tuple(sys.argv[2:])
+become(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {"VLLM_LOGGING_LEVEL": "ERROR"}, {}, "127.0.0.1", port,
+                  "tiny", 30.0, 5.0))
+"""
+
+
+def test_exec_becomes_vllm_in_the_same_process() -> None:
+    server = plan()
+    with subprocess.Popen([sys.executable, "-c", BECOME, str(server.port), *server.argv]) as process:
+        while not is_healthy(server.url):
+            assert process.poll() is None
+            time.sleep(0.05)
+        command = Path(f"/proc/{process.pid}/cmdline").read_text().split("\0")
+        environment = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        assert tuple(command[:-1]) == server.argv
+        assert "VLLM_LOGGING_LEVEL=ERROR" in environment
+        process.terminate()
+        assert process.wait(timeout=30) == 0
