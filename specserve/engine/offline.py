@@ -17,11 +17,15 @@ import sys
 import threading
 import time
 import traceback
+from multiprocessing import active_children, connection
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import IO, Any, NoReturn
 
 _KILL_AFTER_S = 10.0
 """How long vLLM gets to end by itself once the parent is gone."""
+_LAST_WORDS_S = 2.0
+"""How long a dying engine process gets to say why, over vLLM's own channel."""
 _NOT_PER_LINE = {"n", "output_kind", "stream_interval", "skip_clone", "output_text_buffer_length"}
 """Sampling parameters that have no meaning for one line that gives one finished text."""
 _SERVER_MAX_TOKENS = 16
@@ -116,6 +120,8 @@ class Generation:
         self._defaults: dict[str, Any] = dict(self._llm.model_config.get_diff_sampling_param() or {})
         self._index_of: dict[str, int] = {}
         max_num_seqs = self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
+        self._is_closing = False
+        threading.Thread(target=self._watch, args=(active_children(),), name="watch", daemon=True).start()
         protocol.send("ready", vllm=vllm.__version__, max_num_seqs=max_num_seqs, defaults=self._defaults)
 
     def run(self) -> None:
@@ -184,8 +190,19 @@ class Generation:
                 positions = [mine + more for mine, more in zip(positions, metric.values, strict=True)]
         return {**counts, "accepted_per_position": positions} if speculates else None
 
+    def _watch(self, processes: list[BaseProcess]) -> None:
+        """Notice an engine process that dies without a word: vLLM's client would wait for it for ever."""
+        if not processes:
+            return
+        connection.wait([process.sentinel for process in processes])
+        time.sleep(_LAST_WORDS_S)
+        if not self._is_closing:
+            self._protocol.send("failed", error="an engine process died", exception="EngineDeadError")
+            os._exit(1)
+
     def close(self) -> None:
         """End the engine's processes."""
+        self._is_closing = True
         self._llm.llm_engine.engine_core.shutdown()
 
 
