@@ -1,0 +1,217 @@
+"""`specserve generate` with real vLLM: the server's own answers, whatever happens on the way."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Up
+
+pytestmark = pytest.mark.engine
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 240.0
+Record = dict[str, Any]
+
+
+def requests_of_different_sizes(count: int) -> list[Record]:
+    """Greedy requests from the demo's prompts, cut at different places, with different lengths of answer."""
+    prompts = [
+        json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.jsonl").read_text().splitlines()
+    ]
+    return [
+        {
+            "id": f"r{number}",
+            "prompt": prompts[number % len(prompts)][: 40 + 7 * number % 400],
+            "max_tokens": 8 + number % 25,
+            "temperature": 0,
+        }
+        for number in range(count)
+    ]
+
+
+REQUESTS = requests_of_different_sizes(200)
+
+
+class Run:
+    """One `specserve generate` in a folder, as a process."""
+
+    def __init__(self, profile: Path, folder: Path, requests: list[Record] | bytes) -> None:
+        data = requests if isinstance(requests, bytes) else as_lines(requests)
+        (folder / "in.jsonl").write_bytes(data)
+        self.out, self.partial = folder / "out.jsonl", folder / "out.jsonl.partial"
+        self._err_path = folder / "err"
+        with self._err_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "specserve",
+                    "generate",
+                    str(profile),
+                    str(folder / "in.jsonl"),
+                    "-o",
+                    str(self.out),
+                ],
+                stderr=err,
+                env={**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state")},
+            )
+
+    @property
+    def err(self) -> str:
+        return self._err_path.read_text()
+
+    def finish(self) -> int:
+        return self.process.wait(timeout=LIMIT_S)
+
+    def records(self) -> list[Record]:
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, self.err
+            time.sleep(0.02)
+
+    def wait_for_lines(self, count: int) -> None:
+        self.wait_for(lambda: self.partial.exists() and self.partial.read_bytes().count(b"\n") >= count)
+
+    def members(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+
+def as_lines(requests: list[Record]) -> bytes:
+    return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_server: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """An uninterrupted run over all requests."""
+    run = Run(tiny_server.profile, tmp_path_factory.mktemp("whole"), REQUESTS)
+    assert run.finish() == 0, run.err
+    yield run
+
+
+def served(up: Up, request: Record) -> Record:
+    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=120)
+    body = {"model": "tiny", **{key: value for key, value in request.items() if key != "id"}}
+    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    answer: Record = json.loads(connection.getresponse().read())
+    connection.close()
+    return {
+        "id": request["id"],
+        "text": answer["choices"][0]["text"],
+        "finish_reason": answer["choices"][0]["finish_reason"],
+        "prompt_tokens": answer["usage"]["prompt_tokens"],
+        "completion_tokens": answer["usage"]["completion_tokens"],
+    }
+
+
+def test_every_answer_is_the_servers_greedy_answer(whole: Run, tiny_server: Up) -> None:
+    expected = [{**served(tiny_server, request), "index": index} for index, request in enumerate(REQUESTS)]
+    assert whole.records() == expected
+
+
+def test_acceptance_and_speed_are_told_at_the_end(whole: Run) -> None:
+    tokens = sum(record["completion_tokens"] for record in whole.records())
+    assert f"{tokens} tokens in " in whole.err
+    (line,) = [line for line in whole.err.splitlines() if line.startswith("acceptance ")]
+    assert float(line.split()[1].rstrip(",")) > 0.3
+
+
+def test_an_interrupted_killed_and_resumed_output_is_the_same(
+    whole: Run, tiny_server: Up, tmp_path: Path
+) -> None:
+    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+    run.wait_for_lines(20)
+    members = run.members()
+    run.process.send_signal(signal.SIGINT)
+    assert run.finish() == 130
+    assert "the same command resumes" in run.err
+    wait_until_gone(members)
+
+    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+    run.wait_for_lines(60)
+    members = run.members()
+    run.process.kill()
+    run.finish()
+    wait_until_gone(members)
+    assert not run.out.exists()
+
+    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+    assert run.finish() == 0, run.err
+    assert "resuming: " in run.err
+    assert run.out.read_bytes() == whole.out.read_bytes()
+    assert not run.partial.exists()
+
+
+def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, tmp_path: Path) -> None:
+    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+    run.wait_for_lines(5)
+    members = run.members()
+    (core,) = [process for process in members if "EngineCore" in " ".join(process.cmdline())]
+    core.kill()
+    assert run.finish() == 2
+    assert "the engine failed while generating: the engine process was killed" in run.err
+    assert "Traceback" not in run.err
+    wait_until_gone(members)
+    assert run.partial.read_bytes().count(b"\n") >= 5
+
+
+def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path) -> None:
+    good = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
+    bad = [
+        (b'{"prompt": "a", oops}', "line 2: invalid JSON at column 16"),
+        (
+            as_lines([{**good, "prompt": "x = 1\n" * 600}]),
+            "line 3: This model's maximum context length is 512 tokens",
+        ),
+        (
+            as_lines([{**good, "temprature": 1}]),
+            "line 4: unknown sampling parameter `temprature`: did you mean `temper",
+        ),
+        (as_lines([{**good, "temperature": "hot"}]), "line 5: `temperature`: Expected `float`, got `str`"),
+        (
+            as_lines([{**good, "temperature": 1, "min_p": 0.5}]),
+            "line 6: The min_p and logit_bias sampling parameters",
+        ),
+        (as_lines([{**good, "n": 2}]), "line 7: `n` has no meaning here"),
+        (as_lines([{**good, "max_tokens": 0}]), "line 8: max_tokens must be at least 1"),
+        (as_lines([{**good, "prompt": [1, 999_999]}]), "line 9: Token id 999999 is out of vocabulary"),
+        (as_lines([{**good, "seed": 2**70}]), "line 10: can't serialize ints"),
+        (as_lines([{**good, "prompt": ""}]), "line 11: The decoder prompt cannot be empty"),
+    ]
+    data = as_lines([good]) + b"".join(line.rstrip(b"\n") + b"\n" for line, _ in bad) + as_lines([good])
+    run = Run(tiny_server.profile, tmp_path, data)
+    assert run.finish() == 1
+    first, *errors, last = run.records()
+    assert first["text"] == last["text"] != ""
+    for found, (_, reason) in zip(errors, bad, strict=True):
+        assert found["error"].startswith(reason)
+        assert reason in run.err
+    assert "Traceback" not in run.err
+
+
+def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(tiny_server: Up, tmp_path: Path) -> None:
+    request = {"id": "r", "prompt": "def f(", "temperature": 0}
+    run = Run(tiny_server.profile, tmp_path, [request])
+    assert run.finish() == 0, run.err
+    assert run.records() == [{**served(tiny_server, request), "index": 0}]
