@@ -134,10 +134,12 @@ class _Screen:
         stream = sys.stdout if kind == "text" else sys.stderr
         if self._open is not None and stream is not self._open:
             self._end()
+        self._open = stream  # before the write, which a Ctrl-C may end
         encoding = stream.encoding or "utf-8"
         stream.write(clean(text).encode(encoding, "replace").decode(encoding))
         stream.flush()
-        self._open = None if text.endswith("\n") else stream
+        if text.endswith("\n"):
+            self._open = None
 
     def _end(self) -> None:
         if self._open is not None:

@@ -86,6 +86,7 @@ class OfflineEngine:
         self._log_path = log_path
         self._on_tick = on_tick
         self._phase = "starting the engine"
+        self._left_behind: frozenset[Path] = frozenset()
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
@@ -118,6 +119,7 @@ class OfflineEngine:
         # Enough that the scheduler never runs dry, few enough that a huge input is not held by the engine.
         self._window = 2 * int(ready["max_num_seqs"])
         self._phase = "generating"
+        self._left_behind = traces(self._processes())  # now: a killed engine cannot be asked any more
         return str(ready["vllm"])
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
@@ -151,7 +153,7 @@ class OfflineEngine:
         """End the engine: by itself if it does so in time, else the whole process group is killed."""
         with contextlib.suppress(OSError):
             self._input.close()  # for the child, the end of its input means: stop
-        left_behind = traces(self._processes())
+        self._left_behind |= traces(self._processes())
         try:
             self._process.wait(_GRACE_S)
         except (subprocess.TimeoutExpired, Interrupted):
@@ -161,7 +163,7 @@ class OfflineEngine:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._reader.join(_GRACE_S)
-            remove(left_behind)
+            remove(self._left_behind)
 
     def _processes(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -120,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
                 400, json.dumps({"error": {"message": NO_TEMPLATE, "type": "BadRequestError", "code": 400}})
             )
         else:
-            self._stream(chat)
+            with suppress(ConnectionError):  # a client may leave
+                self._stream(chat)
 
     def _stream(self, chat: bool) -> None:
         script = self.script
