@@ -18,6 +18,7 @@ from specserve.errors import LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
 
 _PR_SET_PDEATHSIG = 1
+_TRACKER_PATIENCE_S = 3.0
 
 
 def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
@@ -102,22 +103,43 @@ class Child:
 
     def send_all(self, number: int) -> None:
         """A signal to every member."""
-        for process in self.members():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                process.send_signal(number)
+        _send(self.members(), number)
+
+    def freeze(self) -> bool:
+        """SIGSTOP to every member but the trackers, before they are killed. False where there is none."""
+        victims = [process for process in self.members() if not _is_tracker(process)]
+        _send(victims, signal.SIGSTOP)
+        return bool(victims)
 
     def kill(self, *, patience_s: float = 10.0) -> bool:
-        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible)."""
-        deadline = time.monotonic() + patience_s
-        while self.members():
-            self.send_all(signal.SIGKILL)
+        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible).
+
+        Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
+        """
+        began = time.monotonic()
+        while members := self.members():
+            victims = [process for process in members if not _is_tracker(process)]
+            waited_s = time.monotonic() - began
+            _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
             self.poll()
-            if time.monotonic() > deadline:
+            if waited_s > patience_s:
                 return False
             time.sleep(0.02)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=patience_s)
         return True
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    return False
+
+
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            process.send_signal(number)
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:

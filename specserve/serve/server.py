@@ -98,7 +98,8 @@ class Server:
                 self._ask(signal.SIGTERM, grace_s=self.plan.shutdown_timeout_s)
             else:
                 self._ask(signal.SIGINT, grace_s=_BEFORE_READY_GRACE_S)
-        killed = bool(self.child.members())
+        killed = self.child.freeze()  # an orphan that still starts must not make more while we look
+        self._note()
         gone = self.child.kill()
         removed = shm.remove(self._traces) if gone else ()
         self._emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))

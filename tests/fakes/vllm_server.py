@@ -66,6 +66,8 @@ def main() -> None:
     def leave(_number: int, _frame: FrameType | None) -> None:
         if args.fault != "orphan":
             engine.kill()
+            for path in _files():
+                path.unlink(missing_ok=True)
         os._exit(0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -79,11 +81,14 @@ def main() -> None:
 def _start_engine() -> subprocess.Popen[bytes]:
     """A process that ignores the polite signals, as a busy engine core does."""
     code = (
-        "import signal, time\n"
+        "import signal, sys, time\n"
+        "from multiprocessing.shared_memory import SharedMemory\n"
         "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        "leaked = SharedMemory(f'psm_leak{sys.argv[1]}', create=True, size=64)\n"
+        "leaked.close()\n"  # from now on only Python's resource tracker knows of it
         "time.sleep(600)"
     )
-    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code])
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code, str(os.getpid())])
 
 
 def _load(args: argparse.Namespace) -> None:
@@ -131,12 +136,12 @@ def _log(dress: str, process: str, text: str) -> None:
 
 
 def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
-    shared = Path("/dev/shm") / f"psm_fake{os.getpid()}"
+    shared, address = _files()
     shared.write_bytes(b"\0" * 4096)
     with shared.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096)
     ipc = socket.socket(socket.AF_UNIX)
-    ipc.bind(f"{tempfile.gettempdir()}/fake-{os.getpid()}")
+    ipc.bind(str(address))
     ipc.listen()
 
     ready_at = time.monotonic() + (1.0 if args.fault == "unhealthy" else 0.0)
@@ -160,6 +165,11 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
     server = http.server.ThreadingHTTPServer((args.host, args.port), Handler)
     server.serve_forever()
     del mapped
+
+
+def _files() -> tuple[Path, Path]:
+    """Shared memory and a socket, as vLLM has them."""
+    return Path(f"/dev/shm/psm_fake{os.getpid()}"), Path(tempfile.gettempdir()) / f"fake-{os.getpid()}"
 
 
 def _end(*, engine: subprocess.Popen[bytes], fault: str) -> None:

@@ -1,0 +1,142 @@
+"""Real vLLM on the CPU with the small demo pair, before it is widened: fast, and its text is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from specserve.serve.health import is_healthy
+from specserve.serve.ports import free_port
+
+ROOT = Path(__file__).parents[2]
+UP = [sys.executable, "-m", "specserve", "up"]
+START_LIMIT_S = 240.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Up:
+    """A `specserve up` that runs; what it wrote stands in the two files."""
+
+    process: subprocess.Popen[bytes]
+    profile: Path
+    port: int
+    out_path: Path
+    err_path: Path
+    state: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def out(self) -> str:
+        return self.out_path.read_text()
+
+    @property
+    def err(self) -> str:
+        return self.err_path.read_text()
+
+    def wait_ready(self) -> None:
+        """Until it has said so."""
+        self.wait_for(lambda: "Ctrl-C stops it" in self.err)
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not condition():
+            assert self.process.poll() is None, self.err
+            assert time.monotonic() < deadline, self.err
+            time.sleep(0.1)
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Send a signal, return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+    def members(self) -> list[psutil.Process]:
+        """vLLM's processes: all that came out of specserve, in their own session."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def engine_core(self) -> psutil.Process | None:
+        """The engine process, once it exists and has named itself."""
+        for process in self.members():
+            with contextlib.suppress(psutil.Error):
+                if "EngineCore" in " ".join(process.cmdline()):
+                    return process
+        return None
+
+
+def tiny_profile(folder: Path, *, port: int, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A profile of the small pair in float32; `changes` are merged section by section."""
+    sections: dict[str, dict[str, Any]] = {
+        "target": {"model": str(ROOT / "demo" / "target"), "dtype": "float32", "max_model_len": 512},
+        "speculation": {
+            "method": "draft_model",
+            "model": str(ROOT / "demo" / "draft"),
+            "num_speculative_tokens": 4,
+        },
+        "engine": {"enforce_eager": True, "kv_cache_memory_bytes": "256M", "max_num_seqs": 8},
+        "server": {"port": port, "served_model_name": "tiny", "shutdown_timeout_s": 15},
+        "env": {},
+    }
+    for section, values in (changes or {}).items():
+        sections[section] |= values
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(sections))
+    return path
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, *options: str, changes: Mapping[str, Mapping[str, Any]] | None = None
+) -> Iterator[Up]:
+    """`specserve up` on the small pair; killed at the end, with all that came out of it, if it still runs."""
+    port = free_port()
+    profile = tiny_profile(folder, port=port, changes=changes)
+    out_path, err_path = folder / "up.out", folder / "up.err"
+    env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state")}
+    with (
+        out_path.open("wb") as out,
+        err_path.open("wb") as err,
+        subprocess.Popen([*UP, str(profile), *options], stdout=out, stderr=err, env=env) as process,
+    ):
+        up = Up(process, profile, port, out_path, err_path, folder / "state")
+        try:
+            yield up
+        finally:
+            if process.poll() is None:
+                for child in up.members():
+                    with contextlib.suppress(psutil.Error):
+                        child.kill()
+                process.kill()
+
+
+StartUp = Callable[..., contextlib.AbstractContextManager[Up]]
+
+
+@pytest.fixture
+def start_up(tmp_path: Path) -> StartUp:
+    """`with start_up("--baseline", changes={"env": {…}}) as up:` runs `specserve up` on the small pair."""
+    return functools.partial(started, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One server for all tests that only send requests."""
+    with started(tmp_path_factory.mktemp("tiny-server")) as up:
+        up.wait_ready()
+        assert is_healthy(up.url)
+        yield up
+        assert up.stop(signal.SIGTERM) == 0

@@ -1,0 +1,147 @@
+"""`specserve up` with real vLLM: it serves, it ends cleanly, and it says why where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from specserve.serve.health import is_healthy
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import StartUp, Up
+
+pytestmark = pytest.mark.engine
+BODY = {"model": "tiny", "prompt": "def fibonacci(n):", "max_tokens": 16, "temperature": 0}
+
+
+def complete(up: Up, **changes: object) -> dict[str, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", up.port, timeout=120)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(BODY | changes), headers)
+    answer: dict[str, Any] = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer
+
+
+def traces() -> set[Path]:
+    """Shared memory and sockets of this host; servers of others may add to them, so only compare."""
+    sockets = [path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket()]
+    return {*Path("/dev/shm").iterdir(), *sockets}
+
+
+@contextlib.contextmanager
+def nothing_is_left(up: Up) -> Iterator[None]:
+    """What this server's processes hold at the beginning is gone at the end, and so are they and the port."""
+    members = up.members()
+    held = {path for path in traces() if is_held_by(path, members)}
+    yield
+    assert [process for process in members if process.is_running() and process.status() != "zombie"] == []
+    assert held & traces() == set()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", up.port))
+
+
+def is_held_by(path: Path, members: list[psutil.Process]) -> bool:
+    for process in members:
+        if f"/dev/shm/{path.name}" in Path(f"/proc/{process.pid}/maps").read_text():
+            return True
+        if any(str(connection.laddr) == str(path) for connection in process.net_connections("unix")):
+            return True
+    return False
+
+
+def test_up_serves_says_where_and_ctrl_c_ends_it_with_a_stream_open(start_up: StartUp) -> None:
+    with start_up() as up:
+        up.wait_ready()
+        assert f"url      {up.url}/v1\n" in up.out
+        assert "model    tiny\n" in up.out
+        assert "KV cache 0.25 GiB" in up.out
+        assert "tokens: " in up.out
+        for phase in ("starting the engine", "loading weights", "allocating the KV cache"):
+            assert f"  {phase} … " in up.err
+        assert complete(up)["usage"]["completion_tokens"] == 16
+        with nothing_is_left(up):
+            stream = http.client.HTTPConnection("127.0.0.1", up.port, timeout=60)
+            body = BODY | {"stream": True, "max_tokens": 400, "ignore_eos": True}
+            stream.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            response = stream.getresponse()
+            first = response.readline()
+            reader = threading.Thread(target=lambda: read_all(response))
+            reader.start()
+            assert up.stop(signal.SIGINT) == 0
+            reader.join(timeout=30)
+            response.close()
+            stream.close()
+        assert first.startswith(b"data: ")
+        assert "stopped in" in up.err
+        (log,) = (up.state / "logs").iterdir()
+        assert "vLLM server" in log.read_text()
+
+
+def read_all(response: http.client.HTTPResponse) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):  # a server that is stopped may cut it
+        response.read()
+
+
+def test_an_engine_killed_while_it_starts_is_told_as_that(start_up: StartUp) -> None:
+    with start_up() as up:
+        up.wait_for(up.engine_core)
+        engine = up.engine_core()
+        assert engine is not None
+        with nothing_is_left(up):
+            engine.kill()
+            assert up.process.wait(timeout=60) == 2
+    assert "the engine process" in up.err
+    assert "SIGKILL" in up.err
+    assert "Engine core initialization failed" not in up.err
+    assert "while starting the engine" in up.err
+    assert "Traceback" not in up.err
+
+
+def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log(start_up: StartUp) -> None:
+    with start_up(changes={"env": {"VLLM_LOGGING_LEVEL": "ERROR"}}) as up:
+        up.wait_ready()
+        assert "weights unknown, KV cache 0.25 GiB" in up.out
+        assert "requests of full length at once" in up.out
+        engine = up.engine_core()
+        assert engine is not None
+        with nothing_is_left(up):
+            engine.kill()
+            assert up.process.wait(timeout=60) == 2
+    assert "while serving" in up.err
+    assert "SIGKILL" in up.err
+    assert "exited with code 0" in up.err
+
+
+def test_exec_becomes_vllm_and_ends_with_its_code(start_up: StartUp) -> None:
+    with start_up("--exec", "--baseline") as up:
+        up.wait_for(lambda: is_healthy(up.url))
+        command = " ".join(psutil.Process(up.process.pid).cmdline())
+        assert "specserve" not in command
+        assert "speculative" not in command
+        assert complete(up)["usage"]["completion_tokens"] == 16
+        members = up.members()
+        assert up.stop(signal.SIGTERM) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        psutil.wait_procs(members, timeout=30)
+        assert [process for process in members if process.is_running() and process.status() != "zombie"] == []
+
+
+def test_a_second_server_on_the_port_is_refused_and_told_that_the_model_is_served(
+    tiny_server: Up, start_up: StartUp
+) -> None:
+    with start_up("--port", str(tiny_server.port)) as second:
+        assert second.process.wait(timeout=60) == 2
+    assert f"`tiny` is served at {tiny_server.url} already" in second.err
+    assert complete(tiny_server)["model"] == "tiny"
