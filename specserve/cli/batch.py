@@ -24,6 +24,7 @@ from specserve.serve.offline import Finished, OfflineEngine
 from specserve.serve.output import Output
 
 _SHOWN_ERRORS = 20
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(plan: LaunchPlan, *, data: bytes, output: Output | None) -> int:
@@ -53,6 +54,7 @@ def run(plan: LaunchPlan, *, data: bytes, output: Output | None) -> int:
                     errors.append(str(body["error"]))
             if output is not None:
                 output.complete()
+            progress.finish()
             _say_summary(progress, engine, errors)
     except Interrupted as stop:
         raise _told(stop, written=written, total=total, output=output) from None
@@ -100,9 +102,11 @@ def _signals_raise() -> Iterator[None]:
     """SIGINT and SIGTERM as an exception, so that the engine is ended and the output stays whole."""
 
     def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        for once in _SIGNALS:  # the end takes a few seconds, and must not be broken off
+            signal.signal(once, signal.SIG_IGN)
         raise Interrupted("stopped", signal_number=number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
         yield
     finally:

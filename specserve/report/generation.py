@@ -34,8 +34,13 @@ class GenerationProgress:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Take the live line away: what is said from now on stays."""
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def _show(self) -> None:
         from rich.console import Console

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -16,22 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
-from specserve.errors import FactError, Interrupted, LaunchError
+from specserve.errors import LaunchError
 from specserve.metrics.acceptance import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.causes import find_cause
-from specserve.serve.health import Activity, StallClock, activity
+from specserve.serve.health import StallClock, activity
 from specserve.serve.logs import LogLine, read_end
-from specserve.serve.process import resolve_env
+from specserve.serve.process import Child, resolve_env
 from specserve.serve.shm import remove, traces
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TICK_S = 0.2
-_GRACE_S = 8.0
-"""How long the engine gets to end by itself; vLLM needs about 5 s with a worker process."""
+_LOOK_S = 2.0
+_LAST_WORDS_S = 3.0
+"""How long a failed engine gets to complete its log and its messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,37 @@ def _do_nothing() -> None:
     pass
 
 
+class _PipedChild(Child):
+    """A Child that is spoken to: `input` and `output` are its standard streams, its log is stderr."""
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+        self.log_path = log_path
+        self.started_at = time.monotonic()
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
+        with os.fdopen(log, "ab") as stderr:
+            self._popen = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=dict(env),
+                start_new_session=True,
+            )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.input: IO[bytes] = self._popen.stdin
+        self.output: IO[bytes] = self._popen.stdout
+
+    def wait(self, limit_s: float) -> None:
+        """Until the first process has ended, or the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(limit_s)
+
+
 class OfflineEngine:
     """A `vllm.LLM` in a process group of its own; a context manager, so that no process outlives it.
 
@@ -86,24 +115,14 @@ class OfflineEngine:
         self._log_path = log_path
         self._on_tick = on_tick
         self._phase = "starting the engine"
+        self._clock: StallClock | None = StallClock(plan.stall_timeout_s)
+        self._look_at = 0.0
         self._left_behind: frozenset[Path] = frozenset()
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
-        environment = resolve_env(plan.env)
-        with os.fdopen(_opened(log_path), "ab") as log:
-            self._process = subprocess.Popen(
-                command or CHILD,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._input: IO[bytes] = self._process.stdin
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._child = _PipedChild(command or CHILD, env=resolve_env(plan.env), log_path=log_path)
+        self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 
     def __enter__(self) -> OfflineEngine:
@@ -115,11 +134,11 @@ class OfflineEngine:
     def start(self) -> str:
         """Load the model; returns vLLM's version. Only a time without progress is limited, not the whole."""
         self._send({"engine_kwargs": dict(self._plan.engine_kwargs)})
-        ready = self._expect("ready", stall_timeout_s=self._plan.stall_timeout_s)
+        ready = self._expect("ready")
         # Enough that the scheduler never runs dry, few enough that a huge input is not held by the engine.
         self._window = 2 * int(ready["max_num_seqs"])
-        self._phase = "generating"
-        self._left_behind = traces(self._processes())  # now: a killed engine cannot be asked any more
+        self._phase, self._clock = "generating", None
+        self._note()
         return str(ready["vllm"])
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
@@ -150,29 +169,23 @@ class OfflineEngine:
             )
 
     def close(self) -> None:
-        """End the engine: by itself if it does so in time, else the whole process group is killed."""
-        with contextlib.suppress(OSError):
-            self._input.close()  # for the child, the end of its input means: stop
-        self._left_behind |= traces(self._processes())
+        """End the engine at once: it holds nothing that is not written, and vLLM's own end takes seconds."""
         try:
-            self._process.wait(_GRACE_S)
-        except (subprocess.TimeoutExpired, Interrupted):
-            pass  # too slow, or asked a second time
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._reader.join(_GRACE_S)
+            self._child.freeze()
+            self._note()
+            is_gone = self._child.kill()
+        except BaseException:  # a signal must not leave a frozen engine behind
+            self._child.kill()
+            raise
+        with contextlib.suppress(OSError):
+            self._child.input.close()
+        self._reader.join(_LAST_WORDS_S)
+        if is_gone:
             remove(self._left_behind)
 
-    def _processes(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.Error):
-            first = psutil.Process(self._process.pid)
-            return [first, *first.children(recursive=True)]
-        return []
-
-    def _activity(self) -> Activity:
-        return activity(self._processes(), log_bytes=self._log_path.stat().st_size)
+    def _note(self) -> None:
+        """Remember what the engine's processes hold outside of themselves: killed, they cannot be asked."""
+        self._left_behind |= traces(self._child.members())
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:
@@ -183,37 +196,50 @@ class OfflineEngine:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
-            self._input.write(json.dumps(message).encode() + b"\n")
-            self._input.flush()
+            self._child.input.write(json.dumps(message).encode() + b"\n")
+            self._child.input.flush()
 
-    def _expect(self, event: str, *, stall_timeout_s: float | None = None) -> dict[str, Any]:
-        message = self._next(stall_timeout_s=stall_timeout_s)
+    def _expect(self, event: str) -> dict[str, Any]:
+        message = self._next()
         assert message["event"] == event, message
         return message
 
-    def _next(self, *, stall_timeout_s: float | None = None) -> dict[str, Any]:
+    def _next(self) -> dict[str, Any]:
         """The next message of the engine, or LaunchError if there will be none."""
-        clock = StallClock(stall_timeout_s) if stall_timeout_s is not None else None
         while True:
             try:
                 message = self._messages.get(timeout=_TICK_S)
             except queue.Empty:
                 self._on_tick()
-                if self._process.poll() is not None:
-                    self._reader.join(1.0)  # its last words may still be in the pipe
+                if self._child.poll() is not None:
+                    self._reader.join(_LAST_WORDS_S)  # its last words may still be in the pipe
                     if self._messages.empty():
                         raise self._death(None) from None
-                if clock is not None and clock.is_stalled(self._activity(), at_s=time.monotonic()):
-                    raise self._stalled(stall_timeout_s or 0.0) from None
+                self._check_progress()
                 continue
             if message is None or message["event"] == "failed":
                 raise self._death(message)
             return message
 
+    def _check_progress(self) -> None:
+        """While the model loads, now and then: does anything move? Once it is ready, silence may be long."""
+        now, limit_s = time.monotonic(), self._plan.stall_timeout_s
+        if self._clock is None or now < self._look_at:
+            return
+        self._look_at = now + min(_LOOK_S, limit_s / 4)
+        log_bytes = self._log_path.stat().st_size
+        if self._clock.is_stalled(activity(self._child.members(), log_bytes=log_bytes), at_s=now):
+            raise LaunchError(
+                f"the engine made no progress for {limit_s:g} s while {self._phase}",
+                phase=self._phase,
+                log_path=str(self._log_path),
+                log_tail=_tail(read_end(self._log_path)),
+                hint="raise `server.stall_timeout_s` in the profile if this is expected",
+            )
+
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)  # the log is complete once the process is gone
-        code = self._process.poll()
+        self._child.wait(_LAST_WORDS_S)  # the log is complete once the process is gone
+        code = self._child.poll()
         lines = read_end(self._log_path)
         cause = find_cause(lines, exit_code=code)
         reason = cause.message
@@ -228,27 +254,6 @@ class OfflineEngine:
             log_tail=_tail(lines),
             hint=cause.hint,
         )
-
-    def _stalled(self, seconds: float) -> LaunchError:
-        return LaunchError(
-            f"the engine made no progress for {seconds:g} s while {self._phase}",
-            phase=self._phase,
-            log_path=str(self._log_path),
-            log_tail=_tail(read_end(self._log_path)),
-            hint="raise `server.stall_timeout_s` in the profile if this is expected",
-        )
-
-
-def _opened(path: Path) -> int:
-    """The log, for its owner alone: vLLM may quote prompts in it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        raise FactError(
-            f"cannot write the log `{path}`: {error.strerror}",
-            hint="SPECSERVE_STATE_DIR names a folder for it",
-        ) from error
 
 
 def _as_message(request: Request) -> dict[str, Any]:

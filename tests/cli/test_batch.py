@@ -51,7 +51,7 @@ send(event="done", acceptance=counts)
 @pytest.fixture
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
     monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", ENGINE))
     return LaunchPlan(
         name="demo",

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.errors import FactError, LaunchError, UsageError
+from specserve.errors import LaunchError, UsageError
 from specserve.metrics.acceptance import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
@@ -203,7 +203,7 @@ def test_answers_that_were_given_before_the_death_are_not_lost(log: Path) -> Non
 
 
 def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
     with (
         engine("time.sleep(600)", log, stall_timeout_s=0.5) as child,
         pytest.raises(LaunchError, match=r"no progress for 0\.5 s") as error,
@@ -215,7 +215,7 @@ def test_a_start_in_which_nothing_moves_is_given_up(log: Path, monkeypatch: pyte
 def test_leaving_ends_an_engine_that_ignores_everything_and_what_it_started(
     log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.serve.offline._GRACE_S", 0.5)
+    monkeypatch.setattr("specserve.serve.offline._LAST_WORDS_S", 0.5)
     script = """
     import subprocess
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -260,5 +260,5 @@ def test_a_log_is_for_its_owner_alone(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(FactError, match="cannot write the log"):
+    with pytest.raises(LaunchError, match="cannot write the log"):
         engine(WORKS, tmp_path / "file" / "engine.log")

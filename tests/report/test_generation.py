@@ -1,0 +1,66 @@
+"""What a pipe hears of a long run."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from specserve.report import generation
+from specserve.report.generation import GenerationProgress
+
+
+class Clock:
+    """A clock that stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(generation, "time", clock)
+    return clock
+
+
+def test_a_pipe_hears_a_line_every_ten_seconds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with GenerationProgress(total=200, done=3) as progress:
+        for _ in range(19):
+            clock.now += 1
+            progress.tick()
+        assert progress.generating() == 19
+        for _ in range(11):
+            clock.now += 1
+            progress.advance(40)
+    assert capsys.readouterr().err.splitlines() == [
+        "starting the engine, 10 s",
+        "generating: 4 of 200 lines, 20 s, 40 tokens/s",
+        "generating: 14 of 200 lines, 30 s, 40 tokens/s",
+    ]
+    assert progress.completion_tokens == 440
+    assert progress.tokens_per_s == 40
+
+
+def test_a_terminal_gets_a_live_line_that_is_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with GenerationProgress(total=2, done=0) as progress:
+        progress.generating()
+        progress.advance(5)
+        progress.advance(5)
+        progress.finish()
+        written = screen.getvalue()
+        progress.tick()
+    assert "2/2" in written
+    assert written.endswith("\x1b[2K")  # the line is erased
+    assert screen.getvalue() == written
