@@ -1,0 +1,88 @@
+"""The JSON Schema of a profile, for editors; made from the same key tables that judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specserve.profile.keys import Key, Kind
+from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL
+
+_HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}
+_TYPES: Mapping[Kind, dict[str, Any]] = {
+    "str": {"type": ["string", "number"]},  # a revision of digits alone is a number to YAML
+    "int": _HUMAN,
+    "length": {"type": ["integer", "string"], "pattern": r"^(auto|\d+(\.\d+)?[kKmMgGtT])$"},
+    "float": {"type": "number"},
+    "bool": {"type": "boolean"},
+    "list": {"type": "array"},
+    "map": {"type": "object"},
+    "schedule": {"type": "array", "items": {"type": "array", "items": _HUMAN, "minItems": 3, "maxItems": 3}},
+    "size_percentiles": {
+        "type": "object",
+        "properties": {name: {"type": "number"} for name in ("p50", "p95", "p99")},
+        "additionalProperties": False,
+    },
+    "device": {"type": ["integer", "string"]},
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a profile as it stands in one file; `extends` may bring the rest."""
+    properties = {name: _property(key) for name, key in TOP.items()}
+    for name, section in SECTIONS.items():
+        properties[name] |= _object(keys_of(section)) | {"type": ["object", "null"]}
+    properties["expect"] |= {"items": _object(keys_of(Expectation))}
+    properties["env"] |= {"additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+    block = {"$ref": "#/$defs/speculation"}
+    properties["speculation"] = {"description": TOP["speculation"].doc, "anyOf": [{"type": "null"}, block]}
+    properties["alternatives"] |= {"additionalProperties": {"anyOf": [{"type": "null"}, block]}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "specserve profile",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "anyOf": [{"required": ["target"]}, {"required": ["extends"]}],
+        "$defs": {"speculation": _speculation()},
+    }
+
+
+def _speculation() -> dict[str, Any]:
+    """A block: its keys are judged by its method; a child's block may leave the method to its parent."""
+    rules = []
+    for method, keys in METHODS.items():
+        then = _object(keys)
+        then["properties"]["method"] = {"const": method}
+        rules.append(
+            {"if": {"properties": {"method": {"const": method}}, "required": ["method"]}, "then": then}
+        )
+        needed = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
+        then["description"] = f"needs {', '.join(needed)}" if needed else "needs no more keys"
+    every = {name: key for keys in METHODS.values() for name, key in keys.items()}
+    properties = _object(every)["properties"]
+    properties["method"] = {"enum": list(METHODS), "description": every["method"].doc}
+    return {"type": "object", "properties": properties, "additionalProperties": False, "allOf": rules}
+
+
+def _object(keys: Mapping[str, Key]) -> dict[str, Any]:
+    properties = {name: _property(key) for name, key in keys.items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _property(key: Key) -> dict[str, Any]:
+    schema: dict[str, Any] = {"description": key.doc, **_TYPES[key.kind]}
+    if key.items:
+        schema["items"] = _TYPES[key.items]
+    if key.choices:
+        schema = {"description": key.doc, "enum": [*key.choices, *([None] if key.nullable else [])]}
+    elif key.nullable:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        schema["type"] = [*kinds, "null"]
+    for name, bound in (("minimum", key.minimum), ("maximum", key.maximum)):
+        if bound is not None:
+            schema[name] = bound
+    if key.default is not None:
+        schema["default"] = key.default
+    return schema

@@ -1,0 +1,92 @@
+"""A file to a Profile, or to all that is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from specserve.diagnostics import Finding, Span
+from specserve.errors import ProfileError
+from specserve.profile import overrides
+from specserve.profile.extends import with_parents
+from specserve.profile.problems import problem
+from specserve.profile.schema import Profile
+from specserve.profile.source import MAX_BYTES, parse
+from specserve.profile.tree import Node
+from specserve.profile.validate import validate
+
+
+def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) -> Profile:
+    """The profile in a file (`-`: stdin), with `--set` values over it.
+
+    Raises ProfileError with every problem of the file, UsageError for a malformed setting.
+    """
+    profile, findings = examine(path, settings=settings)
+    if profile is None:
+        count = f"{len(findings)} problem{'s' if len(findings) > 1 else ''}"
+        hint = None
+        if [finding.code for finding in findings] == ["SD001"] and findings[0].message.startswith("no such"):
+            hint = "`specserve up configs/demo.yaml` is a profile to start from"
+        raise ProfileError(
+            f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
+        )
+    return profile
+
+
+def examine(
+    path: str | os.PathLike[str], *, settings: Iterable[str] = ()
+) -> tuple[Profile | None, list[Finding]]:
+    """The profile, None where it cannot be used, and every problem of the file, in file order."""
+    file = os.fspath(path)
+    try:
+        data = _read(file)
+    except OSError as error:
+        reason = (
+            "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
+        )
+        return None, [problem("SD001", reason, Span(file))]
+    tree, findings = parse(data, file=file)
+    if tree is None:
+        return None, findings
+    folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent
+    seen = () if file == "-" else (Path(file).resolve(),)
+    whole, more = with_parents(tree, folder=folder, seen=seen)
+    findings += more
+    profile, problems = validate(overrides.apply(whole, settings), file=file)
+    findings = sorted({*findings, *problems}, key=lambda finding: finding.sort_key)
+    return (None if findings else profile), findings
+
+
+def _read(file: str) -> bytes:
+    """At most one byte more than a profile may have, so that a huge file is not read whole."""
+    if file == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def looks_like_profile(tree: Node | None) -> bool:
+    """Whether a YAML file met in a folder is meant as a profile: a mapping with `target` or `extends`."""
+    return tree is not None and bool({"target", "extends"} & set(tree.mapping or {}))
+
+
+def with_alternative(profile: Profile, name: str | None, *, baseline: bool) -> Profile:
+    """The profile with one of its alternatives as `speculation`, or with none. Raises ProfileError."""
+    if baseline:
+        return replace(profile, speculation=None)
+    if name is None:
+        return profile
+    if name not in profile.alternatives:
+        known = ", ".join(f"`{key}`" for key in profile.alternatives) or "none"
+        raise ProfileError(f"`{profile.file}` has no alternative `{name}`: it has {known}")
+    prefix = f"alternatives.{name}"
+    moved = {
+        "speculation" + path.removeprefix(prefix): span
+        for path, span in profile.spans.items()
+        if path == prefix or path.startswith(prefix + ".")
+    }
+    kept = {path: span for path, span in profile.spans.items() if not path.startswith("speculation")}
+    return replace(profile, speculation=profile.alternatives[name], spans={**kept, **moved})

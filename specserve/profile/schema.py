@@ -1,0 +1,141 @@
+"""The profile: its sections, typed and frozen. Field names below `target` are vLLM's own. Knows no YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from specserve.diagnostics import Span
+from specserve.profile.keys import Key
+from specserve.profile.speculation import Speculation
+
+SCHEMA = 1
+
+
+def _nothing() -> Mapping[str, Any]:
+    return MappingProxyType({})
+
+
+def _key(key: Key) -> Any:
+    return field(default=key.default, metadata={"key": key})
+
+
+def keys_of(section: type) -> dict[str, Key]:
+    """The keys of a section by name, as its dataclass declares them."""
+    return {item.name: item.metadata["key"] for item in fields(section)}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model whose output is wanted."""
+
+    model: str = _key(Key("str", "Hub id, or a path.", required=True, nullable=False))
+    revision: str | None = _key(Key("str", "Hub commit, tag or branch."))
+    tokenizer: str | None = _key(Key("str", "Tokenizer, where it is not the model's own."))
+    dtype: str = _key(Key("str", "Type of weights and activations.", default="auto"))
+    quantization: str | None = _key(Key("str", "Quantization method; default: what the checkpoint says."))
+    tensor_parallel_size: int = _key(Key("int", "GPUs that share each layer.", default=1, minimum=1))
+    pipeline_parallel_size: int = _key(
+        Key("int", "Groups of layers on different GPUs.", default=1, minimum=1)
+    )
+    max_model_len: int | None = _key(
+        Key("length", "Longest prompt plus output, in tokens; auto: what fits.", minimum=-1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where and how the server answers."""
+
+    host: str = _key(Key("str", "Address to listen on.", default="127.0.0.1"))
+    port: int = _key(Key("int", "Port to listen on; 0: a free one.", default=8000, minimum=0, maximum=65535))
+    served_model_name: str | None = _key(Key("str", "Name that clients send; default: the target itself."))
+    api_key_env: str | None = _key(Key("str", "NAME of the environment variable that holds the API key."))
+    stall_timeout_s: float = _key(
+        Key("float", "Start-up is given up when nothing moves for so long.", default=600, minimum=1)
+    )
+    shutdown_timeout_s: float = _key(
+        Key("float", "Running requests may finish for so long.", default=30, minimum=0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the profile is meant for."""
+
+    accelerator: str | None = _key(Key("str", "Name of the accelerator, such as H100-80GB, or cpu."))
+    count: int = _key(Key("int", "Accelerators per node.", default=1, minimum=1))
+    nodes: int = _key(Key("int", "Nodes.", default=1, minimum=1))
+    devices: tuple[int | str, ...] | None = _key(
+        Key("list", "Indices or UUIDs of the accelerators on this host.", items="device")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One promise: what must hold at one operating point."""
+
+    workload: str | None = _key(Key("str", "Name of the workload, such as chat or code."))
+    concurrency: int | None = _key(Key("int", "Requests in flight.", minimum=1))
+    temperature: float | None = _key(Key("float", "Sampling temperature.", minimum=0))
+    prompt_tokens: Mapping[str, float] | None = _key(Key("size_percentiles", "Prompt lengths."))
+    output_tokens: Mapping[str, float] | None = _key(Key("size_percentiles", "Output lengths."))
+    min_speedup: float | None = _key(
+        Key("float", "Output tokens/s over the same server without speculation.", minimum=0)
+    )
+    min_mean_acceptance_length: float | None = _key(
+        Key("float", "Tokens per verification step, 1 to K + 1.", minimum=1)
+    )
+    min_acceptance_rate: float | None = _key(
+        Key("float", "Accepted over drafted tokens.", minimum=0, maximum=1)
+    )
+    max_ttft_p99_ms: float | None = _key(Key("float", "Time to first token, 99th percentile.", minimum=0))
+    max_tpot_p99_ms: float | None = _key(Key("float", "Time per output token, 99th percentile.", minimum=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One deployment. `spans` says where each value was written, by dotted path."""
+
+    file: str
+    name: str
+    target: Target
+    speculation: Speculation | None = None
+    alternatives: Mapping[str, Speculation] = field(default_factory=_nothing)
+    engine: Mapping[str, Any] = field(default_factory=_nothing)
+    frontend: Mapping[str, Any] = field(default_factory=_nothing)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware | None = None
+    expect: tuple[Expectation, ...] = ()
+    env: Mapping[str, str] = field(default_factory=_nothing)
+    vllm: str | None = None
+    schema: int = SCHEMA
+    spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
+
+    def span(self, path: str) -> Span:
+        """Where a value was written; else the nearest section around it; else the file."""
+        while path:
+            if path in self.spans:
+                return self.spans[path]
+            path = path.rpartition(".")[0]
+        return Span(self.file)
+
+
+SECTIONS: Mapping[str, type] = {"target": Target, "server": Server, "hardware": Hardware}
+TOP: Mapping[str, Key] = {
+    "schema": Key("int", "Number of the profile schema.", default=SCHEMA),
+    "name": Key("str", "Name of the deployment; default: the file's stem."),
+    "extends": Key("str", "A parent profile in the same repository; its values lie underneath."),
+    "vllm": Key("str", "vLLM versions this profile is for, such as >=0.32,<0.34."),
+    "target": Key("map", "The model whose output is wanted.", required=True, nullable=False),
+    "speculation": Key("map", "How to speculate, by vLLM's SpeculativeConfig; null: not at all."),
+    "alternatives": Key("map", "Other `speculation` blocks for the same target, by name."),
+    "engine": Key("map", "Any other vLLM engine argument."),
+    "frontend": Key("map", "Arguments of vLLM's server: chat_template, tool_call_parser, …"),
+    "server": Key("map", "Where and how the server answers."),
+    "hardware": Key("map", "What the profile is meant for."),
+    "expect": Key("list", "Promises, one per operating point."),
+    "env": Key("map", "Environment of the server process; never a secret."),
+}

@@ -1,0 +1,110 @@
+"""The keys of `speculation`, one table per method: vLLM's SpeculativeConfig (vllm/config/speculative.py, 0.26-0.33)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specserve.profile.keys import Key
+
+_METHOD = {"method": Key("str", "The speculation method.", required=True, nullable=False)}
+
+_EVERY = {
+    "num_speculative_tokens": Key("int", "K: tokens drafted per step.", minimum=1),
+    "num_speculative_tokens_per_batch_size": Key(
+        "schedule", "K by running requests: [[first, last, K], …], inclusive; K = 0 switches speculation off."
+    ),
+    "rejection_sample_method": Key(
+        "str", "How drafts are verified.", choices=("standard", "synthetic", "block", "fly")
+    ),
+    "synthetic_acceptance_rates": Key(
+        "list", "Synthetic acceptance per position, for benchmarks.", items="float"
+    ),
+    "synthetic_acceptance_length": Key("float", "Synthetic mean acceptance length, for benchmarks."),
+    "fly_window_size": Key("int", "Window of the lossy `fly` verification (vLLM 0.33)."),
+    "fly_entropy_threshold": Key("float", "Entropy threshold of `fly` (vLLM 0.33)."),
+    "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly` (vLLM 0.33)."),
+    "disable_padded_drafter_batch": Key("bool", "Do not pad the drafter's batch."),
+    "enforce_eager": Key("bool", "Run the drafter without graphs."),
+}
+
+_DRAFT = {
+    "model": Key("str", "The draft or head: a Hub id, or a path."),
+    "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
+    "draft_sample_method": Key("str", "How drafts are sampled.", choices=("greedy", "probabilistic")),
+    "quantization": Key("str", "Quantization of the draft."),
+    "moe_backend": Key("str", "MoE kernels of the draft."),
+    "attention_backend": Key("str", "Attention backend of the draft."),
+    "kv_cache_dtype": Key("str", "KV cache type of the draft."),
+    "max_model_len": Key("int", "Longest sequence of the draft, in tokens.", minimum=1),
+    "revision": Key("str", "Hub commit of the draft."),
+    "code_revision": Key("str", "Hub commit of the draft's code."),
+    "draft_load_config": Key("map", "How the draft's weights are loaded."),
+    "parallel_drafting": Key("bool", "All K tokens in one draft step (PARD and the like)."),
+    "use_local_argmax_reduction": Key("bool", "Argmax per tensor-parallel rank."),
+    "disable_eagle_block_drop": Key("bool", "Keep the last block of a prefix-cache hit."),
+    "disable_lookahead_block_hashes": Key("bool", "No hashes for lookahead blocks (vLLM 0.33)."),
+    "index_share_for_mtp_iteration": Key("bool", "Share the sparse index between MTP steps."),
+    "draft_lm_head_quantization": Key(
+        "str", "Quantize the draft's head (vLLM 0.33).", choices=("fp8", "nvfp4")
+    ),
+    "enable_adaptive_verification": Key("bool", "Verify fewer drafts where they are unlikely."),
+}
+_NGRAM = {
+    "prompt_lookup_min": Key("int", "Shortest n-gram looked up in the prompt.", minimum=1),
+    "prompt_lookup_max": Key("int", "Longest n-gram looked up in the prompt.", minimum=1),
+}
+_SUFFIX = {
+    "suffix_decoding_max_tree_depth": Key("int", "Depth of the suffix tree.", minimum=1),
+    "suffix_decoding_max_cached_requests": Key("int", "Requests kept in the global tree."),
+    "suffix_decoding_max_spec_factor": Key("float", "Drafted tokens per matched token."),
+    "suffix_decoding_min_token_prob": Key("float", "Least probability of a drafted token."),
+}
+_HETEROGENEOUS = {
+    "use_heterogeneous_vocab": Key("bool", "Draft with another tokenizer: only common tokens are drafted.")
+}
+_DSPARK = {
+    "dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1),
+    "xpress_topc": Key("int", "Candidates of XPress (vLLM 0.33).", minimum=1),
+}
+
+METHODS: Mapping[str, Mapping[str, Key]] = {
+    "draft_model": {**_METHOD, **_EVERY, **_DRAFT, **_HETEROGENEOUS},
+    "ngram": {**_METHOD, **_EVERY, **_NGRAM},
+    "ngram_gpu": {**_METHOD, **_EVERY, **_NGRAM},
+    "suffix": {**_METHOD, **_EVERY, **_SUFFIX},
+    "eagle": {**_METHOD, **_EVERY, **_DRAFT},
+    "eagle3": {**_METHOD, **_EVERY, **_DRAFT},
+    "mtp": {**_METHOD, **_EVERY, **_DRAFT},
+    "dflash": {**_METHOD, **_EVERY, **_DRAFT},
+    "dspark": {**_METHOD, **_EVERY, **_DRAFT, **_DSPARK},
+    "custom_class": {**_METHOD, **_EVERY, **_DRAFT},
+}
+NEEDS_MODEL = frozenset({"draft_model", "eagle", "eagle3", "dflash", "dspark", "custom_class"})
+NEEDS_K = frozenset({"draft_model", "ngram", "ngram_gpu", "custom_class"})  # others may know K from the head
+REMOVED = {
+    "medusa": "vLLM removed it; heads for `eagle3` or `mtp` took its place",
+    "mlp_speculator": "vLLM removed it; heads for `eagle3` or `mtp` took its place",
+    "extract_hidden_states": "it extracts states and speculates nothing",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """One way to speculate. `keys` is the whole of vLLM's `speculative_config`, `method` included."""
+
+    method: str
+    keys: Mapping[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        """The draft or head, where the method has one of its own."""
+        value = self.keys.get("model")
+        return str(value) if value is not None else None
+
+    @property
+    def num_speculative_tokens(self) -> int | None:
+        """K, where the profile says it."""
+        value = self.keys.get("num_speculative_tokens")
+        return int(value) if value is not None else None

@@ -1,0 +1,70 @@
+"""YAML values that know their place, and how a child's tree lies over its parent's. Knows no schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from specserve.diagnostics import Span
+
+Scalar = None | bool | int | float | str
+
+
+class Ambiguous(str):
+    """A plain scalar that YAML 1.1 reads differently from a person, such as `010` (8); the text as written."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value: a scalar, a list of nodes or a mapping of nodes, with the place of the value and of its key."""
+
+    value: Scalar | list[Node] | dict[str, Node]
+    span: Span
+    key: Span | None = None
+    raw: str | None = None
+    """The text of a plain scalar, before YAML turned it into something else."""
+
+    @property
+    def mapping(self) -> dict[str, Node] | None:
+        """The value if it is a mapping."""
+        return self.value if isinstance(self.value, dict) else None
+
+    def walk(self, path: str = "") -> Iterator[tuple[str, Node]]:
+        """Every value below with its dotted path: `target.model`, `expect[0].workload`."""
+        yield path, self
+        if isinstance(self.value, dict):
+            for key, child in self.value.items():
+                yield from child.walk(f"{path}.{key}" if path else key)
+        elif isinstance(self.value, list):
+            for index, child in enumerate(self.value):
+                yield from child.walk(f"{path}[{index}]")
+
+
+def merged(parent: Node, child: Node) -> Node:
+    """The child over its parent: maps merge, lists and scalars replace, null unsets, speculation as a block."""
+    return _merged(parent, child, path="")
+
+
+def _merged(parent: Node, child: Node, *, path: str) -> Node:
+    above, below = parent.mapping, child.mapping
+    if above is None or below is None:
+        return child
+    if _is_speculation(path) and _method(above) != _method(below) and "method" in below:
+        return child
+    values = dict(above)
+    for key, node in below.items():
+        if node.value is None and key in values:
+            values[key] = node
+            continue
+        values[key] = _merged(values[key], node, path=f"{path}.{key}") if key in values else node
+    return replace(child, value=values)
+
+
+def _is_speculation(path: str) -> bool:
+    return path == ".speculation" or (path.startswith(".alternatives.") and path.count(".") == 2)
+
+
+def _method(mapping: dict[str, Node]) -> Scalar | list[Node] | dict[str, Node]:
+    return mapping["method"].value if "method" in mapping else None
