@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from specserve.plan.support import in_range, table
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Hardware, Profile
+from specserve.profile.speculation import Speculation
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -24,22 +25,22 @@ SOURCE = re.compile(r"[\w.-]+/[\w.-]+#\d+|model card of [\w.-]+/|docs/\S+\.md|mo
 served = pytest.mark.parametrize("file", SERVED, ids=lambda file: file.stem)
 public = pytest.mark.parametrize("file", PUBLIC, ids=lambda file: file.stem)
 
-
-def _mapping(file: Path) -> dict[str, Any]:
-    """The profile as written, its parent merged underneath (one level, sections of scalars)."""
-    written: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    parent = written.pop("extends", None)
-    merged = _mapping(file.parent / parent) if parent else {}
-    for key, value in written.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = {**merged[key], **value} if both else value
-    return merged
+_load = cache(load_profile)
 
 
-def _blocks(profile: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _speculation(profile: Profile) -> Speculation:
+    assert profile.speculation is not None
+    return profile.speculation
+
+
+def _hardware(profile: Profile) -> Hardware:
+    assert profile.hardware is not None
+    return profile.hardware
+
+
+def _arms(profile: Profile) -> list[Speculation]:
     """The speculation block and each alternative."""
-    yield profile["speculation"]
-    yield from profile.get("alternatives", {}).values()
+    return [_speculation(profile), *profile.alternatives.values()]
 
 
 def _comment(file: Path) -> str:
@@ -50,16 +51,23 @@ def _comment(file: Path) -> str:
 
 
 def test_there_are_enough_of_them_and_of_every_kind() -> None:
-    profiles = [_mapping(file) for file in PUBLIC]
-    methods = {block["method"] for profile in profiles for block in _blocks(profile)}
+    profiles = [_load(file) for file in PUBLIC]
+    arms = [arm for profile in profiles for arm in _arms(profile)]
 
     assert len(PUBLIC) >= 11
-    assert methods >= {"draft_model", "ngram", "suffix", "eagle", "eagle3", "mtp", "dflash"}
-    assert {profile["hardware"]["count"] for profile in profiles} == {1, 2, 4, 8}
-    assert any("alternatives" in profile for profile in profiles)
-    assert any(profile["speculation"].get("use_heterogeneous_vocab") for profile in profiles)
-    assert any(profile["speculation"].get("num_speculative_tokens_per_batch_size") for profile in profiles)
+    assert {arm.method for arm in arms} >= {
+        "draft_model", "ngram", "suffix", "eagle", "eagle3", "mtp", "dflash",
+    }  # fmt: skip
+    assert {_hardware(profile).count for profile in profiles} == {1, 2, 4, 8}
+    assert any(profile.alternatives for profile in profiles)
+    assert any(arm.keys.get("use_heterogeneous_vocab") for arm in arms)
+    assert any(arm.keys.get("num_speculative_tokens_per_batch_size") for arm in arms)
     assert any("extends:" in file.read_text(encoding="utf-8") for file in PUBLIC)
+
+
+@served
+def test_each_loads_without_a_finding_and_is_named_after_its_file(file: Path) -> None:
+    assert _load(file).name == file.stem
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -77,24 +85,23 @@ def test_each_says_where_its_numbers_come_from(file: Path) -> None:
 
 @public
 def test_every_key_is_known_to_each_vllm_of_its_range(file: Path) -> None:
-    profile = _mapping(file)
-    versions = in_range(profile["vllm"])
+    profile = _load(file)
+    assert profile.vllm is not None
+    versions = in_range(profile.vllm)
 
     assert versions
-    for version in versions:
-        known = table(version)
-        assert profile["target"].keys() <= known.engine.keys()
-        assert profile.get("engine", {}).keys() <= known.engine.keys()
-        assert profile.get("frontend", {}).keys() <= known.frontend.keys()
-        for block in _blocks(profile):
-            assert block.keys() <= known.speculation.keys()
-            assert block["method"] in known.methods
+    for known in map(table, versions):
+        assert profile.engine.keys() <= known.engine.keys()
+        assert profile.frontend.keys() <= known.frontend.keys()
+        for arm in _arms(profile):
+            assert arm.keys.keys() <= known.speculation.keys()
+            assert arm.method in known.methods
 
 
 @public
 def test_models_are_named_by_their_hub_id_never_by_a_path(file: Path) -> None:
-    profile = _mapping(file)
-    models = [profile["target"]["model"], *(block["model"] for block in _blocks(profile) if "model" in block)]
+    profile = _load(file)
+    models = [profile.target.model, *(arm.model for arm in _arms(profile) if arm.model)]
 
     assert all(HUB_ID.fullmatch(model) for model in models)
 
@@ -102,53 +109,62 @@ def test_models_are_named_by_their_hub_id_never_by_a_path(file: Path) -> None:
 @public
 def test_no_name_of_a_draft_makes_vllm_take_it_for_another_method(file: Path) -> None:
     """vLLM re-types a block by substrings of the draft's name (vllm/config/speculative.py, 0.32 and 0.33)."""
-    for block in _blocks(_mapping(file)):
-        if block["method"] in ("draft_model", "mtp"):
-            name = str(block.get("model", "")).lower()
+    for arm in _arms(_load(file)):
+        if arm.method in ("draft_model", "mtp"):
+            name = (arm.model or "").lower()
             assert not any(part in name for part in ("eagle-", "eagle3", "dflash", "dspark"))
 
 
 @served
 def test_a_draft_is_cut_like_its_target(file: Path) -> None:
-    profile = _mapping(file)
-    size = profile["target"].get("tensor_parallel_size", 1)
+    profile = _load(file)
+    size = profile.target.tensor_parallel_size
 
-    assert all(block.get("draft_tensor_parallel_size", size) == size for block in _blocks(profile))
+    assert all(arm.keys.get("draft_tensor_parallel_size", size) == size for arm in _arms(profile))
 
 
 @public
 def test_the_hardware_holds_as_many_gpus_as_the_target_is_cut_into(file: Path) -> None:
-    profile = _mapping(file)
-    target, hardware = profile["target"], profile["hardware"]
-    parts = target.get("tensor_parallel_size", 1) * target.get("pipeline_parallel_size", 1)
+    profile = _load(file)
+    hardware, target = _hardware(profile), profile.target
 
-    assert hardware["count"] * hardware.get("nodes", 1) == parts
+    assert hardware.count * hardware.nodes == target.tensor_parallel_size * target.pipeline_parallel_size
 
 
 @served
 def test_k_is_always_written_down_and_within_what_vllm_can_verify(file: Path) -> None:
-    for block in _blocks(_mapping(file)):
-        assert 1 <= block["num_speculative_tokens"] <= 128
-        if block["method"] == "ngram":
-            assert block["prompt_lookup_min"] <= block["prompt_lookup_max"]
+    for arm in _arms(_load(file)):
+        assert 1 <= (arm.num_speculative_tokens or 0) <= 128
+        if arm.method == "ngram":
+            assert arm.keys["prompt_lookup_min"] <= arm.keys["prompt_lookup_max"]
 
 
-@served
-def test_a_schedule_starts_at_one_has_no_gap_and_stays_below_k(file: Path) -> None:
-    for block in _blocks(_mapping(file)):
-        schedule = block.get("num_speculative_tokens_per_batch_size", [])
-        starts = [first for first, _, _ in schedule]
-        assert starts == [1, *(last + 1 for _, last, _ in schedule[:-1])][: len(schedule)]
-        assert all(tokens <= block["num_speculative_tokens"] for _, _, tokens in schedule)
+def test_the_schedule_covers_every_batch_up_to_max_num_seqs_and_never_exceeds_k() -> None:
+    profile = _load(CONFIGS / "llama8b-eagle3-schedule.yaml")
+    keys = _speculation(profile).keys
+    firsts, lasts, tokens = zip(*keys["num_speculative_tokens_per_batch_size"], strict=True)
+
+    assert firsts == (1, *(last + 1 for last in lasts[:-1]))
+    assert lasts[-1] == profile.engine["max_num_seqs"]
+    assert max(tokens) == keys["num_speculative_tokens"]
+
+
+def test_what_the_base_says_reaches_its_children_unless_they_say_otherwise() -> None:
+    plain, scheduled = (_load(CONFIGS / f"llama8b-{name}.yaml") for name in ("eagle3", "eagle3-schedule"))
+
+    assert plain.target.model == scheduled.target.model == "meta-llama/Llama-3.1-8B-Instruct"
+    assert (plain.target.max_model_len, scheduled.target.max_model_len) == (16384, 8192)
+    assert plain.hardware == scheduled.hardware
 
 
 @public
 def test_the_documentation_lists_each_as_it_is(file: Path) -> None:
-    profile = _mapping(file)
+    profile = _load(file)
+    hardware = _hardware(profile)
     rows = (CONFIGS.parent / "docs" / "profiles.md").read_text(encoding="utf-8").splitlines()
     row = next(line for line in rows if line.startswith(f"| `{file.stem}` |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
 
-    assert cells[3] == profile["speculation"]["method"]
-    assert cells[4] == "{count}x{accelerator}".format(**profile["hardware"])
-    assert str(profile["speculation"]["num_speculative_tokens"]) in cells[5].split()
+    assert cells[3] == _speculation(profile).method
+    assert cells[4] == f"{hardware.count}x{hardware.accelerator}"
+    assert str(_speculation(profile).num_speculative_tokens) in cells[5].split()
