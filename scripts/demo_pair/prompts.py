@@ -23,7 +23,7 @@ def functions(source: str) -> Functions:
 
 
 def heads(source: str) -> list[str]:
-    """Function beginnings: decorators, signature and docstring, dedented, of functions that go on after it."""
+    """Function beginnings: decorators, signature, docstring; dedented, and the function goes on after it."""
     lines = source.splitlines()
     found = []
     for node in functions(source):
@@ -60,7 +60,9 @@ def prompts_of(sources: dict[str, str], names: list[str], *, seed: int) -> list[
     rows = []
     for kind, find in (("head", heads), ("mid", mids)):
         for number, name in enumerate(names):
-            rows.append({"id": f"{kind}-{number:02}", "kind": kind, "prompt": rng.choice(find(sources[name]))})
+            rows.append(
+                {"id": f"{kind}-{number:02}", "kind": kind, "prompt": rng.choice(find(sources[name]))}
+            )
     return rows
 
 
@@ -71,7 +73,8 @@ def main() -> None:
     drawn = random.Random(SEED).sample(usable, 48)
     files = {"evaluation": sorted(drawn[:32]), "validation": sorted(drawn[32:])}
     HELD_OUT.write_text(
-        json.dumps({"python": python_version(), "seed": SEED, "files": files}, indent=1) + "\n", encoding="utf-8"
+        json.dumps({"python": python_version(), "seed": SEED, "files": files}, indent=1) + "\n",
+        encoding="utf-8",
     )
     rows = prompts_of(sources, files["evaluation"], seed=SEED)
     with (ROOT / "demo" / "prompts.jsonl").open("w", encoding="utf-8") as out:
