@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from specserve.plan.arguments import problems
+from specserve.plan.launch import launch
 from specserve.plan.support import in_range, table
-from specserve.profile.load import load_profile
+from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Hardware, Profile
 from specserve.profile.speculation import Speculation
 
@@ -83,19 +86,31 @@ def test_each_says_where_its_numbers_come_from(file: Path) -> None:
     assert "not measured here" in comment or "promised" in comment  # what others report is no promise of ours
 
 
-@public
-def test_every_key_is_known_to_each_vllm_of_its_range(file: Path) -> None:
+@served
+def test_each_plans_a_launch_for_every_vllm_of_its_range_with_each_arm_and_without(file: Path) -> None:
     profile = _load(file)
-    assert profile.vllm is not None
-    versions = in_range(profile.vllm)
+    versions = [table(minor) for minor in in_range(profile.vllm or "")]
 
     assert versions
-    for known in map(table, versions):
-        assert profile.engine.keys() <= known.engine.keys()
-        assert profile.frontend.keys() <= known.frontend.keys()
-        for arm in _arms(profile):
-            assert arm.keys.keys() <= known.speculation.keys()
-            assert arm.method in known.methods
+    for known, arm in itertools.product(versions, [None, *profile.alternatives]):
+        variant = with_alternative(profile, arm, baseline=False)
+        plan = launch(variant, table=known, platform="cuda")
+        flag = plan.argv.index("--speculative-config")
+        assert plan.argv[:3] == ("vllm", "serve", profile.target.model)
+        assert json.loads(plan.argv[flag + 1]) == plan.speculation == plan.engine_kwargs["speculative_config"]
+        assert plan.speculation is not None and plan.speculation["method"] == _speculation(variant).method
+
+        baseline = launch(with_alternative(profile, None, baseline=True), table=known, platform="cuda")
+        assert not any("spec" in word for word in baseline.argv if word.startswith("--"))
+
+
+@public
+def test_no_alternative_holds_what_a_vllm_of_the_range_refuses(file: Path) -> None:
+    profile = _load(file)
+
+    assert [
+        problem for minor in in_range(profile.vllm or "") for problem in problems(profile, table(minor))
+    ] == []
 
 
 @public
