@@ -1,4 +1,4 @@
-"""The launch plan: what is started, exactly. Serve runs it, deploy writes it, measure compares two. Data only."""
+"""The launch plan: what is started, exactly. Serve runs it, deploy writes it, measure compares two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a piece of the plan was written: `key` is the flag or variable, `span` None where specserve added it."""
+    """Where a piece of the plan was written: `key` is a flag or variable, `span` None where specserve added it."""
 
     key: str
     value: str
@@ -36,7 +36,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """One launch of vLLM. `argv` starts with the program; `env` holds only what is set on top of the inherited one."""
+    """One launch of vLLM. `argv` starts with the program; `env` is what is set on top of the inherited one."""
 
     name: str
     fingerprint: str

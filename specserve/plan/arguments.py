@@ -1,0 +1,182 @@
+"""One argument of vLLM and its value: on the command line, as a Python keyword, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specserve.plan.table import Argument, Section, VllmTable
+from specserve.profile.fingerprint import jsonable
+from specserve.profile.numbers import human_int
+from specserve.profile.problems import did_you_mean
+from specserve.profile.schema import Profile
+
+ELSEWHERE: Mapping[str, str] = {
+    "model": "target.model",
+    "revision": "target.revision",
+    "tokenizer": "target.tokenizer",
+    "dtype": "target.dtype",
+    "quantization": "target.quantization",
+    "tensor_parallel_size": "target.tensor_parallel_size",
+    "pipeline_parallel_size": "target.pipeline_parallel_size",
+    "max_model_len": "target.max_model_len",
+    "speculative_config": "speculation",
+    "spec_method": "speculation.method",
+    "spec_model": "speculation.model",
+    "spec_tokens": "speculation.num_speculative_tokens",
+    "served_model_name": "server.served_model_name",
+    "host": "server.host",
+    "port": "server.port",
+    "api_key": "server.api_key_env",
+    "shutdown_timeout": "server.shutdown_timeout_s",
+    "device_ids": "hardware.devices",
+}
+"""vLLM arguments that have a place of their own in a profile."""
+REFUSED: Mapping[str, str] = {
+    "config": "a second file of arguments would hide what is launched",
+    "hf_token": "a secret belongs in the environment variable HF_TOKEN",
+    "headless": "specserve starts servers that answer",
+    "grpc": "specserve talks HTTP to the servers it starts",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentProblem:
+    """An argument of the profile that this vLLM version would refuse."""
+
+    path: str
+    message: str
+    help: str | None
+    kind: str
+    """`unknown`, `elsewhere`, `refused` or `value`."""
+
+
+def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
+    """What this version refuses in `engine`, `frontend` and `speculation`, in the profile's order."""
+    for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
+        for name, value in values.items():
+            yield from _placed(section, name, value, table)
+    blocks = {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
+    if profile.speculation:
+        blocks = {"speculation": profile.speculation, **blocks}
+    for path, block in blocks.items():
+        if block.method not in table.methods:
+            text = f"vLLM {table.minor} has no method `{block.method}`"
+            yield ArgumentProblem(f"{path}.method", text, f"it has {', '.join(table.methods)}", "unknown")
+        for name, value in block.keys.items():
+            place = f"{path}.{name}"
+            if name not in table.speculation:
+                text = f"vLLM {table.minor} has no `{name}` in its speculative config"
+                yield ArgumentProblem(place, text, None, "unknown")
+            elif name != "method":
+                yield from _value(place, table.speculation[name], value)
+
+
+def _placed(section: str, name: str, value: Any, table: VllmTable) -> Iterator[ArgumentProblem]:
+    path = f"{section}.{name}"
+    if name in ELSEWHERE:
+        text = f"`{name}` has its own place in a profile"
+        yield ArgumentProblem(path, text, f"write it as `{ELSEWHERE[name]}`", "elsewhere")
+    elif name in REFUSED:
+        yield ArgumentProblem(path, f"`{name}` is refused: {REFUSED[name]}", None, "refused")
+    elif name in table.section(_section(section)):
+        yield from _value(path, table.section(_section(section))[name], value)
+    else:
+        other = "frontend" if section == "engine" else "engine"
+        if name in table.section(_section(other)):
+            guess: str | None = (
+                f"it is an argument of vLLM's {'server' if other == 'frontend' else 'engine'}: "
+            )
+            guess = f"{guess}write it under `{other}`"
+        else:
+            word = did_you_mean(name, [*table.engine, *table.frontend])
+            guess = f"did you mean `{word}`?" if word else None
+        yield ArgumentProblem(
+            path, f"vLLM {table.minor} has no {section} argument `{name}`", guess, "unknown"
+        )
+
+
+def _section(name: str) -> Section:
+    return "frontend" if name == "frontend" else "engine"
+
+
+def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProblem]:
+    """A value of a type that vLLM could not take; silent where the table does not know the type."""
+    if value is None:
+        return
+    name = path.rpartition(".")[2]
+    types: dict[str, type | tuple[type, ...]] = {
+        "bool": bool,
+        "int": int,
+        "float": (int, float),
+        "str": (str, int, float) if not argument.choices else (str, int, float, bool),
+        "list": (tuple, list, str, int, float),
+        "dict": (Mapping, str) if argument.form == "json_or_str" else (Mapping, dict),
+    }
+    wanted = types.get(argument.kind)
+    value = python_value(argument, value)
+    wrong_bool = isinstance(value, bool) and argument.kind in ("int", "float")
+    if wanted and (wrong_bool or not isinstance(value, wanted)):
+        kinds = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text"}
+        kind = kinds.get(
+            argument.kind, {"list": "a list", "dict": "a mapping"}.get(argument.kind, "another type")
+        )
+        yield ArgumentProblem(
+            path, f"`{name}` must be {kind}; found `{str(jsonable(value))[:60]}`", None, "value"
+        )
+    elif argument.choices and isinstance(value, str) and not _chosen(argument, value):
+        text = f"`{name}` cannot be `{value[:60]}`"
+        word = did_you_mean(value, [str(choice) for choice in argument.choices])
+        some = ", ".join(str(choice) for choice in argument.choices)
+        yield ArgumentProblem(path, text, f"did you mean `{word}`?" if word else f"one of {some}", "value")
+
+
+def _chosen(argument: Argument, value: str) -> bool:
+    # vLLM compares some backends after lower-casing them and turning dashes round
+    return value in argument.choices or value.lower().replace("-", "_") in argument.choices
+
+
+def python_value(argument: Argument, value: Any) -> Any:
+    """The value as vLLM's Python classes take it: JSON's types, `1G` as a number, a single item as a list."""
+    if argument.kind == "int" and isinstance(value, str):
+        number = human_int(value)
+        if number is None and argument.human_int and value == "auto":
+            number = -1
+        return value if number is None else number
+    if argument.kind == "list" and isinstance(value, (str, int, float)):
+        return [value]
+    return jsonable(value)
+
+
+def tokens(argument: Argument, value: Any) -> list[str]:
+    """The value on the command line of `vllm serve`; nothing where it says what vLLM does anyway."""
+    value = python_value(argument, value)
+    flag = argument.flag
+    if value is None or flag is None or value == []:
+        return []
+    if argument.form == "flag":
+        if value:
+            return [flag]
+        return [f"--no-{flag.removeprefix('--')}"] if argument.negatable else []
+    if argument.form == "append":
+        return [token for item in value for token in _pair(flag, _word(item))]
+    if argument.form == "many":
+        return [flag, *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+    if argument.form == "comma":
+        return _pair(flag, ",".join(_word(item) for item in value))
+    if argument.form == "optional_value" and value is True:
+        return [flag]
+    if argument.form == "json":
+        return _pair(flag, json.dumps(value))
+    return _pair(flag, _word(value))
+
+
+def _pair(flag: str, word: str) -> list[str]:
+    # a token that starts with a dash would be taken for another option
+    return [f"{flag}={word}"] if word.startswith("-") else [flag, word]
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

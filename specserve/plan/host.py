@@ -1,0 +1,162 @@
+"""What this machine adds to a plan: program path, OpenMP, thread binding, memory. Shown, never rendered."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan, Origin
+from specserve.plan.support import Installed
+
+PLUGIN = "specserve_vllm_cpu"
+"""Entry point of the CPU set-up's plug-in that cures vllm-project/vllm#55005."""
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The facts of a machine that a plan for the CPU engine depends on."""
+
+    python: str
+    vllm_script: str | None
+    vllm_metadata: bool
+    """Whether a distribution called `vllm` is installed; the CLI of vllm-cpu dies without one."""
+    plugin: bool
+    openmp: str | None
+    cpus: tuple[int, ...]
+    numa_nodes: int
+    free_bytes: int
+
+
+def this_host() -> Host:
+    """The machine and the Python that run this."""
+    import psutil
+
+    script = Path(sys.executable).with_name("vllm")
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
+    return Host(
+        python=sys.executable,
+        vllm_script=str(script) if script.exists() else None,
+        vllm_metadata=_has_distribution("vllm"),
+        plugin=_has_plugin(),
+        openmp=str(openmp) if openmp.exists() else None,
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        numa_nodes=len(nodes) or 1,
+        free_bytes=int(psutil.virtual_memory().available),
+    )
+
+
+def _has_distribution(name: str) -> bool:
+    from importlib import metadata
+
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _has_plugin() -> bool:
+    from importlib import metadata
+
+    return any(point.name == PLUGIN for point in metadata.entry_points(group="vllm.general_plugins"))
+
+
+def localize(
+    plan: LaunchPlan, *, installed: Installed, host: Host, environ: Mapping[str, str] = os.environ
+) -> LaunchPlan:
+    """The plan as it starts on this machine. `environ` is the environment that the server inherits."""
+    plan = _with_program(plan, installed=installed, host=host)
+    if installed.platform != "cpu":
+        return plan
+    plan = _with_openmp(plan, host=host, environ=environ)
+    plan = _with_threads(plan, host=host, environ=environ)
+    plan = _with_plugin(plan, host=host, environ=environ)
+    return _with_memory(plan, host=host, environ=environ)
+
+
+def _with_program(plan: LaunchPlan, *, installed: Installed, host: Host) -> LaunchPlan:
+    model, rest = plan.argv[2], plan.argv[3:]
+    if host.vllm_metadata:
+        program = (host.vllm_script, "serve") if host.vllm_script else None
+        argv = (*(program or (host.python, "-m", "vllm.entrypoints.cli.main", "serve")), model, *rest)
+        return replace(plan, argv=argv)
+    # the module form ignores a positional model and would serve vLLM's default
+    argv = (host.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, *rest)
+    why = f"`vllm serve` of {installed.distribution} fails without a distribution called vllm"
+    return replace(plan, argv=argv, added=(*plan.added, Added("python -m vllm…api_server", why)))
+
+
+def _with_openmp(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
+    before = _value(plan, environ, "LD_PRELOAD")
+    if host.openmp is None or "libiomp5" in before:
+        return plan
+    value = f"{host.openmp}:{before}" if before else host.openmp
+    return _with_env(plan, "LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
+
+
+def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
+    ranks = _ranks(plan)
+    if ranks == 1 or ranks <= host.numa_nodes or _value(plan, environ, "VLLM_CPU_OMP_THREADS_BIND"):
+        return plan
+    why = f"vLLM binds one rank to a NUMA node, and {ranks} ranks share {host.numa_nodes}"
+    if len(host.cpus) < ranks:
+        return _with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
+    share = len(host.cpus) // ranks
+    parts = [host.cpus[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    value = "|".join(",".join(str(cpu) for cpu in part) for part in parts)
+    return _with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", value, why)
+
+
+def _ranks(plan: LaunchPlan) -> int:
+    sizes = [plan.engine_kwargs.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data")]
+    ranks = 1
+    for size in sizes:
+        ranks *= size if isinstance(size, int) else 1
+    return ranks
+
+
+def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
+    listed = plan.env.get("VLLM_PLUGINS", environ.get("VLLM_PLUGINS"))
+    if not host.plugin or not isinstance(listed, str) or PLUGIN in listed.split(","):
+        return plan
+    value = ",".join([*filter(None, listed.split(",")), PLUGIN])
+    why = (
+        "your allow-list would drop the cure for text corrupted at temperature > 0 (vllm-project/vllm#55005)"
+    )
+    return _with_env(plan, "VLLM_PLUGINS", value, why)
+
+
+def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
+    named = {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(plan.engine_kwargs)
+    if named or _value(plan, environ, "VLLM_CPU_KVCACHE_SPACE"):
+        return plan
+    size = max(_GIB // 4, min(4 * _GIB, host.free_bytes // 4) // (_GIB // 4) * (_GIB // 4))
+    why = "vLLM would claim 92 % of all memory; a quarter of what is free, at most 4 GiB, is assumed to do"
+    kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
+    return replace(
+        plan,
+        argv=(*plan.argv, "--kv-cache-memory-bytes", str(size)),
+        engine_kwargs=kwargs,
+        added=(*plan.added, Added("--kv-cache-memory-bytes", why)),
+        origins=(*plan.origins, Origin("--kv-cache-memory-bytes", str(size), None)),
+    )
+
+
+def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
+    value = plan.env.get(name, environ.get(name, ""))
+    return "" if isinstance(value, FromEnv) else value
+
+
+def _with_env(plan: LaunchPlan, name: str, value: str, why: str) -> LaunchPlan:
+    origins = tuple(origin for origin in plan.origins if origin.key != name)
+    return replace(
+        plan,
+        env={**plan.env, name: value},
+        added=(*plan.added, Added(name, why)),
+        origins=(*origins, Origin(name, value, None)),
+    )
