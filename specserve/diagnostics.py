@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -70,14 +70,29 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """One profile in a line: `ok`, `warnings`, `errors`, `invalid` or `incomplete`."""
+
+    file: str
+    name: str | None
+    fingerprint: str | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a run of the checks found."""
 
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
     suppressed: int = 0
-    profiles: int = 0
-    rules: int = field(default=0)
+    rules: int = 0
+
+    @property
+    def profiles(self) -> int:
+        """How many profiles were looked at."""
+        return len(self.verdicts)
 
     def count(self, severity: Severity) -> int:
         """How many findings have this severity."""

@@ -62,3 +62,9 @@ class Interrupted(SpecserveError):
     def __init__(self, message: str, *, signal_number: int) -> None:
         super().__init__(message)
         self.exit_code = 128 + signal_number
+
+
+class CheckFailed(ProfileError):
+    """The profile was read, and a rule found an error: exit code 1."""
+
+    exit_code = 1

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 from specserve.checks.catalogue import RULES
 from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.suppress import suppressed
-from specserve.diagnostics import Finding, Related, Report
+from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
 from specserve.errors import UsageError
 from specserve.plan.support import in_range, known_versions
+from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile
 
@@ -17,17 +18,31 @@ from specserve.profile.schema import Profile
 def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
     """The static rules over profiles, each against every known vLLM minor in its range."""
     findings: list[Finding] = []
-    hidden = count = 0
+    verdicts = []
+    hidden = 0
     settings = tuple(settings)
     for path in paths:
         profile, problems = examine(path, settings=settings)
-        judged = judge(profile) if profile else []
-        files = {path, *(span.file for span in profile.spans.values())} if profile else {path}
-        kept, more = suppressed([*problems, *judged], files=files) if profile else (problems, 0)
-        findings += sorted(set(kept), key=lambda finding: finding.sort_key)
+        kept, more = examined(profile, problems=problems) if profile else (problems, 0)
+        findings += kept
         hidden += more
-        count += 1
-    return Report(tuple(findings), suppressed=hidden, profiles=count, rules=len(RULES))
+        name, mark = (profile.name, fingerprint(profile)) if profile else (None, None)
+        verdicts.append(Verdict(path, name, mark, _verdict(kept) if profile else "invalid"))
+    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(RULES))
+
+
+def _verdict(findings: list[Finding]) -> str:
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return "errors"
+    return "warnings" if Severity.WARNING in severities else "ok"
+
+
+def examined(profile: Profile, *, problems: list[Finding]) -> tuple[list[Finding], int]:
+    """What is left of a profile's findings after its ignore comments, in file order, and how many they hide."""
+    files = {profile.file, *(span.file for span in profile.spans.values())}
+    kept, hidden = suppressed([*problems, *judge(profile)], files=files)
+    return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
 def judge(profile: Profile) -> list[Finding]:

@@ -1,0 +1,84 @@
+"""`specserve plan`: the exact launch of a profile, without launching it."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How the plan is written."""
+
+    SHELL = "shell"
+    JSON = "json"
+
+
+def plan(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    *,
+    format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
+    alternative: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
+    ] = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`.")
+    ] = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`.")
+    ] = None,
+) -> None:
+    """Print the exact launch: program, arguments, environment, and what specserve adds and why.
+
+    Where a vLLM is installed the plan is for this machine, and starts the same server as `up` when pasted
+    into a shell. With --vllm, or where none is installed, it is the launch that any machine shares.
+
+    \b
+    specserve plan configs/demo.yaml
+    specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
+    specserve plan configs/llama70b-8b.yaml --origin
+    """
+    from specserve.cli.prepare import prepare
+    from specserve.plan.shell import as_json, origins, shell
+    from specserve.report.console import clean, out, say
+
+    _, made = prepare(
+        profile,
+        settings=settings or (),
+        port=port,
+        devices=devices,
+        alternative=alternative,
+        baseline=baseline,
+        vllm=vllm,
+        starts=False,
+    )
+    rows = origins(made)
+    if format is Format.JSON:
+        content = as_json(made)
+        if origin:
+            content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
+        out(json.dumps(content, indent=2))
+        return
+    if origin:
+        width = max(len(key) for key, _, _ in rows)
+        out("\n".join(f"{key:<{width}}  {where}  {clean(value)}" for key, value, where in rows))
+        return
+    out(shell(made))
+    say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))
+    for item in made.added:
+        say(f"# added {item.key}: {item.why}")

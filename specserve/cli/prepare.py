@@ -1,0 +1,110 @@
+"""From a profile's path and the options of a command to the profile and its launch plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from specserve.diagnostics import Finding, Severity
+from specserve.errors import CheckFailed, FactError, UsageError
+from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.table import VllmTable
+from specserve.profile.schema import Hardware, Profile
+
+
+def prepare(
+    path: str,
+    *,
+    settings: Iterable[str] = (),
+    port: int | None = None,
+    devices: str | None = None,
+    alternative: str | None = None,
+    baseline: bool = False,
+    check: bool = True,
+    vllm: str | None = None,
+    starts: bool = True,
+) -> tuple[Profile, LaunchPlan]:
+    """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
+
+    `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one.
+    Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
+    """
+    from specserve.plan.launch import launch, with_port
+    from specserve.profile.load import load_profile, with_alternative
+
+    profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=baseline)
+    if devices is not None:
+        profile = _on_devices(profile, devices)
+    if check:
+        _refuse_errors(profile)
+    here = None if vllm else _installed(profile, needed=starts)
+    if here is None:
+        table, version, platform = _named(profile, vllm)
+        plan = launch(profile, table=table, platform=platform, version=version, port=port)
+    else:
+        from specserve.plan.host import localize, this_host
+        from specserve.plan.support import installed
+
+        found = installed()
+        assert found is not None
+        plan = launch(profile, table=here, platform=found.platform, version=found.version, port=port)
+        plan = localize(plan, installed=found, host=this_host())
+    if starts and plan.port == 0:
+        from specserve.serve.ports import free_port
+
+        plan = with_port(plan, free_port(plan.host))
+    return profile, plan
+
+
+def _refuse_errors(profile: Profile) -> None:
+    """Shows what the static rules find; errors end the command."""
+    from specserve.checks.run import examined
+    from specserve.report.console import say
+    from specserve.report.text import render
+
+    findings, _ = examined(profile, problems=[])
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+        message = f"`{profile.file}` did not pass its check: {count}"
+        raise CheckFailed(message, findings=tuple(findings), hint="`--no-check` starts it all the same")
+    shown: list[Finding] = [finding for finding in findings if finding.severity is Severity.WARNING]
+    if shown:
+        say(render(shown))
+
+
+def _on_devices(profile: Profile, text: str) -> Profile:
+    devices = tuple(
+        int(part) if part.isdigit() else part for part in text.replace(" ", "").split(",") if part
+    )
+    if not devices:
+        raise UsageError("`--devices` names no device", hint="write it like `--devices 0,1`")
+    return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
+
+
+def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
+    """The table of the installed vLLM; None where none is, and none is needed. Raises FactError."""
+    from specserve.plan.support import contains, installed, installed_table
+
+    found = installed()
+    if found is None:
+        if not needed:
+            return None
+        hint = "`pip install 'specserve[vllm]'` (CUDA), or `make setup` in the repository (CPU)"
+        raise FactError("no vLLM is installed beside specserve", hint=hint)
+    if profile.vllm and not contains(profile.vllm, found.version):
+        if not needed:
+            return None
+        text = f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
+        raise FactError(f"{profile.span('vllm')}: {text}", hint="install another vLLM, or widen the range")
+    return installed_table()
+
+
+def _named(profile: Profile, vllm: str | None) -> tuple[VllmTable, str, str]:
+    """Table, version and platform of a plan that is not for this machine's vLLM."""
+    from specserve.checks.run import versions_of
+    from specserve.plan.support import table
+
+    version = vllm or versions_of(profile)[-1]
+    cpu = "+cpu" in version or (profile.hardware is not None and profile.hardware.accelerator == "cpu")
+    return table(version), version, "cpu" if cpu else "cuda"
