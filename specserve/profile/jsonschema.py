@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specserve.profile.keys import Key, Kind
-from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.blocks import ALTERNATIVE
+from specserve.profile.keys import PERCENTILES, Key, Kind
+from specserve.profile.schema import ELSEWHERE, SECTIONS, TOP, Expectation, keys_of
 from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL
 
 _HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}
 _TYPES: Mapping[Kind, dict[str, Any]] = {
-    "str": {"type": ["string", "number"]},  # a revision of digits alone is a number to YAML
+    "str": {"type": ["string", "number"], "minLength": 1},  # a revision of digits alone is a number to YAML
     "int": _HUMAN,
-    "length": {"type": ["integer", "string"], "pattern": r"^(auto|\d+(\.\d+)?[kKmMgGtT])$"},
+    "length": {"type": ["integer", "string"], "pattern": r"^([aA][uU][tT][oO]|\d+(\.\d+)?[kKmMgGtT])$"},
     "float": {"type": "number"},
     "bool": {"type": "boolean"},
     "list": {"type": "array"},
@@ -21,7 +22,7 @@ _TYPES: Mapping[Kind, dict[str, Any]] = {
     "schedule": {"type": "array", "items": {"type": "array", "items": _HUMAN, "minItems": 3, "maxItems": 3}},
     "size_percentiles": {
         "type": "object",
-        "properties": {name: {"type": "number"} for name in ("p50", "p95", "p99")},
+        "properties": {name: {"type": "number", "minimum": 0} for name in PERCENTILES},
         "additionalProperties": False,
     },
     "device": {"type": ["integer", "string"]},
@@ -35,9 +36,14 @@ def json_schema() -> dict[str, Any]:
         properties[name] |= _object(keys_of(section)) | {"type": ["object", "null"]}
     properties["expect"] |= {"items": _object(keys_of(Expectation))}
     properties["env"] |= {"additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+    for name in ("engine", "frontend"):
+        properties[name] |= {"propertyNames": {"not": {"enum": sorted(ELSEWHERE)}}}
     block = {"$ref": "#/$defs/speculation"}
     properties["speculation"] = {"description": TOP["speculation"].doc, "anyOf": [{"type": "null"}, block]}
-    properties["alternatives"] |= {"additionalProperties": {"anyOf": [{"type": "null"}, block]}}
+    properties["alternatives"] |= {
+        "additionalProperties": {"anyOf": [{"type": "null"}, block]},
+        "propertyNames": {"pattern": f"^{ALTERNATIVE}$"},
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "specserve profile",
@@ -53,13 +59,11 @@ def _speculation() -> dict[str, Any]:
     """A block: its keys are judged by its method; a child's block may leave the method to its parent."""
     rules = []
     for method, keys in METHODS.items():
-        then = _object(keys)
-        then["properties"]["method"] = {"const": method}
-        rules.append(
-            {"if": {"properties": {"method": {"const": method}}, "required": ["method"]}, "then": then}
-        )
         needed = [n for n, m in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)) if method in m]
-        then["description"] = f"needs {', '.join(needed)}" if needed else "needs no more keys"
+        note = f"needs {', '.join(needed)}" if needed else "needs no more keys"
+        then = {"description": note, "propertyNames": {"enum": sorted(keys)}}
+        chosen = {"properties": {"method": {"const": method}}, "required": ["method"]}
+        rules.append({"if": chosen, "then": then})
     every = {name: key for keys in METHODS.values() for name, key in keys.items()}
     properties = _object(every)["properties"]
     properties["method"] = {"enum": list(METHODS), "description": every["method"].doc}

@@ -12,7 +12,7 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import ProfileError
 from specserve.profile import overrides
 from specserve.profile.extends import with_parents
-from specserve.profile.problems import problem
+from specserve.profile.problems import ordered, problem
 from specserve.profile.schema import Profile
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
@@ -39,24 +39,27 @@ def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) 
 def examine(
     path: str | os.PathLike[str], *, settings: Iterable[str] = ()
 ) -> tuple[Profile | None, list[Finding]]:
-    """The profile, None where it cannot be used, and every problem of the file, in file order."""
+    """The profile, None where it cannot be used, and every problem of the file, in file order.
+
+    Raises UsageError for a malformed setting.
+    """
     file = os.fspath(path)
     try:
         data = _read(file)
-    except OSError as error:
-        reason = (
-            "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        )
-        return None, [problem("SD001", reason, Span(file))]
+    except FileNotFoundError:
+        return None, [problem("SD001", "no such file", Span(file))]
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        return None, [problem("SD001", f"cannot read the file: {reason}", Span(file))]
     tree, findings = parse(data, file=file)
     if tree is None:
         return None, findings
-    folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent
-    seen = () if file == "-" else (Path(file).resolve(),)
-    whole, more = with_parents(tree, folder=folder, seen=seen)
-    findings += more
-    profile, problems = validate(overrides.apply(whole, settings), file=file)
-    findings = sorted({*findings, *problems}, key=lambda finding: finding.sort_key)
+    # a symbolic link's own folder counts, as for the shell
+    folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent  # noqa: PTH100
+    whole, more = with_parents(tree, file=file, folder=folder)
+    complete = all(finding.code != "SD009" for finding in more)
+    profile, problems = validate(overrides.apply(whole, settings), file=file, whole=complete)
+    findings = ordered([*findings, *more, *problems])
     return (None if findings else profile), findings
 
 

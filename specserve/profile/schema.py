@@ -123,6 +123,16 @@ class Profile:
         return Span(self.file)
 
 
+# The place of an argument of vLLM that the profile does not take where a stranger would write it.
+ELSEWHERE: Mapping[str, str] = {
+    "speculative_config": "speculation",
+    "num_speculative_tokens": "speculation.num_speculative_tokens",
+    "api_key": "server.api_key_env",
+    "expectations": "expect",
+    **{name: f"hardware.{name}" for name in ("accelerator", "devices")},
+    **{name: f"server.{name}" for name in ("host", "port", "served_model_name", "api_key_env")},
+    **{name: f"target.{name}" for name in keys_of(Target)},
+}
 SECTIONS: Mapping[str, type] = {"target": Target, "server": Server, "hardware": Hardware}
 TOP: Mapping[str, Key] = {
     "schema": Key("int", "Number of the profile schema.", default=SCHEMA),

@@ -1,4 +1,4 @@
-"""The keys of `speculation`, one table per method: vLLM's SpeculativeConfig (vllm/config/speculative.py, 0.26-0.33)."""
+"""The keys of `speculation`, one table per method. Source: SpeculativeConfig, vllm/config/speculative.py, 0.26-0.33."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ METHODS: Mapping[str, Mapping[str, Key]] = {
 NEEDS_MODEL = frozenset({"draft_model", "eagle", "eagle3", "dflash", "dspark", "custom_class"})
 NEEDS_K = frozenset({"draft_model", "ngram", "ngram_gpu", "custom_class"})  # others may know K from the head
 REMOVED = {
-    "medusa": "vLLM removed it; heads for `eagle3` or `mtp` took its place",
-    "mlp_speculator": "vLLM removed it; heads for `eagle3` or `mtp` took its place",
+    "medusa": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
+    "mlp_speculator": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts states and speculates nothing",
 }
 

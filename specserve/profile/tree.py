@@ -11,20 +11,22 @@ Scalar = None | bool | int | float | str
 
 
 class Ambiguous(str):
-    """A plain scalar that YAML 1.1 reads differently from a person, such as `010` (8); the text as written."""
+    """A plain scalar that YAML 1.1 reads differently from a person, such as `010` (8); as it was written."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One value: a scalar, a list of nodes or a mapping of nodes, with the place of the value and of its key."""
+    """One value: a scalar, a list of nodes or a mapping of nodes, with the place of the value and its key."""
 
     value: Scalar | list[Node] | dict[str, Node]
     span: Span
     key: Span | None = None
     raw: str | None = None
     """The text of a plain scalar, before YAML turned it into something else."""
+    unset: bool = False
+    """A null that takes an inherited key away, which is not the same as a null of its own."""
 
     @property
     def mapping(self) -> dict[str, Node] | None:
@@ -43,27 +45,29 @@ class Node:
 
 
 def merged(parent: Node, child: Node) -> Node:
-    """The child over its parent: maps merge, lists and scalars replace, null unsets, speculation as a block."""
-    return _merged(parent, child, path="")
+    """The child over its parent: maps merge, lists and scalars replace, null unsets.
+
+    A block of speculation merges only where the child keeps the method; with another one it is replaced whole.
+    """
+    return _merged(parent, child, path=())
 
 
-def _merged(parent: Node, child: Node, *, path: str) -> Node:
+def _merged(parent: Node, child: Node, *, path: tuple[str, ...]) -> Node:
     above, below = parent.mapping, child.mapping
+    if child.value is None:
+        return replace(child, unset=parent.value is not None or parent.unset)
     if above is None or below is None:
         return child
-    if _is_speculation(path) and _method(above) != _method(below) and "method" in below:
+    if _is_speculation(path) and "method" in below and _method(above) != _method(below):
         return child
     values = dict(above)
     for key, node in below.items():
-        if node.value is None and key in values:
-            values[key] = node
-            continue
-        values[key] = _merged(values[key], node, path=f"{path}.{key}") if key in values else node
+        values[key] = _merged(values[key], node, path=(*path, key)) if key in values else node
     return replace(child, value=values)
 
 
-def _is_speculation(path: str) -> bool:
-    return path == ".speculation" or (path.startswith(".alternatives.") and path.count(".") == 2)
+def _is_speculation(path: tuple[str, ...]) -> bool:
+    return path == ("speculation",) or (len(path) == 2 and path[0] == "alternatives")
 
 
 def _method(mapping: dict[str, Node]) -> Scalar | list[Node] | dict[str, Node]:

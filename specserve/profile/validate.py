@@ -2,78 +2,55 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
+from specserve import __version__
 from specserve.diagnostics import Finding, Span
-from specserve.profile.keys import Key, plain
-from specserve.profile.problems import did_you_mean, problem
-from specserve.profile.schema import (
-    SCHEMA,
-    SECTIONS,
-    TOP,
-    Expectation,
-    Hardware,
-    Profile,
-    Server,
-    Target,
-    keys_of,
-)
-from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Speculation
+from specserve.profile import blocks, sections
+from specserve.profile.problems import problem, quoted
+from specserve.profile.schema import SCHEMA, TOP, Hardware, Profile, Server, Target
 from specserve.profile.tree import Node
+from specserve.profile.values import shown
 
-T = TypeVar("T")
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*$")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*$")
-_PATH_SECTIONS = ("target.", "speculation.", "alternatives.", "engine.", "frontend.")
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_NEEDED = "write `target: {model: …}`"
 
 
-def validate(tree: Node, *, file: str) -> tuple[Profile | None, list[Finding]]:
-    """The profile and its problems; the profile is None where there is a problem."""
-    check = _Check()
+def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | None, list[Finding]]:
+    """The profile and its problems; the profile is None where there is a problem.
+
+    A tree that is not `whole` lacks a parent that could not be read: what it misses is no problem of its own.
+    """
+    found: list[Finding] = []
     top = tree.mapping or {}
-    check.unknown(top, TOP, where="a profile", section="")
-    values: dict[str, Any] = {}
-    for name, key in TOP.items():
-        if name in top and name not in ("extends", *SECTIONS, "speculation", "alternatives", "expect"):
-            values[name] = check.value(top[name], key, path=name)
-    if values.get("schema", SCHEMA) not in (None, SCHEMA):
-        message = f"schema {values['schema']} is newer than this specserve, which reads schema {SCHEMA}"
-        check.add("SD010", message, top["schema"].span, help="upgrade specserve")
-    target = check.section(top.get("target"), Target, path="target")
-    if "target" not in top or top["target"].value is None:
-        check.add("SD007", "`target.model` is missing", top["target"].span if "target" in top else tree.span)
-    elif target and target.model.startswith("-"):
-        check.add("SD006", "`target.model` must not start with `-`", top["target"].span)
-    speculation = check.speculation(top.get("speculation"), path="speculation")
-    alternatives = check.alternatives(top.get("alternatives"))
-    name = values.get("name") or name_of(file)
-    if "name" in top and not _NAME.match(str(name)):
-        message = f"`name` must be lower-case letters, digits and single dashes; found `{name}`"
-        check.add("SD006", message, top["name"].span, help=f"for example `{name_of(str(name))}`")
-    _check_version_range(values.get("vllm"), top, check)
+    meant = sections.unknown(top, TOP, where="a profile", section="", found=found)
+    _check_schema(top.get("schema"), found=found)
+    target = _target(tree, meant=meant, found=found)
+    server = sections.fixed(top.get("server"), Server, path="server", found=found)
+    _check_key_name(server, top, found=found)
     profile = Profile(
         file=file,
-        name=str(name),
+        name=_name(top.get("name"), file=file, found=found),
         target=target or Target(),
-        speculation=speculation,
-        alternatives=MappingProxyType(alternatives),
-        engine=values.get("engine") or MappingProxyType({}),
-        frontend=values.get("frontend") or MappingProxyType({}),
-        server=check.section(top.get("server"), Server, path="server") or Server(),
-        hardware=check.section(top.get("hardware"), Hardware, path="hardware"),
-        expect=check.expectations(top.get("expect")),
-        env=check.environment(values.get("env") or {}, top.get("env")),
-        vllm=values.get("vllm"),
-        schema=SCHEMA,
+        speculation=blocks.block(top.get("speculation"), path="speculation", found=found),
+        alternatives=blocks.alternatives(top.get("alternatives"), found=found),
+        engine=_arguments(top.get("engine"), section="engine", found=found),
+        frontend=_arguments(top.get("frontend"), section="frontend", found=found),
+        server=server or Server(),
+        hardware=sections.fixed(top.get("hardware"), Hardware, path="hardware", found=found),
+        expect=sections.expectations(top.get("expect"), found=found),
+        env=sections.environment(top.get("env"), found=found),
+        vllm=_version_range(top.get("vllm"), found=found),
         spans=_spans(tree),
     )
-    return (None if check.findings else profile), check.findings
+    if not whole:
+        found = [finding for finding in found if finding.code != "SD007"]
+    return (None if found or not whole else profile), found
 
 
 def name_of(file: str) -> str:
@@ -82,227 +59,85 @@ def name_of(file: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-") or "profile"
 
 
-def absolute_paths(tree: Node, *, folder: Path) -> Node:
-    """The tree with each path that starts with `.` or `..` made absolute, seen from the file that wrote it."""
-    return _absolute(tree, folder=folder, path="")
-
-
-def _absolute(node: Node, *, folder: Path, path: str) -> Node:
-    if isinstance(node.value, dict):
-        items = {
-            key: _absolute(child, folder=folder, path=f"{path}.{key}" if path else key)
-            for key, child in node.value.items()
-        }
-        return replace(node, value=items)
-    if isinstance(node.value, list):
-        return replace(node, value=[_absolute(child, folder=folder, path=path) for child in node.value])
-    written = node.value
-    if isinstance(written, str) and path.startswith(_PATH_SECTIONS):
-        if written in (".", "..") or written.startswith(("./", "../")):
-            place = os.path.normpath(folder / written)
-            return replace(node, value=place, raw=place if node.raw is not None else None)
-        if written.startswith("~/"):
-            place = str(Path(written).expanduser())
-            return replace(node, value=place, raw=place if node.raw is not None else None)
-    return node
-
-
-def _check_version_range(spec: Any, top: Mapping[str, Node], check: _Check) -> None:
-    if spec is None:
+def _check_schema(node: Node | None, *, found: list[Finding]) -> None:
+    if node is None:
         return
+    number = sections.value(node, replace(TOP["schema"], default=None), path="schema", found=found)
+    if number not in (None, SCHEMA):
+        message = f"schema {shown(node)} is unknown to specserve {__version__}, which reads schema {SCHEMA}"
+        span = replace(node.span, path="schema")
+        help_text = "a newer specserve reads it" if number > SCHEMA else f"write `schema: {SCHEMA}`"
+        found.append(problem("SD010", message, span, help=help_text))
+
+
+def _target(tree: Node, *, meant: set[str], found: list[Finding]) -> Target | None:
+    node = (tree.mapping or {}).get("target")
+    if node is None and "target" in meant:
+        return None
+    if node is None or node.value is None:
+        span = replace(node.key or node.span if node else tree.span, path="target")
+        found.append(problem("SD007", "`target.model` is missing", _first(span), help=_NEEDED))
+        return None
+    target = sections.fixed(node, Target, path="target", found=found)
+    if target and isinstance(target.model, str) and target.model.startswith("-"):
+        span = replace((node.mapping or {})["model"].span, path="target.model")
+        found.append(problem("SD006", "`target.model` must not start with `-`", span))
+    return target
+
+
+def _first(span: Span) -> Span:
+    """The first character of a place: for what stands nowhere."""
+    return replace(span, end_line=span.line, end_column=span.column + 1)
+
+
+def _check_key_name(server: Server | None, top: Mapping[str, Node], *, found: list[Finding]) -> None:
+    """A key itself in the place of the name of its variable: told without a word of it."""
+    name = server.api_key_env if server else None
+    if name is not None and not sections.ENV_NAME.fullmatch(name):
+        node = (top["server"].mapping or {})["api_key_env"]
+        message = "`server.api_key_env` must be the name of an environment variable"
+        span = replace(node.span, path="server.api_key_env")
+        found.append(problem("SD006", message, span, help="the key itself never stands in a profile"))
+
+
+def _name(node: Node | None, *, file: str, found: list[Finding]) -> str:
+    if node is None:
+        return name_of(file)
+    name = sections.value(node, TOP["name"], path="name", found=found)
+    if name is None:
+        return name_of(file)
+    if not _NAME.fullmatch(name):
+        message = f"`name` must be lower-case letters, digits and single dashes; found {shown(node)}"
+        help_text = f"for example `{name_of(name)}`"
+        found.append(problem("SD006", message, replace(node.span, path="name"), help=help_text))
+    return str(name)
+
+
+def _arguments(node: Node | None, *, section: str, found: list[Finding]) -> Mapping[str, Any]:
+    """vLLM's own arguments, whatever they are; null is vLLM's default, as if the key were not there."""
+    if node is None:
+        return MappingProxyType({})
+    sections.misplaced(node, section=section, found=found)
+    values = sections.value(node, TOP[section], path=section, found=found) or {}
+    return MappingProxyType({name: value for name, value in values.items() if value is not None})
+
+
+def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
+    if node is None:
+        return None
+    text: str | None = sections.value(node, TOP["vllm"], path="vllm", found=found)
+    if text is None:
+        return None
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:
-        SpecifierSet(str(spec))
+        SpecifierSet(text)
     except InvalidSpecifier:
-        check.add(
-            "SD006",
-            f"`vllm` is not a version range: `{spec}`",
-            top["vllm"].span,
-            help="write it like `>=0.32,<0.34`",
-        )
+        message = f"`vllm` must be a range of versions; found {quoted(text)}"
+        span = replace(node.span, path="vllm")
+        found.append(problem("SD006", message, span, help="write it like `>=0.32,<0.34`"))
+    return text
 
 
 def _spans(tree: Node) -> Mapping[str, Span]:
     return MappingProxyType({path: replace(node.span, path=path) for path, node in tree.walk() if path})
-
-
-class _Check:
-    """Collects every problem of one profile."""
-
-    def __init__(self) -> None:
-        self.findings: list[Finding] = []
-
-    def add(self, code: str, message: str, span: Span, *, path: str = "", help: str | None = None) -> None:
-        """One more problem."""
-        self.findings.append(problem(code, message, replace(span, path=path or span.path), help=help))
-
-    def value(self, node: Node, key: Key, *, path: str) -> Any:
-        """The converted value, or the key's default and a problem."""
-        try:
-            return key.convert(node)
-        except ValueError as error:
-            self.add("SD006", f"`{path}` {error}", _inner(node, key), path=path)
-            return key.default
-
-    def unknown(
-        self, mapping: Mapping[str, Node], known: Mapping[str, Key], *, where: str, section: str
-    ) -> set[str]:
-        """Reports the keys that nobody knows; the required keys that a misspelt one stands for are returned."""
-        meant = set()
-        for name, node in mapping.items():
-            if name in known:
-                continue
-            guess = did_you_mean(name, known)
-            path = f"{section}.{name}" if section else name
-            if guess and guess not in mapping:
-                meant.add(guess)
-            text = f"did you mean `{guess}`?" if guess else None
-            self.add("SD005", f"unknown key `{name}` in {where}", node.key or node.span, path=path, help=text)
-        return meant
-
-    def section(self, node: Node | None, kind: type[T], *, path: str) -> T | None:
-        """A section with fixed keys, or None where it is absent."""
-        if node is None or node.value is None:
-            return None
-        if node.mapping is None:
-            self.add("SD006", f"`{path}` must be a mapping", node.span, path=path)
-            return None
-        keys = keys_of(kind)
-        meant = self.unknown(node.mapping, keys, where=f"`{path}`", section=path)
-        for name, key in keys.items():
-            if key.required and name not in node.mapping and name not in meant:
-                self.add("SD007", f"`{path}.{name}` is missing", node.key or node.span, path=path)
-        return kind(
-            **{
-                name: self.value(child, keys[name], path=f"{path}.{name}")
-                for name, child in node.mapping.items()
-                if name in keys
-            }
-        )
-
-    def speculation(self, node: Node | None, *, path: str) -> Speculation | None:
-        """A block of vLLM's SpeculativeConfig, judged by the key table of its method."""
-        if node is None or node.value is None:
-            return None
-        block = node.mapping
-        if block is None:
-            self.add("SD006", f"`{path}` must be a mapping or null", node.span, path=path)
-            return None
-        method = self.method(block, node, path=path)
-        if method is None:
-            return None
-        keys = METHODS[method]
-        meant = self.unknown_speculation(block, method, path=path)
-        needed = [("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)]
-        for name, methods in needed:
-            if method in methods and name not in meant and (name not in block or block[name].value is None):
-                text = f"`{path}.{name}` is missing, and `{method}` needs it"
-                self.add("SD007", text, node.key or node.span, path=path)
-        values = {
-            name: self.value(child, keys[name], path=f"{path}.{name}")
-            for name, child in block.items()
-            if name in keys and child.value is not None
-        }
-        return Speculation(method, MappingProxyType(values))
-
-    def method(self, block: Mapping[str, Node], node: Node, *, path: str) -> str | None:
-        """The method of a block, or None and a problem."""
-        if "method" not in block or not isinstance(block["method"].value, str):
-            if did_you_mean("method", set(block) - set(METHODS["draft_model"])) is None:
-                span = block["method"].span if "method" in block else node.key or node.span
-                text = f"one of {', '.join(METHODS)}"
-                self.add(
-                    "SD007", f"`{path}.method` is missing: vLLM would guess it", span, path=path, help=text
-                )
-            else:
-                self.unknown(block, METHODS["draft_model"], where=f"`{path}`", section=path)
-            return None
-        method = block["method"].value
-        if method in METHODS:
-            return method
-        place = f"{path}.method"
-        if method.endswith("_mtp"):
-            text = f"`{method}` is an old name of the method `mtp`"
-            self.add("SD006", text, block["method"].span, path=place, help="write `method: mtp`")
-        elif method in REMOVED:
-            text = f"`{method}` is no method to speculate with: {REMOVED[method]}"
-            self.add("SD006", text, block["method"].span, path=place, help=f"one of {', '.join(METHODS)}")
-        else:
-            guess = did_you_mean(method, METHODS)
-            text = f"did you mean `{guess}`?" if guess else f"one of {', '.join(METHODS)}"
-            self.add("SD006", f"unknown method `{method}`", block["method"].span, path=place, help=text)
-        return None
-
-    def unknown_speculation(self, block: Mapping[str, Node], method: str, *, path: str) -> set[str]:
-        """Unknown keys of a block: of another method, of vLLM's past, or misspelt."""
-        others = {name: other for other, keys in METHODS.items() for name in keys}
-        own = {}
-        for name, node in block.items():
-            place = f"{path}.{name}"
-            if name == "tensor_parallel_size":
-                text = "`tensor_parallel_size` is refused by vLLM in `speculation`"
-                self.add(
-                    "SD005",
-                    text,
-                    node.key or node.span,
-                    path=place,
-                    help="write `draft_tensor_parallel_size`",
-                )
-            elif name not in METHODS[method] and name in others:
-                text = f"`{name}` is a key of the method `{others[name]}`, and has no effect with `{method}`"
-                self.add("SD005", text, node.key or node.span, path=place, help="leave it out")
-            else:
-                own[name] = node
-        return self.unknown(own, METHODS[method], where=f"`{path}` (method `{method}`)", section=path)
-
-    def alternatives(self, node: Node | None) -> dict[str, Speculation]:
-        """The named blocks."""
-        if node is None or node.value is None:
-            return {}
-        if node.mapping is None:
-            self.add("SD006", "`alternatives` must be a mapping of names to blocks", node.span)
-            return {}
-        blocks = {
-            name: self.speculation(child, path=f"alternatives.{name}") for name, child in node.mapping.items()
-        }
-        return {name: block for name, block in blocks.items() if block is not None}
-
-    def expectations(self, node: Node | None) -> tuple[Expectation, ...]:
-        """The promises, one per list item."""
-        if node is None or node.value is None:
-            return ()
-        if not isinstance(node.value, list):
-            self.add("SD006", "`expect` must be a list of promises", node.span)
-            return ()
-        found = [self.section(item, Expectation, path=f"expect[{i}]") for i, item in enumerate(node.value)]
-        return tuple(item for item in found if item is not None)
-
-    def environment(self, values: Mapping[str, Any], node: Node | None) -> Mapping[str, str]:
-        """Variable names and their texts; what YAML turned into something else is taken as it was written."""
-        if node is None or node.mapping is None:
-            return MappingProxyType({})
-        result = {}
-        for name, child in node.mapping.items():
-            path = f"env.{name}"
-            if not _ENV_NAME.match(name):
-                self.add(
-                    "SD006",
-                    f"`{name}` is no name of an environment variable",
-                    child.key or child.span,
-                    path=path,
-                )
-            elif child.value is not None:
-                result[name] = str(self.value(child, Key("str", ""), path=path))
-        return MappingProxyType(result)
-
-
-def _inner(node: Node, key: Key) -> Span:
-    """The item of a list that cannot be converted, else the value itself."""
-    if isinstance(node.value, list):
-        for item in node.value:
-            try:
-                (Key(key.items, "") if key.items else key).convert(item) if key.items else plain(item)
-            except ValueError:
-                return item.span
-    return node.span

@@ -1,0 +1,234 @@
+"""How a YAML value becomes a Python one, with every reason why it cannot. Knows no section."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from specserve.profile.keys import PERCENTILES, WORDS, Key, Kind
+from specserve.profile.numbers import human_int
+from specserve.profile.problems import quoted
+from specserve.profile.tree import Ambiguous, Node
+
+
+class Unfit(ValueError):
+    """Why a value cannot be what its key takes: the rest of a sentence that begins with the key's path."""
+
+    def __init__(self, reason: str, *, help: str | None = None) -> None:
+        super().__init__(reason)
+        self.help = help
+
+
+Wrong = Callable[[Node, str, Unfit], None]
+"""Takes a value and its path."""
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PERCENTILE = Key("float", "", nullable=False, minimum=0)
+
+
+def convert(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
+    """The value as Python. What cannot be converted is told to `wrong`, and the key's default takes its place."""
+    if node.value is None:
+        if not key.nullable:
+            wrong(node, path, Unfit(f"is empty, and must be {WORDS[key.kind]}"))
+        return key.default
+    try:
+        value = _converted(node, key, path=path, wrong=wrong)
+        _check_range(value, key, node)
+    except Unfit as error:
+        wrong(node, path, error)
+        return key.default
+    return value
+
+
+def _converted(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
+    if key.kind in _SCALARS:
+        return _SCALARS[key.kind](node)
+    if isinstance(node.value, Ambiguous):
+        raise _octal(node.value)
+    if isinstance(node.value, dict) and key.kind == "map":
+        return _plain(node, path, wrong)
+    if isinstance(node.value, dict) and key.kind == "size_percentiles":
+        return _percentiles(node.value, path, wrong)
+    if isinstance(node.value, list) and key.kind == "list":
+        return _items(node.value, key, path, wrong) if key.items else _plain(node, path, wrong)
+    if isinstance(node.value, list) and key.kind == "schedule":
+        return tuple(_row(row, f"{path}[{index}]", wrong) for index, row in enumerate(node.value))
+    raise _unfit(node, key.kind)
+
+
+def _check_range(value: Any, key: Key, node: Node) -> None:
+    if key.choices and value not in key.choices:
+        raise Unfit(f"must be {_either(key.choices)}; found {shown(node)}")
+    if key.minimum is not None and value < key.minimum:
+        raise Unfit(f"must be at least {key.minimum:g}; found {shown(node)}")
+    if key.maximum is not None and value > key.maximum:
+        raise Unfit(f"must be at most {key.maximum:g}; found {shown(node)}")
+
+
+def _either(choices: tuple[str, ...]) -> str:
+    *first, last = (f"`{choice}`" for choice in choices)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def shown(node: Node) -> str:
+    """A value as it may stand in a message."""
+    if isinstance(node.value, dict):
+        return "a mapping"
+    if isinstance(node.value, list):
+        return "a list"
+    return quoted(node.raw if node.raw is not None else str(node.value))
+
+
+def _unfit(node: Node, kind: Kind) -> Unfit:
+    if isinstance(node.value, Ambiguous):
+        return _octal(node.value, text_fits=kind == "device")
+    bare = isinstance(node.value, str) and node.raw is None and _fits_without_quotes(node.value, kind)
+    reason = f"must be {WORDS[kind]}; found {shown(node)}{' in quotes' if bare else ''}"
+    return Unfit(reason, help="leave the quotes out" if bare else None)
+
+
+def _fits_without_quotes(text: str, kind: Kind) -> bool:
+    if kind == "bool":
+        return text in ("true", "false")
+    return kind in ("int", "length", "float") and bool(re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text))
+
+
+def _octal(text: str, *, text_fits: bool = True) -> Unfit:
+    number = int(text.replace("_", ""))
+    reason = f"has a leading zero, which YAML 1.1 reads as octal: {quoted(text)}"
+    return Unfit(reason, help=f"write `{number}`{', or quote the text' if text_fits else ''}")
+
+
+def _plain(node: Node, path: str, wrong: Wrong) -> Any:
+    """Any value as plain Python, read-only; inherited keys that a null takes away are gone."""
+    if isinstance(node.value, dict):
+        kept = {key: child for key, child in node.value.items() if not child.unset}
+        return MappingProxyType({key: _plain(child, f"{path}.{key}", wrong) for key, child in kept.items()})
+    if isinstance(node.value, list):
+        return tuple(_plain(child, f"{path}[{index}]", wrong) for index, child in enumerate(node.value))
+    try:
+        if isinstance(node.value, Ambiguous):
+            raise _octal(node.value)
+        if isinstance(node.value, str):
+            return as_written(node)
+        return _finite(node) if isinstance(node.value, float) else node.value
+    except Unfit as error:
+        wrong(node, path, error)
+        return None
+
+
+def _items(nodes: list[Node], key: Key, path: str, wrong: Wrong) -> tuple[Any, ...]:
+    assert key.items is not None
+    item = Key(key.items, "", nullable=False)
+    return tuple(
+        convert(node, item, path=f"{path}[{index}]", wrong=wrong) for index, node in enumerate(nodes)
+    )
+
+
+def _row(node: Node, path: str, wrong: Wrong) -> tuple[int, ...]:
+    if not isinstance(node.value, list) or len(node.value) != 3:
+        wrong(node, path, Unfit(f"must be `[first batch size, last batch size, K]`; found {_size(node)}"))
+        return ()
+    cell = Key("int", "", nullable=False, minimum=0)
+    return tuple(
+        convert(child, cell, path=f"{path}[{index}]", wrong=wrong) for index, child in enumerate(node.value)
+    )
+
+
+def _size(node: Node) -> str:
+    return f"a list of {len(node.value)}" if isinstance(node.value, list) else shown(node)
+
+
+def _percentiles(nodes: Mapping[str, Node], path: str, wrong: Wrong) -> Mapping[str, float]:
+    for name, node in nodes.items():
+        if name not in PERCENTILES:
+            wrong(node, f"{path}.{name}", Unfit(f"is no percentile that is known: {_either(PERCENTILES)}"))
+    return MappingProxyType(
+        {
+            name: convert(node, _PERCENTILE, path=f"{path}.{name}", wrong=wrong)
+            for name, node in nodes.items()
+            if name in PERCENTILES
+        }
+    )
+
+
+def as_written(node: Node) -> str:
+    """The text of a scalar before YAML turned it into something else. Raises Unfit."""
+    if node.raw is not None and not isinstance(node.value, (list, dict)):
+        text = node.raw  # a revision such as 0123456 or 1e10 is the text that was written
+    elif isinstance(node.value, str):
+        text = node.value
+    else:
+        raise _unfit(node, "str")
+    if _CONTROL.search(text):
+        raise Unfit("must not hold control characters")
+    return text
+
+
+def _text(node: Node) -> str:
+    if isinstance(node.value, bool) and (node.raw or "").lower() in ("true", "false"):
+        raise Unfit(f"must be a text; found {shown(node)}", help="quote it if it is a text")
+    text = as_written(node)
+    if not text.strip():
+        raise Unfit("must not be empty")
+    return text
+
+
+def _int(node: Node) -> int:
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        return node.value
+    if isinstance(node.value, str) and not isinstance(node.value, Ambiguous):
+        number = human_int(node.value)
+        if number is not None:
+            return number
+    raise _unfit(node, "int")
+
+
+def _length(node: Node) -> int:
+    if isinstance(node.value, str) and node.value.lower() == "auto":
+        return -1  # vLLM: fits the length to the memory
+    try:
+        number = _int(node)
+    except Unfit:
+        raise _unfit(node, "length") from None
+    if number == 0:
+        raise Unfit("must be at least 1, or `auto`; found `0`")
+    return number
+
+
+def _finite(node: Node) -> float:
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        raise Unfit(f"must be a finite number; found {shown(node)}")
+    if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+        return float(node.value)
+    raise _unfit(node, "float")
+
+
+def _bool(node: Node) -> bool:
+    if isinstance(node.value, bool):
+        return node.value
+    raise _unfit(node, "bool")
+
+
+def _device(node: Node) -> int | str:
+    if isinstance(node.value, int) and not isinstance(node.value, bool):
+        if node.value < 0:
+            raise Unfit(f"must be an index or a UUID; found {shown(node)}")
+        return node.value
+    if isinstance(node.value, str) and not isinstance(node.value, Ambiguous):
+        return _text(node)
+    raise _unfit(node, "device")
+
+
+_SCALARS: Mapping[Kind, Callable[[Node], Any]] = {
+    "str": _text,
+    "int": _int,
+    "length": _length,
+    "float": _finite,
+    "bool": _bool,
+    "device": _device,
+}
