@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.console import say
+from specserve.report.console import out, say
 from specserve.report.serving import JsonView, TextView
 
 
@@ -20,6 +21,88 @@ class LogFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+class PlanFormat(StrEnum):
+    """How `--dry-run` writes the plan."""
+
+    SHELL = "shell"
+    JSON = "json"
+
+
+def up(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    *,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be started, and stop.")
+    ] = False,
+    format: Annotated[PlanFormat, typer.Option(help="How --dry-run prints it.")] = PlanFormat.SHELL,
+    exec_: Annotated[
+        bool,
+        typer.Option("--exec", help="Become vLLM: for containers. Nothing is watched or explained then."),
+    ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="The same server without speculation.")
+    ] = False,
+    alternative: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="How the talk on stderr is written.")
+    ] = LogFormat.TEXT,
+) -> None:
+    """Check a profile, start vLLM, wait until it answers, say where. Ctrl-C stops it, and nothing is left.
+
+    Where it is and how to ask it goes to stdout, progress to stderr, vLLM's own log to a file. Exit code 0
+    after a stop; 1: the check found errors; 2: it did not come up, or died; 130 or 143: stopped before it
+    was ready.
+
+    \b
+    specserve up configs/demo.yaml
+    specserve up configs/llama70b-8b.yaml --alternative eagle3 --port 8001
+    specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
+    specserve up configs/demo.yaml --dry-run
+    """
+    from specserve.cli.prepare import prepare
+
+    _, plan = prepare(
+        profile,
+        settings=settings or (),
+        port=port,
+        devices=devices,
+        alternative=alternative,
+        baseline=baseline,
+        check=not no_check,
+    )
+    if dry_run:
+        show(plan, format=format)
+    elif exec_:
+        become(plan)
+    else:
+        launch(plan, log_format=log_format)
+
+
+def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
+    """The plan on stdout: as a command to paste, or as JSON."""
+    from specserve.plan.shell import as_json, shell
+
+    out(shell(plan) if format is PlanFormat.SHELL else json.dumps(as_json(plan), indent=2))
 
 
 def launch(plan: LaunchPlan, *, log_format: LogFormat = LogFormat.TEXT, log_path: Path | None = None) -> None:
