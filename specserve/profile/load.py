@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,11 +85,21 @@ def with_alternative(profile: Profile, name: str | None, *, baseline: bool) -> P
     if name not in profile.alternatives:
         known = ", ".join(f"`{key}`" for key in profile.alternatives) or "none"
         raise ProfileError(f"`{profile.file}` has no alternative `{name}`: it has {known}")
+    return replace(
+        profile,
+        speculation=profile.alternatives[name],
+        spans=_chosen(profile.spans, name),
+        key_spans=_chosen(profile.key_spans, name),
+    )
+
+
+def _chosen(spans: Mapping[str, Span], name: str) -> Mapping[str, Span]:
+    """The places with those of one alternative as those of `speculation`."""
     prefix = f"alternatives.{name}"
     moved = {
         "speculation" + path.removeprefix(prefix): span
-        for path, span in profile.spans.items()
+        for path, span in spans.items()
         if path == prefix or path.startswith(prefix + ".")
     }
-    kept = {path: span for path, span in profile.spans.items() if not path.startswith("speculation")}
-    return replace(profile, speculation=profile.alternatives[name], spans={**kept, **moved})
+    kept = {path: span for path, span in spans.items() if not path.startswith("speculation")}
+    return {**kept, **moved}

@@ -97,7 +97,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One deployment. `spans` says where each value was written, by dotted path."""
+    """One deployment. `spans` says where each value was written, by dotted path; `key_spans`, where its key."""
 
     file: str
     name: str
@@ -113,6 +113,7 @@ class Profile:
     vllm: str | None = None
     schema: int = SCHEMA
     spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
+    key_spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
 
     def span(self, path: str) -> Span:
         """Where a value was written; else the nearest section around it; else the file."""

@@ -70,19 +70,15 @@ def _empty(file: str) -> Finding:
 
 def _composed(text: str, *, file: str) -> yaml.Node:
     try:
-        _check_size(yaml.parse(text, Loader=_LOADER), file=file)
+        _check_events(yaml.parse(text, Loader=_LOADER), file=file)
         documents = [document for document in yaml.compose_all(text, Loader=_LOADER) if document is not None]
     except yaml.MarkedYAMLError as error:
         raise Stop(_syntax_problem(error, text, file=file)) from error
     except (yaml.YAMLError, RecursionError) as error:
         message = f"invalid YAML: {getattr(error, 'reason', 'unreadable')}"
         raise Stop(problem("SD002", message, Span(file))) from error
-    if not documents or (len(documents) == 1 and _is_nothing(documents[0])):
+    if not documents or _is_nothing(documents[0]):
         raise Stop(_empty(file))
-    if len(documents) > 1:
-        start: Any = documents[1].start_mark
-        span = Span(file, start.line + 1, start.column + 1, start.line + 1, start.column + 2)
-        raise Stop(problem("SD003", "the file holds several YAML documents, a profile is one", span))
     document: yaml.Node = documents[0]
     return document
 
@@ -91,22 +87,26 @@ def _is_nothing(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and not node.style and not node.value
 
 
-def _check_size(events: Iterable[yaml.Event], *, file: str) -> None:
-    """Raises Stop for what is too large or too deep, before the composer takes memory and recurses for it."""
-    depth = count = 0
+def _check_events(events: Iterable[yaml.Event], *, file: str) -> None:
+    """Raises Stop for a second document, and for what is too large or too deep to compose."""
+    depth = count = documents = 0
     for event in events:
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-            continue
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         count += isinstance(event, yaml.NodeEvent)
+        if documents > 1:
+            message = "the file holds several YAML documents, a profile is one"
+            raise Stop(problem("SD003", message, _at(event.start_mark, file=file)))
         if depth > MAX_DEPTH or count > MAX_VALUES:
             limit = f"{MAX_DEPTH} levels of nesting" if depth > MAX_DEPTH else f"{MAX_VALUES:,} values"
             message = f"the file has more than {limit}, which no profile has"
-            mark: Any = event.start_mark
-            span = Span(file, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 2)
-            raise Stop(problem("SD008", message, span))
+            raise Stop(problem("SD008", message, _at(event.start_mark, file=file)))
+
+
+def _at(mark: Any, *, file: str) -> Span:
+    """One character."""
+    return Span(file, mark.line + 1, mark.column + 1, mark.line + 1, mark.column + 2)
 
 
 def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Finding:
@@ -130,7 +130,6 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     related: tuple[Related, ...] = ()
     start = error.context_mark
     if start and error.problem_mark and (start.line, start.column) != (mark.line, mark.column):
-        begin = Span(file, start.line + 1, start.column + 1, start.line + 1, start.column + 2)
-        related = (Related(begin, "what does not end begins here"),)
+        related = (Related(_at(start, file=file), "what does not end begins here"),)
     message = f"invalid YAML: {reason}{context}"
     return problem("SD002", message, span, help=_NEEDS_QUOTES.get(reason), related=related)

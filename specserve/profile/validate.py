@@ -47,6 +47,7 @@ def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | No
         env=sections.environment(top.get("env"), found=found),
         vllm=_version_range(top.get("vllm"), found=found),
         spans=_spans(tree),
+        key_spans=_key_spans(tree),
     )
     if not whole:
         found = [finding for finding in found if finding.code != "SD007"]
@@ -141,3 +142,8 @@ def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
 
 def _spans(tree: Node) -> Mapping[str, Span]:
     return MappingProxyType({path: replace(node.span, path=path) for path, node in tree.walk() if path})
+
+
+def _key_spans(tree: Node) -> Mapping[str, Span]:
+    places = {path: node.key for path, node in tree.walk() if path}
+    return MappingProxyType({path: replace(span, path=path) for path, span in places.items() if span})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -146,7 +147,10 @@ def _size(node: Node) -> str:
 def _percentiles(nodes: Mapping[str, Node], path: str, wrong: Wrong) -> Mapping[str, float]:
     for name, node in nodes.items():
         if name not in PERCENTILES:
-            wrong(node, f"{path}.{name}", Unfit(f"is no percentile that is known: {_either(PERCENTILES)}"))
+            stranger = replace(node, span=node.key or node.span)
+            wrong(
+                stranger, f"{path}.{name}", Unfit(f"is no percentile that is known: {_either(PERCENTILES)}")
+            )
     return MappingProxyType(
         {
             name: convert(node, _PERCENTILE, path=f"{path}.{name}", wrong=wrong)

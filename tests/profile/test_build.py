@@ -1,0 +1,107 @@
+"""Aliases, merge keys, duplicates and tags: what YAML allows and a profile takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specserve.profile.keys import Key
+from specserve.profile.source import parse
+from specserve.profile.tree import Node
+from specserve.profile.values import Unfit, convert
+
+Problems = Callable[..., list[str]]
+
+
+def _plain(text: str) -> Any:
+    tree, findings = parse(text.encode(), file="demo.yaml")
+    assert tree is not None
+    assert findings == []
+
+    def wrong(node: Node, path: str, reason: Unfit) -> None:
+        raise AssertionError((path, reason))
+
+    return convert(tree, Key("map", ""), path="", wrong=wrong)
+
+
+def test_an_alias_is_the_value_of_its_anchor() -> None:
+    assert _plain("a: &x {k: 1}\nb: *x\n") == {"a": {"k": 1}, "b": {"k": 1}}
+
+
+def test_a_merge_key_brings_keys_that_own_ones_override() -> None:
+    text = "a: &x {k: 1, l: 2}\nb: {l: 3, <<: *x}\nc: {<<: *x, k: 4}\n"
+
+    assert _plain(text) == {"a": {"k": 1, "l": 2}, "b": {"k": 1, "l": 3}, "c": {"k": 4, "l": 2}}
+
+
+def test_the_first_of_several_merged_mappings_wins() -> None:
+    assert _plain("a: &x {k: 1}\nb: &y {k: 2, l: 2}\nc: {<<: [*x, *y]}\n")["c"] == {"k": 1, "l": 2}
+
+
+def test_a_merge_key_needs_mappings(problems: Problems) -> None:
+    told = problems("target: {model: x}\nengine: {<<: [1, {a: 2}]}\n")
+
+    assert told == ["2:15 SD002 `<<` needs a mapping, or a list of mappings"]
+
+
+def test_a_duplicate_key_shows_both_places() -> None:
+    _, findings = parse(b"target: {model: x}\nengine: {}\ntarget: {model: y}\n", file="demo.yaml")
+
+    assert [(str(finding.span), finding.code, finding.message) for finding in findings] == [
+        ("demo.yaml:3:1", "SD004", "the key `target` stands twice")
+    ]
+    assert [(str(related.span), related.label) for related in findings[0].related] == [
+        ("demo.yaml:1:1", "first written here")
+    ]
+
+
+def test_a_duplicate_key_is_seen_at_any_depth_and_each_time(problems: Problems) -> None:
+    assert problems("target: {model: x}\nengine:\n  a: {b: 1, b: 2}\n  c: 1\n  c: 1\n  'c': 2\n") == [
+        "3:13 SD004 the key `b` stands twice",
+        "5:3 SD004 the key `c` stands twice",
+        "6:3 SD004 the key `c` stands twice",
+    ]
+
+
+def test_a_duplicate_key_below_an_anchor_is_one_problem_however_often_it_is_used(problems: Problems) -> None:
+    told = problems("target: {model: x}\nengine: {a: &x {k: 1, k: 2}, b: *x, c: *x}\n")
+
+    assert told == ["2:23 SD004 the key `k` stands twice"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("engine: {? [1] : 2}", "2:12 SD002 a key must be a text"),
+        ("engine: {a: !!python/object/apply:os.system [ls]}",
+         "2:13 SD002 the YAML tag `python/object/apply:os.system` has no meaning in a profile"),
+        ("engine: {a: !secret x}", "2:13 SD002 the YAML tag `!secret` has no meaning in a profile"),
+        ("engine: {a: !!binary aGk=}", "2:13 SD002 the YAML tag `binary` has no meaning in a profile"),
+        (r'engine: {"\e[31mred": 1}', r"2:10 SD002 the key `\x1b[31mred` holds control characters"),
+    ],
+)  # fmt: skip
+def test_what_no_profile_needs_is_refused(problems: Problems, text: str, told: str) -> None:
+    assert problems(f"target: {{model: x}}\n{text}\n") == [told]
+
+
+def test_aliases_that_multiply_are_stopped(problems: Problems) -> None:
+    rows = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    rows += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+
+    (told,) = problems("\n".join(rows) + "\n")
+    assert told.endswith("SD008 the aliases of this file expand to more than 20,000 values")
+
+
+def test_merge_keys_that_multiply_are_stopped(problems: Problems) -> None:
+    rows = ["a0: &a0 {k: 1}"]
+    rows += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 12)]
+
+    (told,) = problems("\n".join(rows) + "\n")
+    assert told.endswith("SD008 the aliases of this file expand to more than 20,000 values")
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "a: &a {b: *a}", "a: &a {b: {c: [1, *a]}}", "a: &a {<<: *a}"])
+def test_a_value_that_holds_itself_is_stopped(problems: Problems, text: str) -> None:
+    assert problems(text) == ["1:4 SD008 an alias of this value stands inside of the value"]

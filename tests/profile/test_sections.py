@@ -1,0 +1,159 @@
+"""Sections with fixed keys: what is unknown, missing or in the wrong place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.profile.load import load_profile
+
+Problems = Callable[..., list[str]]
+Write = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("targt: {model: x}", "1:1 SD005 unknown key `targt` in a profile | did you mean `target`?"),
+        ("target: {modle: x}", "1:10 SD005 unknown key `modle` in `target` | did you mean `model`?"),
+        (
+            "target: {model: x, tensor-parallel-size: 2}",
+            "1:20 SD005 unknown key `tensor-parallel-size` in `target` | did you mean `tensor_parallel_size`?",
+        ),
+        (
+            "target: {model: x, Tensor_Parallel_Size: 2}",
+            "1:20 SD005 unknown key `Tensor_Parallel_Size` in `target` | did you mean `tensor_parallel_size`?",
+        ),
+        (
+            "target: {model: x, gpu_memory_utilization: 0.9}",
+            "1:20 SD005 unknown key `gpu_memory_utilization` in `target`"
+            " | `engine` takes every other engine argument of vLLM",
+        ),
+        (
+            "target: {model: x}\nmax_model_len: 10",
+            "2:1 SD005 unknown key `max_model_len` in a profile | write it as `target.max_model_len`",
+        ),
+        (
+            "target: {model: x}\nserver: {devices: [0]}",
+            "2:10 SD005 unknown key `devices` in `server` | write it as `hardware.devices`",
+        ),
+        ("target: {model: x}\nserver: {zzz: 1}", "2:10 SD005 unknown key `zzz` in `server`"),
+        (
+            "target: {model: x}\nserver: {api_key: hush}",
+            "2:10 SD005 unknown key `api_key` in `server` | did you mean `api_key_env`?",
+        ),
+        (
+            "target: {model: x}\nexpect: [{min_speed: 1}]",
+            "2:11 SD005 unknown key `min_speed` in `expect[0]` | did you mean `min_speedup`?",
+        ),
+    ],
+)
+def test_an_unknown_key_is_one_problem_with_the_likely_cure(problems: Problems, text: str, told: str) -> None:
+    assert problems(text + "\n") == [told]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("engine: {max_model_len: 1k}",
+         "2:10 SD005 `max_model_len` does not belong in `engine` | write it as `target.max_model_len`"),
+        ("engine: {tensor-parallel-size: 2}",
+         "2:10 SD005 `tensor-parallel-size` does not belong in `engine` | write it as `target.tensor_parallel_size`"),
+        ("engine: {speculative_config: {method: ngram}}",
+         "2:10 SD005 `speculative_config` does not belong in `engine` | write it as `speculation`"),
+        ("frontend: {port: 1}", "2:12 SD005 `port` does not belong in `frontend` | write it as `server.port`"),
+        ("frontend: {api_key: hush}",
+         "2:12 SD005 `api_key` does not belong in `frontend` | write it as `server.api_key_env`"),
+    ],
+)  # fmt: skip
+def test_an_argument_has_one_place(problems: Problems, text: str, told: str) -> None:
+    assert problems(f"target: {{model: x}}\n{text}\n") == [told]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("{}", "1:1 SD007 `target.model` is missing | write `target: {model: …}`"),
+        ("engine: {}", "1:1 SD007 `target.model` is missing | write `target: {model: …}`"),
+        ("# base\nname: x\ntarget:", "3:1 SD007 `target.model` is missing | write `target: {model: …}`"),
+        ("target: {dtype: auto}", "1:1 SD007 `target.model` is missing"),
+        ("target: {model: }", "1:17 SD006 `target.model` is empty, and must be a text"),
+        ("target: {model: ''}", "1:17 SD006 `target.model` must not be empty"),
+        ("target: {model: [x]}", "1:17 SD006 `target.model` must be a text; found a list"),
+        ("target: {model: --port}", "1:17 SD006 `target.model` must not start with `-`"),
+        ("target: x", "1:9 SD006 `target` must be a mapping; found `x`"),
+        ("target: [x]", "1:9 SD006 `target` must be a mapping; found a list"),
+    ],
+)
+def test_a_target_without_a_model_is_one_problem(problems: Problems, text: str, told: str) -> None:
+    assert problems(text + "\n") == [told]
+
+
+@pytest.mark.parametrize("section", ["server", "hardware", "engine", "frontend", "env", "speculation"])
+def test_a_section_that_is_no_mapping_is_told(problems: Problems, section: str) -> None:
+    (told,) = problems(f"target: {{model: x}}\n{section}: word\n")
+
+    assert told.startswith(f"2:{len(section) + 3} SD006 `{section}` must be a mapping")
+    assert told.endswith("found `word`")
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["speculation", "alternatives", "engine", "frontend", "server", "hardware", "expect", "env", "name",
+     "vllm", "extends", "schema"],
+)  # fmt: skip
+def test_an_empty_section_is_as_good_as_none(write: Write, section: str) -> None:
+    empty = load_profile(write(f"target: {{model: x}}\n{section}:\n"))
+
+    assert empty == load_profile(write("target: {model: x}\n"))
+
+
+def test_the_environment_is_text_as_it_was_written(write: Write) -> None:
+    profile = load_profile(
+        write(
+            "target: {model: x}\nenv: {A: 010, B: yes, C: 1e3, D: true, E: '', F: 12:30:45, G: null, H: 'q'}\n"
+        )
+    )
+
+    assert profile.env == {
+        "A": "010", "B": "yes", "C": "1e3", "D": "true", "E": "", "F": "12:30:45", "H": "q",
+    }  # fmt: skip
+
+
+def test_the_environment_has_names_and_texts_only(problems: Problems) -> None:
+    assert problems('target: {model: x}\nenv: {1X: a, A: [1], B: {C: d}, "D=": e}\n') == [
+        "2:7 SD006 `1X` is no name of an environment variable",
+        "2:17 SD006 `env.A` must be a text; found a list",
+        "2:25 SD006 `env.B` must be a text; found a mapping",
+        "2:33 SD006 `D=` is no name of an environment variable",
+    ]
+
+
+def test_promises_are_a_list_of_mappings(problems: Problems) -> None:
+    assert problems("target: {model: x}\nexpect: {workload: chat}\n") == [
+        "2:9 SD006 `expect` must be a list of promises; found a mapping"
+    ]
+    assert problems("target: {model: x}\nexpect: [a, null]\n") == [
+        "2:10 SD006 `expect[0]` must be a mapping; found `a`",
+        "2:13 SD006 `expect[1]` is empty, and must be a promise",
+    ]
+
+
+@pytest.mark.parametrize("key", ["sk-proj-12345", "hf_x y", "Bearer token"])
+def test_a_key_in_the_place_of_its_variable_is_refused_and_never_repeated(
+    problems: Problems, key: str
+) -> None:
+    (told,) = problems(f"target: {{model: x}}\nserver: {{api_key_env: {key}}}\n")
+
+    assert told == (
+        "2:23 SD006 `server.api_key_env` must be the name of an environment variable"
+        " | the key itself never stands in a profile"
+    )
+
+
+def test_a_thousand_unknown_keys_are_a_thousand_problems_in_order(problems: Problems) -> None:
+    told = problems("target: {model: x}\n" + "".join(f"key_{n}: 1\n" for n in range(1000)))
+
+    assert [line.split("`")[1] for line in told] == [f"key_{n}" for n in range(1000)]

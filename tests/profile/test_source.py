@@ -1,0 +1,126 @@
+"""A text that is no YAML, or no profile's YAML, is told once and at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.profile.source import MAX_BYTES, parse
+
+Problems = Callable[..., list[str]]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("target:\n\tmodel: x\n", "2:1 SD002 a tab stands where YAML wants spaces | indent with spaces"),
+        ("a: 1\n\tb: 2\n", "2:1 SD002 a tab stands where YAML wants spaces | indent with spaces"),
+        ("a:\n  b: 1\n  \tc: 2\n", "3:3 SD002 a tab stands where YAML wants spaces | indent with spaces"),
+        ("a: @x\n", "1:4 SD002 no value can start with `@` | put the value in quotes"),
+        ("a: %x\n", "1:4 SD002 no value can start with `%` | put the value in quotes"),
+        (
+            "model: a: b\n",
+            "1:9 SD002 invalid YAML: mapping values are not allowed in this context"
+            " | a value that holds `: ` needs quotes",
+        ),
+        ("a: *nowhere\n", "1:4 SD002 invalid YAML: found undefined alias"),
+        (
+            'a: "open\n',
+            "2:1 SD002 invalid YAML: found unexpected end of stream while scanning a quoted scalar",
+        ),
+        ("a: é\x01\n", "1:5 SD002 a character that YAML does not allow: U+0001"),
+        ("a: 1\nb: \x00\n", "2:4 SD002 a character that YAML does not allow: U+0000"),
+    ],
+)
+def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -> None:
+    assert problems(text) == [told]
+
+
+def test_what_is_left_open_is_shown_where_it_begins() -> None:
+    _, findings = parse(b"a: 1\nb: {c: 1\nd: 2\n", file="x.yaml")
+
+    assert [str(related.span) for related in findings[0].related] == ["x.yaml:2:4"]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"a: \xff\n", "1:4 SD001 the file is not UTF-8: byte 0xff | save it as UTF-8"),
+        (b"a: 1\n\xc3\xa9: \xe9t\n", "2:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
+        (b"\xef\xbb\xbf\xc3\xa9: \xe9t\n", "1:4 SD001 the file is not UTF-8: byte 0xe9 | save it as UTF-8"),
+        ("a: 1".encode("utf-16"), "1:1 SD001 the file is not UTF-8: byte 0xff | save it as UTF-8"),
+        (b"\x7fELF\x00\x01", "1:1 SD002 a character that YAML does not allow: U+007F"),
+    ],
+)
+def test_other_encodings_and_binary_files_are_told(problems: Problems, data: bytes, told: str) -> None:
+    assert problems(data) == [told]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(problems: Problems) -> None:
+    assert problems(b"\xef\xbb\xbftarget:\r\n  model: x\r\n") == []
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "\n\n", "# only a comment\n", "---\n", "---\n# x\n...\n", "\ufeff"]
+)
+def test_a_file_without_a_value_is_empty(problems: Problems, text: str) -> None:
+    assert problems(text) == ["1:1 SD003 the file is empty | a profile needs `target.model`"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("- a\n", "1:1 SD003 a profile is a mapping of keys, this is a list"),
+        ("# hi\nhello\n", "2:1 SD003 a profile is a mapping of keys, this is a single value"),
+        ("a: 1\n---\nb: 2\n", "2:1 SD003 the file holds several YAML documents, a profile is one"),
+        ("a: 1\n---\n", "2:1 SD003 the file holds several YAML documents, a profile is one"),
+    ],
+)
+def test_a_profile_is_one_mapping(problems: Problems, text: str, told: str) -> None:
+    assert problems(text) == [told]
+
+
+def test_a_huge_file_is_refused_unread(problems: Problems) -> None:
+    told = f"1:1 SD008 the file is larger than {MAX_BYTES:,} bytes, which no profile is"
+
+    assert problems(b"target: {model: x}\n" + b"#" * 10_000_000) == [told]
+    assert problems(b"target: {model: x}\n".ljust(MAX_BYTES, b"\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "a: " + "[" * 500_000,
+            "1:53 SD008 the file has more than 50 levels of nesting, which no profile has",
+        ),
+        ("{a: " * 100, "1:201 SD008 the file has more than 50 levels of nesting, which no profile has"),
+        ("- " * 400_000, "1:101 SD008 the file has more than 50 levels of nesting, which no profile has"),
+        ("a: [" + "1," * 100_000, "1:39999 SD008 the file has more than 20,000 values, which no profile has"),
+    ],
+    ids=["lists", "mappings", "dashes", "wide"],
+)
+def test_what_nests_or_spreads_without_end_is_refused_before_it_hurts(
+    problems: Problems, text: str, told: str
+) -> None:
+    assert problems(text) == [told]
+
+
+@given(st.text() | st.text(alphabet="ab:-[]{}&*!|>'\"\n\t #%@,?<~", max_size=60))
+def test_no_text_makes_it_fail_and_every_place_lies_in_the_text(text: str) -> None:
+    tree, findings = parse(text.encode("utf-8", errors="replace"), file="x")
+
+    assert tree is not None or findings
+    for finding in findings:
+        assert 1 <= finding.span.line <= text.count("\n") + text.count("\r") + len(text.splitlines()) + 1
+        assert finding.span.column >= 1
+
+
+@given(st.binary())
+def test_no_bytes_make_it_fail(data: bytes) -> None:
+    tree, findings = parse(data, file="x")
+
+    assert tree is not None or len(findings) >= 1

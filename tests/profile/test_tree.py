@@ -1,0 +1,125 @@
+"""How a child's values lie over its parent's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.diagnostics import Span
+from specserve.profile.tree import Node, merged
+
+_HERE = Span("x")
+
+
+def _node(value: Any) -> Node:
+    if isinstance(value, dict):
+        return Node({key: _node(item) for key, item in value.items()}, _HERE)
+    if isinstance(value, list):
+        return Node([_node(item) for item in value], _HERE)
+    return Node(value, _HERE)
+
+
+def _value(node: Node) -> Any:
+    if isinstance(node.value, dict):
+        return {key: _value(child) for key, child in node.value.items() if not child.unset}
+    if isinstance(node.value, list):
+        return [_value(child) for child in node.value]
+    return node.value
+
+
+def _over(parent: Any, child: Any) -> Any:
+    return _value(merged(_node(parent), _node(child)))
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "result"),
+    [
+        ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 3, "c": 4}),
+        ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"d": 3}}}, {"a": {"b": {"c": 1, "d": 3}}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": {"b": 1}}, {"a": 5}, {"a": 5}),
+        ({"a": 5}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
+        ({"a": {"b": 1}}, {"a": None}, {}),
+        ({"a": None}, {"a": None}, {"a": None}),
+        ({}, {"a": {"b": None}}, {"a": {"b": None}}),
+    ],
+    ids=["keys", "deep", "lists replace", "scalars replace", "maps replace scalars", "null unsets a key",
+         "null unsets a section", "a null over a null stays", "a null of its own stays"],
+)  # fmt: skip
+def test_maps_merge_the_rest_replaces(parent: Any, child: Any, result: Any) -> None:
+    assert _over(parent, child) == result
+
+
+def test_what_a_parent_unset_a_grandchild_can_set_again() -> None:
+    middle = merged(_node({"engine": {"a": 1, "b": 1}}), _node({"engine": {"a": None, "b": None}}))
+
+    again = merged(middle, _node({"engine": {"a": 2, "b": None}}))
+    assert _value(again) == {"engine": {"a": 2}}
+
+
+def test_speculation_of_the_same_method_merges() -> None:
+    parent = {"speculation": {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}}
+
+    changed = _over(parent, {"speculation": {"method": "eagle3", "num_speculative_tokens": 5}})
+    assert changed["speculation"] == {"method": "eagle3", "model": "x", "num_speculative_tokens": 5}
+    unnamed = _over(parent, {"speculation": {"num_speculative_tokens": 5}})
+    assert unnamed == changed
+
+
+def test_speculation_of_another_method_replaces_the_whole_block() -> None:
+    parent = {"speculation": {"method": "eagle3", "model": "x", "num_speculative_tokens": 3}}
+    other = {"speculation": {"method": "ngram", "num_speculative_tokens": 5}}
+
+    assert _over(parent, other) == other
+    assert _over(parent, {"speculation": None}) == {}
+
+
+@pytest.mark.parametrize("name", ["fast", "k8.5"])
+def test_each_alternative_follows_the_same_rule(name: str) -> None:
+    parent = {"alternatives": {name: {"method": "eagle3", "model": "x"}, "kept": {"method": "suffix"}}}
+    same = {"alternatives": {name: {"method": "eagle3", "num_speculative_tokens": 5}}}
+    other = {"alternatives": {name: {"method": "ngram"}}}
+
+    assert _over(parent, same)["alternatives"] == {
+        name: {"method": "eagle3", "model": "x", "num_speculative_tokens": 5},
+        "kept": {"method": "suffix"},
+    }
+    assert _over(parent, other)["alternatives"] == {name: {"method": "ngram"}, "kept": {"method": "suffix"}}
+    assert _over(parent, {"alternatives": {name: None}})["alternatives"] == {"kept": {"method": "suffix"}}
+
+
+def test_a_key_called_method_elsewhere_is_a_key_like_any_other() -> None:
+    assert _over({"engine": {"x": {"method": 1, "y": 2}}}, {"engine": {"x": {"method": 2}}}) == {
+        "engine": {"x": {"method": 2, "y": 2}}
+    }
+
+
+_TREES = st.recursive(
+    st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=8,
+)
+_MAPPINGS = st.dictionaries(st.sampled_from("abc"), _TREES, max_size=3)
+
+
+@given(_MAPPINGS, _MAPPINGS)
+def test_a_child_over_nothing_or_over_itself_is_itself_and_its_scalars_always_win(
+    parent: dict[str, Any], child: dict[str, Any]
+) -> None:
+    assert _over({}, child) == _over(child, {}) == _over(child, child) == child
+    result = _over(parent, child)
+    assert result.keys() == parent.keys() | child.keys()
+    assert all(result[key] == value for key, value in child.items() if not isinstance(value, dict))
+
+
+@given(_MAPPINGS, _MAPPINGS, _MAPPINGS)
+def test_only_the_order_of_a_chain_matters_while_no_value_changes_its_kind(
+    first: dict[str, Any], second: dict[str, Any], third: dict[str, Any]
+) -> None:
+    flat = [{key: value for key, value in tree.items() if not isinstance(value, dict)}
+            for tree in (first, second, third)]  # fmt: skip
+    assert _over(_over(flat[0], flat[1]), flat[2]) == _over(flat[0], _over(flat[1], flat[2]))
