@@ -89,6 +89,7 @@ def up(
         alternative=alternative,
         baseline=baseline,
         check=not no_check,
+        starts=not dry_run,
     )
     if dry_run:
         show(plan, format=format)

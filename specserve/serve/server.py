@@ -155,7 +155,8 @@ class Server:
             message,
             phase=str(self.phase),
             log_path=str(self.log_path),
-            log_tail=tuple(line.text for line in lines[-5:]),
+            # where the cause is known, the end of the log is its echo
+            log_tail=() if cause.is_known else tuple(line.text for line in lines[-5:]),
             causes=(cause.message,),
             hint=cause.hint if cause.is_known else hint_without_cause or cause.hint,
         )

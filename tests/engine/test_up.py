@@ -34,32 +34,28 @@ def complete(up: Up, **changes: object) -> dict[str, Any]:
     return answer
 
 
-def traces() -> set[Path]:
-    """Shared memory and sockets of this host; servers of others may add to them, so only compare."""
-    sockets = [path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket()]
-    return {*Path("/dev/shm").iterdir(), *sockets}
+def held_by(processes: list[psutil.Process]) -> set[Path]:
+    """Shared memory and sockets in the temporary folder that these processes hold."""
+    held: set[Path] = set()
+    for process in processes:
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        held |= {path for path in Path("/dev/shm").iterdir() if f"/dev/shm/{path.name}" in maps}
+        addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
+        held |= {Path(address) for address in addresses if address.startswith(tempfile.gettempdir())}
+    return held
 
 
 @contextlib.contextmanager
 def nothing_is_left(up: Up) -> Iterator[None]:
     """What this server's processes hold at the beginning is gone at the end, and so are they and the port."""
     members = up.members()
-    held = {path for path in traces() if is_held_by(path, members)}
+    held = held_by(members)
     yield
     assert [process for process in members if process.is_running() and process.status() != "zombie"] == []
-    assert held & traces() == set()
+    assert {path for path in held if path.exists()} == set()
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", up.port))
-
-
-def is_held_by(path: Path, members: list[psutil.Process]) -> bool:
-    for process in members:
-        if f"/dev/shm/{path.name}" in Path(f"/proc/{process.pid}/maps").read_text():
-            return True
-        if any(str(connection.laddr) == str(path) for connection in process.net_connections("unix")):
-            return True
-    return False
 
 
 def test_up_serves_says_where_and_ctrl_c_ends_it_with_a_stream_open(start_up: StartUp) -> None:
