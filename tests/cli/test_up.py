@@ -153,3 +153,52 @@ def test_exec_becomes_vllm_in_the_same_process() -> None:
         assert "VLLM_LOGGING_LEVEL=ERROR" in environment
         process.terminate()
         assert process.wait(timeout=30) == 0
+
+
+PROFILE = """\
+target: {model: ./target, tensor_parallel_size: 2, max_model_len: 512}
+speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 4, draft_tensor_parallel_size: %s}
+server: {port: 18123, served_model_name: tiny}
+"""
+
+
+def specserve(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "specserve", "up", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_dry_run_prints_the_command_or_json_and_starts_nothing(tmp_path: Path) -> None:
+    profile = tmp_path / "pair.yaml"
+    profile.write_text(PROFILE % 2)
+    as_shell = specserve(str(profile), "--dry-run")
+    assert as_shell.returncode == 0, as_shell.stderr
+    assert "--port 18123" in as_shell.stdout
+    as_json = json.loads(specserve(str(profile), "--dry-run", "--format", "json", "--port", "18124").stdout)
+    assert as_json["version"] == 1
+    assert as_json["argv"][as_json["argv"].index("--port") + 1] == "18124"
+    assert "--speculative-config" in as_json["argv"]
+    baseline = json.loads(specserve(str(profile), "--dry-run", "--format", "json", "--baseline").stdout)
+    assert "--speculative-config" not in baseline["argv"]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_an_error_finding_stops_it_with_exit_code_1_unless_the_check_is_left_out(tmp_path: Path) -> None:
+    profile = tmp_path / "pair.yaml"
+    profile.write_text(PROFILE % 3)
+    checked = specserve(str(profile), "--dry-run")
+    assert checked.returncode == 1
+    assert "SD1" in checked.stderr
+    assert checked.stdout == ""
+    assert specserve(str(profile), "--dry-run", "--no-check").returncode == 0
+
+
+def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
+    missing = specserve(str(tmp_path / "missing.yaml"))
+    assert missing.returncode == 2
+    assert "missing.yaml" in missing.stderr
+    assert "Traceback" not in missing.stderr
