@@ -123,6 +123,10 @@ class Profile:
             path = path.rpartition(".")[0]
         return Span(self.file)
 
+    def key_span(self, path: str) -> Span:
+        """Where the key of a value was written; else where the value was."""
+        return self.key_spans.get(path) or self.span(path)
+
 
 # The place of an argument of vLLM that the profile does not take where a stranger would write it.
 ELSEWHERE: Mapping[str, str] = {

@@ -18,7 +18,11 @@ MAX_BYTES = 1_000_000  # far above any profile, far below what hurts
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # where libyaml ends a line
-_NEEDS_QUOTES = {"mapping values are not allowed in this context": "a value that holds `: ` needs quotes"}
+_CURES = {
+    "mapping values are not allowed in this context": "a value that holds `: ` needs quotes",
+    "did not find expected comment or line break": "a value that starts with `>` or `|` needs quotes",
+    "could not find expected ':'": "a key is followed by `: `",
+}
 _HELP = "a profile needs `target.model`"
 
 
@@ -114,6 +118,10 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     if mark is None:
         return problem("SD002", "invalid YAML", Span(file))
     lines = _BREAK.split(text)
+    start = error.context_mark
+    at_end = not "".join(lines[mark.line :])[mark.column :].strip()
+    if start and (at_end or error.problem == "could not find expected ':'"):
+        mark = start  # what is open at the end is told where it begins
     line = lines[mark.line] if mark.line < len(lines) else ""
     indent = line[: len(line) - len(line.lstrip(" \t"))]
     column = indent.find("\t") if "\t" in indent and mark.column <= len(indent) else mark.column
@@ -128,8 +136,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
         )
     context = f" {error.context}" if error.context else ""
     related: tuple[Related, ...] = ()
-    start = error.context_mark
-    if start and error.problem_mark and (start.line, start.column) != (mark.line, mark.column):
-        related = (Related(_at(start, file=file), "what does not end begins here"),)
+    if start and (start.line, start.column) != (mark.line, mark.column):
+        related = (Related(_at(start, file=file), "which begins here"),)
     message = f"invalid YAML: {reason}{context}"
-    return problem("SD002", message, span, help=_NEEDS_QUOTES.get(reason), related=related)
+    return problem("SD002", message, span, help=_CURES.get(reason), related=related)

@@ -55,7 +55,7 @@ def test_a_block_keeps_every_key_that_has_a_value(write: Write) -> None:
         ),
         (
             "{method: suffix, prompt_lookup_max: 4}",
-            "2:30 SD005 `prompt_lookup_max` is a key of `ngram` and others, and has no effect with `suffix`"
+            "2:31 SD005 `prompt_lookup_max` is a key of `ngram` and others, and has no effect with `suffix`"
             " | leave it out",
         ),
         (

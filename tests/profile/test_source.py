@@ -29,7 +29,18 @@ Problems = Callable[..., list[str]]
         ("a: *nowhere\n", "1:4 SD002 invalid YAML: found undefined alias"),
         (
             'a: "open\n',
-            "2:1 SD002 invalid YAML: found unexpected end of stream while scanning a quoted scalar",
+            "1:4 SD002 invalid YAML: found unexpected end of stream while scanning a quoted scalar",
+        ),
+        ("a: [x\n", "1:4 SD002 invalid YAML: did not find expected ',' or ']' while parsing a flow sequence"),
+        (
+            "a: 1\nword\nb: 2\n",
+            "2:1 SD002 invalid YAML: could not find expected ':' while scanning a simple key"
+            " | a key is followed by `: `",
+        ),
+        (
+            "vllm: >=0.32,<0.34\n",
+            "1:8 SD002 invalid YAML: did not find expected comment or line break while scanning a block scalar"
+            " | a value that starts with `>` or `|` needs quotes",
         ),
         ("a: é\x01\n", "1:5 SD002 a character that YAML does not allow: U+0001"),
         ("a: 1\nb: \x00\n", "2:4 SD002 a character that YAML does not allow: U+0000"),
@@ -39,7 +50,7 @@ def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -
     assert problems(text) == [told]
 
 
-def test_what_is_left_open_is_shown_where_it_begins() -> None:
+def test_what_is_left_open_shows_where_it_begins_too() -> None:
     _, findings = parse(b"a: 1\nb: {c: 1\nd: 2\n", file="x.yaml")
 
     assert [str(related.span) for related in findings[0].related] == ["x.yaml:2:4"]

@@ -1,0 +1,266 @@
+"""A profile over its parents: what it inherits, what it may read, and what it says of a file that is none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import ProfileError
+from specserve.profile.fingerprint import fingerprint
+from specserve.profile.load import examine, load_profile
+
+Write = Callable[..., Path]
+Problems = Callable[..., list[str]]
+
+_BASE = """\
+vllm: ">=0.32,<0.34"
+name: base
+target: {model: org/m, tensor_parallel_size: 4, revision: abc}
+speculation: {method: eagle3, model: org/h, num_speculative_tokens: 3}
+alternatives: {ng: {method: ngram, num_speculative_tokens: 4}}
+engine: {max_num_seqs: 64, hf_overrides: {a: 1, b: null}, list: [1, 2]}
+env: {A: one, B: two}
+expect: [{workload: chat}]
+"""
+
+
+def test_a_child_merges_over_its_parent_and_equals_the_same_profile_written_flat(write: Write) -> None:
+    write(_BASE, "_base.yaml")
+    child = write(
+        """\
+extends: _base.yaml
+target: {tensor_parallel_size: 8, revision: null}
+speculation: {num_speculative_tokens: 5}
+engine: {max_num_seqs: null, hf_overrides: {a: null, c: 2}, list: [3]}
+env: {B: null, C: three}
+alternatives: {ng: {method: suffix}, two: {method: suffix}}
+expect: null
+"""
+    )
+    flat = write(
+        """\
+vllm: ">=0.32,<0.34"
+target: {model: org/m, tensor_parallel_size: 8}
+speculation: {method: eagle3, model: org/h, num_speculative_tokens: 5}
+alternatives: {ng: {method: suffix}, two: {method: suffix}}
+engine: {hf_overrides: {b: null, c: 2}, list: [3]}
+env: {A: one, C: three}
+""",
+        "flat/demo.yaml",
+    )
+    inherited, written = load_profile(child), load_profile(flat)
+
+    assert fingerprint(inherited) == fingerprint(written)
+    assert replace(inherited, file=written.file) == written
+
+
+def test_a_child_has_its_own_name_and_every_value_its_own_file(write: Write) -> None:
+    write(_BASE, "bases/_base.yaml")
+    profile = load_profile(write("extends: ./bases/_base.yaml\nengine: {max_num_seqs: 8}\n"))
+
+    assert profile.name == "demo"
+    assert str(profile.span("engine.max_num_seqs")) == "demo.yaml:2:24"
+    assert str(profile.span("target.model")) == "bases/_base.yaml:3:17"
+    assert str(profile.span("env.A")) == "bases/_base.yaml:7:10"
+
+
+def test_a_method_of_its_own_replaces_the_block(write: Write) -> None:
+    write(_BASE, "_base.yaml")
+    profile = load_profile(write("extends: _base.yaml\nspeculation: {method: suffix}\n"))
+
+    assert profile.speculation is not None
+    assert profile.speculation.keys == {"method": "suffix"}
+    assert load_profile(write("extends: _base.yaml\nspeculation: null\n")).speculation is None
+
+
+def test_a_required_key_that_null_takes_away_is_told_where_that_is_written(
+    problems: Problems, write: Write
+) -> None:
+    write(_BASE, "_base.yaml")
+
+    assert problems("extends: _base.yaml\ntarget: {model: null}\n") == [
+        "2:17 SD006 `target.model` is empty, and must be a text"
+    ]
+    assert problems("extends: _base.yaml\ntarget: null\n") == [
+        "2:1 SD007 `target.model` is missing | write `target: {model: …}`"
+    ]
+
+
+def test_a_base_may_hold_no_target(write: Write) -> None:
+    write("engine: {a: 1}\nserver: {port: 1}\n", "_site.yaml")
+
+    assert load_profile(write("extends: _site.yaml\ntarget: {model: x}\n")).server.port == 1
+
+
+def test_problems_of_a_parent_point_into_the_parent_and_name_the_child(write: Write) -> None:
+    write("target: {modle: x}\nengine: {a: 1, a: 2}\n", "bases/_base.yaml")
+    _, findings = examine(write("extends: bases/_base.yaml\nserver: {prt: 1}\n"))
+
+    assert [f"{finding.span} {finding.code}" for finding in findings] == [
+        "bases/_base.yaml:1:10 SD005", "bases/_base.yaml:2:16 SD004", "demo.yaml:2:10 SD005",
+    ]  # fmt: skip
+    assert [str(related.span) for related in findings[1].related] == [
+        "bases/_base.yaml:2:10", "demo.yaml:1:10",
+    ]  # fmt: skip
+
+
+def test_a_circle_is_told_with_all_its_files(write: Write, problems: Problems) -> None:
+    write("extends: b.yaml\ntarget: {model: x}\n", "a.yaml")
+    write("extends: ./c.yaml\n", "b.yaml")
+    write(f"extends: ../{Path.cwd().name}/a.yaml\n", "c.yaml")
+
+    _, findings = examine("a.yaml")
+    assert [f"{finding.span} {finding.message}" for finding in findings] == [
+        "c.yaml:1:10 `extends` goes round in a circle: `a.yaml` → `b.yaml` → `c.yaml` → `a.yaml`"
+    ]
+    assert problems("extends: demo.yaml\n") == ["1:10 SD009 `extends` names the file that it stands in"]
+
+
+def test_a_circle_above_the_profile_is_seen_too(write: Write, problems: Problems) -> None:
+    write("extends: two.yaml\n", "one.yaml")
+    write("extends: one.yaml\n", "two.yaml")
+
+    (told,) = problems("extends: one.yaml\ntarget: {model: x}\n")
+    assert told.endswith("`extends` goes round in a circle: `one.yaml` → `two.yaml` → `one.yaml`")
+
+
+def test_a_chain_has_an_end(write: Write, problems: Problems) -> None:
+    for number in range(20):
+        write(f"extends: p{number + 1}.yaml\n", f"p{number}.yaml")
+
+    (told,) = problems("extends: p0.yaml\n")
+    assert told == "p9.yaml:1:10 SD009 `extends` leads through more than 10 parents"
+
+
+def test_ten_parents_are_enough_for_anyone(write: Write) -> None:
+    for number in range(9):
+        write(f"extends: p{number + 1}.yaml\n", f"p{number}.yaml")
+    write("target: {model: x}\n", "p9.yaml")
+
+    assert load_profile(write("extends: p0.yaml\n")).target.model == "x"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("gone.yaml", "1:10 SD009 cannot read the parent `gone.yaml`: no such file or directory"),
+        ("sub", "1:10 SD009 the parent `sub` is not a file"),
+        ("pipe", "1:10 SD009 the parent `pipe` is not a file"),
+        ("loop", "1:10 SD009 cannot read the parent `loop`: too many levels of symbolic links"),
+        ("[a.yaml]", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
+        ("5", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
+        ("''", "1:10 SD009 `extends` must be the path of one file | chain files for more"),
+        ('"a\\0b"', "1:10 SD009 `extends` must be the path of one file | chain files for more"),
+        ("x" * 5000, f"1:10 SD009 cannot read the parent `{'x' * 60}…`: file name too long"),
+    ],
+    ids=["gone", "folder", "pipe", "loop", "list", "number", "empty", "zero", "long"],
+)
+def test_a_parent_that_cannot_be_read_is_the_only_problem(
+    problems: Problems, folder: Path, value: str, told: str
+) -> None:
+    (folder / "sub").mkdir()
+    os.mkfifo(folder / "pipe")
+    (folder / "loop").symlink_to("loop")
+
+    assert problems(f"extends: {value}\nspeculation: {{num_speculative_tokens: 2}}\n") == [told]
+
+
+def test_other_problems_of_the_child_are_told_beside_it(problems: Problems) -> None:
+    assert [line.split(" ")[0] for line in problems("extends: gone.yaml\nserver: {port: x}\n")] == [
+        "1:10",
+        "2:16",
+    ]
+
+
+@pytest.mark.parametrize(
+    "outside", ["../outside.yaml", "{absolute}/outside.yaml", "link.yaml", "linked/outside.yaml"]
+)
+def test_a_parent_outside_of_the_folder_is_not_read(
+    write: Write, folder: Path, tmp_path_factory: pytest.TempPathFactory, outside: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "outside.yaml").write_text("target: {model: hidden}\n")
+    (folder.parent / "outside.yaml").write_text("target: {model: hidden}\n")
+    (folder / "link.yaml").symlink_to(elsewhere / "outside.yaml")
+    (folder / "linked").symlink_to(elsewhere)
+    value = outside.format(absolute=elsewhere)
+
+    _, findings = examine(write(f"extends: {value}\n"))
+    assert [(finding.code, finding.help) for finding in findings] == [
+        ("SD009", "copy it next to the profile")
+    ]
+    assert findings[0].message.endswith("lies outside of this profile's repository or folder")
+    assert "hidden" not in str(findings)
+
+
+def test_a_parent_anywhere_in_the_same_repository_is_read(
+    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "repo" / ".git").mkdir(parents=True)
+    write("target: {model: x}\n", "repo/bases/_base.yaml")
+    write("target: {model: x}\n", "_outside.yaml")
+    child = write("extends: ../../bases/_base.yaml\n", "repo/teams/a/x.yaml")
+    stray = write("extends: ../../../_outside.yaml\n", "repo/teams/a/y.yaml")
+
+    assert load_profile(child).target.model == "x"
+    with pytest.raises(ProfileError):
+        load_profile(stray)
+    monkeypatch.chdir(folder / "repo" / "teams")
+    assert load_profile("a/x.yaml").target.model == "x"
+
+
+def test_without_a_repository_the_working_directory_is_the_limit(
+    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("target: {model: x}\n", "_base.yaml")
+    child = write("extends: ../_base.yaml\n", "sub/x.yaml")
+
+    assert load_profile(child).target.model == "x"
+    (folder / "other").mkdir()
+    monkeypatch.chdir(folder / "other")
+    with pytest.raises(ProfileError):
+        load_profile("../sub/x.yaml")
+
+
+_SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"root:{_SECRET}:0:0:root:/root:/bin/bash\n", "it is no mapping of keys (line 1)"),
+        (f"root: {_SECRET}: 0\n", "it is not valid YAML (line 1)"),
+        (f"ok: 1\n{_SECRET}\n", "it is not valid YAML (line 2)"),
+        (f"a: *{_SECRET}\n", "it is not valid YAML (line 1)"),
+        (f"a: !{_SECRET} b\n", "it has neither `target` nor `extends`"),
+        (f"{_SECRET}: 1\n{_SECRET}: 2\n", "it has neither `target` nor `extends`"),
+        (f"name: app\nservices: {{{_SECRET}: x}}\n", "it has neither `target` nor `extends`"),
+        (f"- {_SECRET}\n", "it is no mapping of keys (line 1)"),
+        (f"\x00{_SECRET}\n", "it is not valid YAML (line 1)"),
+        ("", "it is no mapping of keys (line 1)"),
+        ("[" * 99, "it is too large (line 1)"),
+    ],
+)
+def test_a_parent_that_is_no_profile_is_never_quoted(
+    write: Write, problems: Problems, text: str, reason: str
+) -> None:
+    write(text, "secret.txt")
+
+    told = problems("extends: secret.txt\nspeculation: {num_speculative_tokens: 1}\n")
+    assert told == [f"1:10 SD009 the parent `secret.txt` is not a profile: {reason}"]
+    _, findings = examine("demo.yaml")
+    assert _SECRET not in str(findings)
+    assert {finding.span.file for finding in findings} == {"demo.yaml"}
+    assert not any(finding.related for finding in findings)
+
+
+def test_a_parent_of_other_bytes_is_never_quoted(write: Write, problems: Problems) -> None:
+    write(b"target: \xff\n", "secret.bin")
+
+    assert problems("extends: secret.bin\n") == [
+        "1:10 SD009 the parent `secret.bin` is not a profile: it is not UTF-8 (line 1)"
+    ]

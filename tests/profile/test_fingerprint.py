@@ -1,0 +1,121 @@
+"""The fingerprint changes with what can change tokens or speed, and with nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.profile.fingerprint import fingerprint, jsonable
+from specserve.profile.load import load_profile, with_alternative
+
+Write = Callable[..., Path]
+
+_TEXT = """\
+vllm: ">=0.32,<0.34"
+target: {model: org/m, tensor_parallel_size: 4}
+speculation: {method: suffix, num_speculative_tokens: 4, suffix_decoding_max_spec_factor: 2.0}
+alternatives: {ng: {method: ngram, num_speculative_tokens: 4}}
+engine: {max_num_seqs: 64, gpu_memory_utilization: 0.9, nested: {b: 1, a: 2}}
+frontend: {reasoning_parser: qwen3}
+server: {host: 127.0.0.1, port: 8000, served_model_name: m}
+hardware: {accelerator: H100-80GB, count: 4, nodes: 1}
+expect: [{workload: chat, min_speedup: 1.3, prompt_tokens: {p50: 800}}]
+env: {VLLM_A: "1"}
+"""
+
+
+@pytest.fixture
+def of(write: Write) -> Callable[..., str]:
+    """The fingerprint of a profile's text."""
+
+    def made(text: str, *settings: str) -> str:
+        return fingerprint(load_profile(write(text), settings=settings))
+
+    return made
+
+
+Of = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["server.host=0.0.0.0", "server.port=0", "server.served_model_name=n", "server.stall_timeout_s=60",
+     "server.api_key_env=KEY", "hardware.devices=[2, 3]", "hardware.nodes=2", "name=other", "expect=null",
+     "alternatives=null", "schema=1"],
+)  # fmt: skip
+def test_placement_names_and_promises_leave_it(of: Of, setting: str) -> None:
+    assert of(_TEXT, setting) == of(_TEXT)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["target.model=org/n", "target.revision=abc", "target.tokenizer=org/t", "target.dtype=float32",
+     "target.quantization=fp8", "target.tensor_parallel_size=2", "target.pipeline_parallel_size=2",
+     "target.max_model_len=1k", "speculation=null", "speculation.num_speculative_tokens=5",
+     "speculation.enforce_eager=true", "speculation={method: ngram, num_speculative_tokens: 4}",
+     "engine.max_num_seqs=32", "engine.new=1", "engine.max_num_seqs=null", "engine.nested.a=3",
+     "frontend.reasoning_parser=null", "env.VLLM_A=2", "env.VLLM_B=1", "hardware.accelerator=A100-80GB",
+     "hardware.count=8", "vllm='==0.33.*'"],
+)  # fmt: skip
+def test_whatever_can_change_tokens_or_speed_changes_it(of: Of, setting: str) -> None:
+    assert of(_TEXT, setting) != of(_TEXT)
+
+
+def test_it_is_a_sha256_that_stays_the_same_between_runs(of: Of) -> None:
+    assert (
+        of("target: {model: org/m}\n") == "a539092be483b796c1bbdacd5004bbb350672a4ab8bf2da0179db81aa3965196"
+    )
+
+
+def test_formatting_and_the_order_of_keys_leave_it(of: Of) -> None:
+    rewritten = """\
+# the same, written another way
+env:
+    VLLM_A: '1'
+hardware: {nodes: 1, count: 4, accelerator: H100-80GB}
+frontend: {"reasoning_parser": qwen3}
+engine:
+  nested: {a: 2, b: 1}
+  gpu_memory_utilization: 0.90
+  max_num_seqs: 64
+  nothing: null
+speculation:
+  suffix_decoding_max_spec_factor: 2
+  num_speculative_tokens: 4
+  method: suffix
+  model: null
+target:
+  dtype: auto
+  tensor_parallel_size: 4
+  model: org/m
+vllm: "<0.34, >=0.32"
+"""
+    assert of(rewritten.replace("  model: null\n", "")) == of(_TEXT)
+
+
+def test_a_number_with_a_unit_is_the_number(of: Of) -> None:
+    assert of("target: {model: x, max_model_len: 32k}\n") == of("target: {model: x, max_model_len: 32000}\n")
+    assert of("target: {model: x}\nengine: {a: 8K}\n") == of("target: {model: x}\nengine: {a: 8192}\n")
+    assert of("target: {model: x}\nengine: {a: 1}\n") != of("target: {model: x}\nengine: {a: true}\n")
+    assert of("target: {model: x}\nengine: {a: '1'}\n") != of("target: {model: x}\nengine: {a: 1}\n")
+
+
+def test_an_alternative_in_use_has_a_fingerprint_of_its_own_the_one_of_the_same_block(
+    write: Write, of: Of
+) -> None:
+    profile = load_profile(write(_TEXT))
+    chosen = with_alternative(profile, "ng", baseline=False)
+
+    assert fingerprint(chosen) == of(_TEXT, "speculation={method: ngram, num_speculative_tokens: 4}")
+    assert fingerprint(with_alternative(profile, None, baseline=True)) == of(_TEXT, "speculation=null")
+    assert fingerprint(with_alternative(profile, None, baseline=False)) == of(_TEXT)
+
+
+def test_a_whole_profile_can_be_written_as_json(write: Write) -> None:
+    plain = jsonable(load_profile(write(_TEXT)))
+
+    assert plain["expect"][0]["prompt_tokens"] == {"p50": 800.0}
+    assert plain["engine"]["nested"] == {"a": 2, "b": 1}
+    assert plain["alternatives"]["ng"]["keys"]["method"] == "ngram"

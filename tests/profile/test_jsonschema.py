@@ -1,0 +1,152 @@
+"""The JSON Schema tells an editor what the loader would, and never refuses what the loader takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.profile.jsonschema import json_schema
+from specserve.profile.load import examine
+from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.speculation import METHODS
+
+Write = Callable[..., Path]
+
+_CONFIGS = Path(__file__).parents[2] / "configs"
+_SCHEMA = json_schema()
+_VALIDATOR = jsonschema.Draft202012Validator(_SCHEMA)
+
+
+def _fits(text: str) -> bool:
+    return bool(_VALIDATOR.is_valid(yaml.safe_load(text)))
+
+
+def test_it_is_a_valid_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(_SCHEMA)
+
+
+@pytest.mark.parametrize("file", sorted(_CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_shipped_profile_fits(file: Path) -> None:
+    errors = list(_VALIDATOR.iter_errors(yaml.safe_load(file.read_text(encoding="utf-8"))))
+
+    assert [error.message for error in errors] == []
+
+
+def test_every_key_is_in_it_with_its_meaning() -> None:
+    properties = _SCHEMA["properties"]
+    assert set(properties) == set(TOP)
+    for name, kind in SECTIONS.items():
+        assert set(properties[name]["properties"]) == set(keys_of(kind))
+    assert set(properties["expect"]["items"]["properties"]) == set(keys_of(Expectation))
+    block = _SCHEMA["$defs"]["speculation"]["properties"]
+    assert set(block) == {key for keys in METHODS.values() for key in keys}
+
+    for place in (properties, block, *(properties[name]["properties"] for name in SECTIONS)):
+        assert all(entry["description"] for entry in place.values())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "target: {model: x, max_model_len: 32k, revision: 0123456, dtype: null}",
+        "target: {model: x, max_model_len: auto}",
+        "extends: _base.yaml",
+        "extends: _base.yaml\nspeculation: {num_speculative_tokens: 3}",
+        "target: {model: x}\nspeculation: null\nalternatives: {a: null}\nengine: {a: {b: [1]}}",
+        "target: {model: x}\nhardware: {devices: [0, GPU-1]}\nenv: {A: 1, B: true, C: x, D: null}",
+        "target: {model: x}\nspeculation: {method: mtp, num_speculative_tokens_per_batch_size: [[1, 2k, 3]]}",
+    ],
+)
+def test_it_takes(text: str, write: Write) -> None:
+    assert _fits(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "target: {modle: x}", "targt: {model: x}", "target: {model: x, tensor_parallel_size: '4'}",
+        "target: {model: x, tensor_parallel_size: 0}", "target: {model: x, dtype: true}", "target: {model: ''}",
+        "target: {model: x}\nspeculation: {method: egle}", "engine: {}",
+        "target: {model: x}\nspeculation: {method: ngram, model: x}",
+        "target: {model: x}\nspeculation: {method: eagle3, draft_sample_method: greed}",
+        "target: {model: x}\nalternatives: {a: {method: ngram, model: x}}",
+        "target: {model: x}\nalternatives: {a b: {method: suffix}}",
+        "target: {model: x}\nexpect: [{min_acceptance_rate: 2}]", "target: {model: x}\nserver: {port: 70000}",
+        "target: {model: x}\nengine: {max_model_len: 5}", "target: {model: x}\nengine: [1]",
+    ],
+)  # fmt: skip
+def test_it_refuses_what_the_loader_refuses(text: str, write: Write) -> None:
+    assert not _fits(text)
+    assert examine(write(text))[0] is None
+
+
+_SCALARS = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        1,
+        4,
+        -1,
+        70000,
+        0.5,
+        1.5,
+        "x",
+        "",
+        "auto",
+        "32k",
+        "1.5K",
+        "010",
+        "1e-3",
+        "greedy",
+        "block",
+    ]
+)
+_VALUES = st.recursive(
+    _SCALARS,
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["p50", "a"]), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def _some(names: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from(sorted(names)), _VALUES, max_size=2)
+
+
+def _block(method: str) -> st.SearchStrategy[dict[str, Any]]:
+    base = {"method": method, "num_speculative_tokens": 4} | (
+        {"model": "d"} if "model" in METHODS[method] else {}
+    )
+    return _some(METHODS[method]).map(lambda more: base | more)
+
+
+_PROFILES = st.fixed_dictionaries(
+    {"target": _some(keys_of(SECTIONS["target"])).map(lambda more: {"model": "m"} | more)},
+    optional={
+        "speculation": st.sampled_from(list(METHODS)).flatmap(_block),
+        "server": _some(keys_of(SECTIONS["server"])),
+        "hardware": _some(keys_of(SECTIONS["hardware"])),
+        "expect": st.lists(_some(keys_of(Expectation)), max_size=2),
+        "engine": st.dictionaries(st.sampled_from(["a", "port", "dtype"]), _VALUES, max_size=2),
+        "env": st.dictionaries(st.sampled_from(["A", "1X"]), _SCALARS, max_size=2),
+    },
+)
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(profile=_PROFILES)
+def test_what_the_loader_takes_the_schema_takes(write: Write, profile: dict[str, Any]) -> None:
+    text = yaml.safe_dump(profile)
+    loaded, _ = examine(write(text))
+
+    if loaded is not None:
+        assert [error.message for error in _VALIDATOR.iter_errors(yaml.safe_load(text))] == []

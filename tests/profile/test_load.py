@@ -1,0 +1,193 @@
+"""A file to a profile, or to all that is wrong with it; never to an exception of another kind."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import ProfileError
+from specserve.profile.keys import Key
+from specserve.profile.load import examine, load_profile, looks_like_profile, with_alternative
+from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
+from specserve.profile.source import parse
+from specserve.profile.speculation import METHODS
+
+Write = Callable[..., Path]
+_quick = settings(
+    max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load_profile("gone.yaml")
+
+    assert caught.value.message == "`gone.yaml` is not a valid profile: 1 problem"
+    assert [finding.message for finding in caught.value.findings] == ["no such file"]
+    assert caught.value.hint == "`specserve up configs/demo.yaml` is a profile to start from"
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_cannot_be_read_is_told(folder: Path) -> None:
+    _, findings = examine(folder)
+    assert [finding.message for finding in findings] == ["cannot read the file: is a directory"]
+    _, findings = examine("a\0b")
+    assert [finding.message for finding in findings] == ["cannot read the file: embedded null byte"]
+
+
+def test_an_error_carries_every_problem(write: Write) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load_profile(write("target: {modle: x}\nsrver: {}\n"))
+
+    assert caught.value.message == "`demo.yaml` is not a valid profile: 2 problems"
+    assert [finding.span.line for finding in caught.value.findings] == [1, 2]
+
+
+def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
+    write: Write, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("target: {model: ./m}\n", "sub/_base.yaml")
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"extends: sub/_base.yaml\nengine: {a: ./a}\n"))
+    )
+    profile = load_profile("-")
+
+    assert (profile.name, profile.file) == ("stdin", "-")
+    assert profile.target.model == f"{folder}/sub/m"
+    assert profile.engine == {"a": f"{folder}/a"}
+    assert str(profile.span("engine")) == "-:2:9"
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("target: {}", True),
+        ("extends: x", True),
+        ("engine: {}", False),
+        ("services: {}", False),
+        ("- target", False),
+    ],
+)
+def test_in_a_folder_a_profile_has_a_target_or_a_parent(text: str, meant: bool) -> None:
+    tree, _ = parse(text.encode(), file="x")
+
+    assert looks_like_profile(tree) is meant
+
+
+_ARMS = """\
+target: {model: m}
+speculation: {method: suffix}
+alternatives:
+  ng: {method: ngram, num_speculative_tokens: 4}
+  ng-2: {method: eagle3, model: h}
+"""
+
+
+def test_an_alternative_takes_the_place_of_speculation_with_its_places(write: Write) -> None:
+    profile = with_alternative(load_profile(write(_ARMS)), "ng", baseline=False)
+
+    assert profile.speculation is not None
+    assert profile.speculation.keys == {"method": "ngram", "num_speculative_tokens": 4}
+    assert str(profile.span("speculation.method")) == "demo.yaml:4:16"
+    assert str(profile.span("alternatives.ng-2.model")) == "demo.yaml:5:33"
+
+
+def test_an_unknown_alternative_names_those_there_are(write: Write) -> None:
+    with pytest.raises(ProfileError, match=r"has no alternative `x`: it has `ng`, `ng-2`"):
+        with_alternative(load_profile(write(_ARMS)), "x", baseline=False)
+    with pytest.raises(ProfileError, match=r"has no alternative `x`: it has none"):
+        with_alternative(load_profile(write("target: {model: m}\n")), "x", baseline=False)
+
+
+def _judged(write: Write, data: str | bytes) -> None:
+    """Examines a file and holds what is told against what every answer must be."""
+    profile, findings = examine(write(data))
+    assert (profile is None) == bool(findings)
+    places = [(finding.sort_key, finding.message) for finding in findings]
+    assert places == sorted(set(places))
+    for finding in findings:
+        assert finding.message
+        assert "\n" not in finding.message + (finding.help or "")
+        assert finding.span.line >= 1
+        assert finding.span.column >= 1
+        assert (finding.span.end_line, finding.span.end_column) >= (finding.span.line, finding.span.column)
+
+
+@_quick
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_it_fail(write: Write, data: bytes) -> None:
+    _judged(write, data)
+
+
+_WORDS = st.sampled_from(
+    [*TOP, *(name for kind in SECTIONS.values() for name in keys_of(kind)), *keys_of(Expectation), *METHODS,
+     *(name for keys in METHODS.values() for name in keys), "A", "x", "<<", "p50", "010", "1e-3", ".nan"]
+)  # fmt: skip
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _WORDS | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@_quick
+@given(value=st.dictionaries(_WORDS, _VALUES, max_size=6))
+def test_no_structure_makes_it_fail(write: Write, value: Any) -> None:
+    _judged(write, yaml.safe_dump(value, allow_unicode=True))
+
+
+_LINE = st.builds(
+    lambda indent, key, gap, rest: " " * indent + key + gap + rest,
+    st.integers(0, 4), _WORDS | st.sampled_from(["-", "- a", "&a", "*a", "? x", "!t", "'"]),
+    st.sampled_from([": ", ":", " ", ":\t"]),
+    _WORDS | st.sampled_from(["", "{", "[", "]", "{}", "|", ">", "'", '"', "&a", "*a", "{a: *a}", "#", "---", "@"]),
+)  # fmt: skip
+
+
+@_quick
+@given(lines=st.lists(_LINE, max_size=10))
+def test_no_half_written_file_makes_it_fail(write: Write, lines: list[str]) -> None:
+    _judged(write, "\n".join(lines))
+
+
+def _any_value(key: Key) -> st.SearchStrategy[Any]:
+    kinds: dict[str, st.SearchStrategy[Any]] = {
+        "str": st.sampled_from(["x", "org/m", 12]), "int": st.integers(1, 64) | st.sampled_from(["2k"]),
+        "length": st.sampled_from(["auto", 128, "8K", -1]), "float": st.floats(0.1, 0.9) | st.integers(1, 5),
+        "bool": st.booleans(), "list": st.just([]), "map": st.just({}), "schedule": st.just([[1, 4, 2]]),
+        "size_percentiles": st.just({"p50": 3}),
+    }  # fmt: skip
+    values = st.sampled_from(key.choices) if key.choices else kinds[key.kind]
+    bounded = values.filter(
+        lambda value: not isinstance(value, float | int) or (key.minimum or value) <= value
+    )
+    return bounded | st.none() if key.nullable else bounded
+
+
+def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={name: _any_value(key) for name, key in keys.items()})
+
+
+@_quick
+@given(data=st.data())
+def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataObject) -> None:
+    method = data.draw(st.sampled_from(list(METHODS)))
+    block = data.draw(_section(METHODS[method])) | {"method": method, "num_speculative_tokens": 4}
+    if "model" in METHODS[method]:
+        block["model"] = "d"
+    target = data.draw(_section(keys_of(SECTIONS["target"])))
+    value = {"target": target | {"model": "m"}, "speculation": block, "alternatives": {"a": block}}
+
+    profile = load_profile(write(yaml.safe_dump(value)))
+    assert profile.speculation == profile.alternatives["a"]
+    assert profile.speculation is not None
+    assert set(profile.speculation.keys) == {key for key, item in block.items() if item is not None}

@@ -1,0 +1,149 @@
+"""`--set key.path=value` lies over the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import UsageError
+from specserve.profile.load import examine, load_profile
+from specserve.profile.schema import Profile
+
+Write = Callable[..., Path]
+Problems = Callable[..., list[str]]
+
+_TEXT = """\
+target: {model: x, max_model_len: 8192, revision: abc}
+speculation: {method: suffix, num_speculative_tokens: 4}
+engine: {seed: 1, deep: {a: 1, b: 2}}
+"""
+
+
+def _read(profile: Profile, path: str) -> Any:
+    value: Any = profile
+    for key in path.split("."):
+        value = value[key] if hasattr(value, "keys") and key in value else getattr(value, key)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("target.max_model_len=4096", "target.max_model_len", 4096),
+        ("target.max_model_len=32k", "target.max_model_len", 32_000),
+        ("target.revision=null", "target.revision", None),
+        ("target.revision=", "target.revision", None),
+        ("target.revision=0123", "target.revision", "0123"),
+        ("target.model=org/a=b", "target.model", "org/a=b"),
+        ("engine.seed=[1, 2]", "engine.seed", (1, 2)),
+        ("engine.deep.a=3", "engine.deep", {"a": 3, "b": 2}),
+        ("engine.deep={c: 3}", "engine.deep", {"c": 3}),
+        ("engine.new.deeper.key=yes", "engine.new", {"deeper": {"key": True}}),
+        ("speculation=null", "speculation", None),
+        ("server.port=0", "server.port", 0),
+        ("name=other", "name", "other"),
+        ("env.A=010", "env", {"A": "010"}),
+    ],
+)
+def test_a_setting_replaces_one_value(write: Write, setting: str, path: str, value: Any) -> None:
+    assert _read(load_profile(write(_TEXT), settings=[setting]), path) == value
+
+
+def test_the_rest_stays_and_later_settings_win(write: Write) -> None:
+    profile = load_profile(write(_TEXT), settings=["engine.seed=2", "engine.seed=3", "engine.deep.b=null"])
+
+    assert profile.engine == {"seed": 3, "deep": {"a": 1, "b": None}}
+    assert profile.target == load_profile(write(_TEXT)).target
+
+
+def test_a_setting_can_give_what_the_file_lacks(write: Write) -> None:
+    assert load_profile(write("name: x\n"), settings=["target.model=m"]).target.model == "m"
+
+
+def test_it_lies_over_parents_too(write: Write) -> None:
+    write(_TEXT, "_base.yaml")
+    profile = load_profile(write("extends: _base.yaml\n"), settings=["engine.seed=9"])
+
+    assert profile.engine["seed"] == 9
+
+
+def test_a_value_knows_that_it_came_from_the_command_line(write: Write) -> None:
+    profile = load_profile(write(_TEXT), settings=["target.model=org/m", "engine.a.b={c: 1}"])
+
+    assert str(profile.span("target.model")) == "--set target.model:1:1"
+    assert profile.span("target.model").end_column == 6
+    assert str(profile.span("engine.a.b.c")) == "--set engine.a.b:1:5"
+    assert str(profile.span("engine.seed")) == "demo.yaml:3:16"
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("server.port=x", "--set server.port:1:1 SD006 `server.port` must be an integer; found `x`"),
+        ("server.prt=1", "--set server.prt:1:1 SD005 unknown key `prt` in `server` | did you mean `port`?"),
+        ("target.model=null", "--set target.model:1:1 SD006 `target.model` is empty, and must be a text"),
+        (
+            "speculation={method: suffix, model: x}",
+            "--set speculation:1:18 SD005 `model` is a key of `draft_model` and others, and has no effect with"
+            " `suffix` | leave it out",
+        ),
+        (
+            "speculation={method: sufix}",
+            "--set speculation:1:10 SD006 unknown method `sufix` | did you mean `suffix`?",
+        ),
+    ],
+)
+def test_a_problem_points_to_the_setting(problems: Problems, setting: str, told: str) -> None:
+    assert problems(_TEXT, settings=[setting]) == [told]
+
+
+def test_a_relative_path_is_seen_from_the_working_directory(write: Write, folder: Path) -> None:
+    profile = load_profile(
+        write("target: {model: ./m}\n", "sub/demo.yaml"), settings=["target.tokenizer=./t", "env.HERE=./h"]
+    )
+
+    assert profile.target.model == f"{folder}/sub/m"
+    assert profile.target.tokenizer == f"{folder}/t"
+    assert profile.env == {"HERE": "./h"}
+
+
+@pytest.mark.parametrize(
+    "setting", ["", "=", "=1", "target", ".=1", "target.=1", ".model=1", "a..b=1", " =1", "x.y", "a. .b=1"]
+)
+def test_another_form_is_a_usage_error(write: Write, setting: str) -> None:
+    with pytest.raises(UsageError, match=r"`--set` takes `key.path=value`; found `"):
+        examine(write(_TEXT), settings=[setting])
+
+
+@pytest.mark.parametrize(
+    "value", ["[1", "a: b: c", "*x", "\t@", "1\nother: 2", "!tag x", "'", "{a: 1, a: 2}", "\udcff"]
+)
+def test_a_value_that_is_no_yaml_is_a_usage_error(write: Write, value: str) -> None:
+    with pytest.raises(UsageError, match=r"the value of `--set engine.x` is not YAML"):
+        examine(write(_TEXT), settings=[f"engine.x={value}"])
+
+
+def test_a_setting_below_a_value_that_has_no_keys_is_a_usage_error(write: Write) -> None:
+    with pytest.raises(UsageError, match=r"`--set engine.seed.x`: `engine.seed` is not a mapping"):
+        examine(write(_TEXT), settings=["engine.seed.x=1"])
+
+
+def test_a_parent_cannot_be_set(write: Write) -> None:
+    with pytest.raises(UsageError, match="has no effect"):
+        examine(write(_TEXT), settings=["extends=other.yaml"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(alphabet="abte.= :[]{}'\"\n\t#&*~-1", max_size=20))
+def test_no_setting_makes_it_fail_otherwise(write: Write, setting: str) -> None:
+    try:
+        profile, findings = examine(write(_TEXT), settings=[setting])
+    except UsageError as error:
+        assert error.message
+    else:
+        assert (profile is None) == bool(findings)

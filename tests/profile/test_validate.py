@@ -1,0 +1,170 @@
+"""The whole of a profile: its name, its schema number, its version range, and all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve import __version__
+from specserve.diagnostics import Span
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Target
+from specserve.profile.validate import name_of
+
+Problems = Callable[..., list[str]]
+Write = Callable[..., Path]
+
+_BAD = """\
+schema: 1
+nmae: demo
+vllm: newest
+target:
+  model: org/model
+  tensor_parallel_size: "4"
+  dtype: false
+speculation:
+  method: eagle3
+  modle: org/head
+  num_speculative_tokens: 010
+engine:
+  max_num_seqs: 64
+  max_num_seqs: 32
+  seed: [1, .nan]
+server: {host: , port: 70000}
+expect:
+  - {workload: chat, concurency: 16}
+env: {1X: a}
+"""
+
+
+def test_all_problems_of_a_file_come_in_one_run_in_file_order(problems: Problems) -> None:
+    assert problems(_BAD) == [
+        "2:1 SD005 unknown key `nmae` in a profile | did you mean `name`?",
+        "3:7 SD006 `vllm` must be a range of versions; found `newest` | write it like `>=0.32,<0.34`",
+        "6:25 SD006 `target.tensor_parallel_size` must be an integer; found `4` in quotes | leave the quotes out",
+        "7:10 SD006 `target.dtype` must be a text; found `false` | quote it if it is a text",
+        "10:3 SD005 unknown key `modle` in `speculation` (method `eagle3`) | did you mean `model`?",
+        "11:27 SD011 `speculation.num_speculative_tokens` has a leading zero, which YAML 1.1 reads as octal: `010`"
+        " | write `10`",
+        "14:3 SD004 the key `max_num_seqs` stands twice",
+        "15:13 SD006 `engine.seed[1]` must be a finite number; found `.nan`",
+        "16:24 SD006 `server.port` must be at most 65535; found `70000`",
+        "18:22 SD005 unknown key `concurency` in `expect[0]` | did you mean `concurrency`?",
+        "19:7 SD006 `1X` is no name of an environment variable",
+    ]
+
+
+def test_messages_are_facts_in_lower_case_without_a_full_stop(problems: Problems) -> None:
+    for line in problems(_BAD):
+        message = line.split(" ", 2)[2].split(" | ")[0]
+        assert message[0] == "`" or message[0].islower()
+        assert not message.endswith((".", "!"))
+
+
+def test_every_value_knows_where_it_was_written(write: Write) -> None:
+    profile = load_profile(
+        write("target:\n  model: x\nexpect:\n  - {workload: chat}\nengine: {a: {b: [1, 22]}}\n")
+    )
+
+    assert profile.span("target.model") == Span("demo.yaml", 2, 10, 2, 11, "target.model")
+    assert str(profile.span("expect[0].workload")) == "demo.yaml:4:16"
+    assert str(profile.span("engine.a.b[1]")) == "demo.yaml:5:21"
+
+
+def test_the_place_of_a_default_is_the_section_around_it_or_the_file(write: Write) -> None:
+    profile = load_profile(write("\ntarget: {model: x}\n"))
+
+    assert str(profile.span("target.dtype")) == "demo.yaml:2:9"
+    assert str(profile.span("server.port")) == "demo.yaml:1:1"
+
+
+def test_a_small_profile_has_the_documented_defaults(write: Write) -> None:
+    profile = load_profile(write("target: {model: x}\n"))
+
+    assert profile.target == Target(
+        model="x", revision=None, tokenizer=None, dtype="auto", quantization=None, tensor_parallel_size=1,
+        pipeline_parallel_size=1, max_model_len=None,
+    )  # fmt: skip
+    server = profile.server
+    assert (server.host, server.port, server.served_model_name) == ("127.0.0.1", 8000, None)
+    assert (server.stall_timeout_s, server.shutdown_timeout_s, server.api_key_env) == (600, 30, None)
+    assert (profile.speculation, profile.hardware, profile.expect, profile.vllm) == (None, None, (), None)
+
+
+def test_a_profile_cannot_be_changed(write: Write) -> None:
+    profile = load_profile(write("target: {model: x}\nengine: {a: {b: 1}}\nenv: {A: b}\n"))
+
+    with pytest.raises(AttributeError):
+        profile.name = "other"  # type: ignore[misc]
+    for mapping in (profile.engine, profile.engine["a"], profile.env, profile.alternatives):
+        with pytest.raises(TypeError):
+            mapping["a"] = 1  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("llama70b-8b.yaml", "llama70b-8b"), ("Llama 3.1 (70B).yml", "llama-3-1-70b"), ("_base.yaml", "base"),
+        ("a/b/c.d.yaml", "c-d"), ("-", "stdin"), ("日本.yaml", "profile"), ("x", "x"), ("__a__b__", "a-b"),
+    ],
+)  # fmt: skip
+def test_the_name_is_the_stem_in_lower_case_with_dashes(file: str, name: str) -> None:
+    assert name_of(file) == name
+
+
+@pytest.mark.parametrize("name", ["a", "llama70b-8b", "123"])
+def test_a_name_can_be_given(write: Write, name: str) -> None:
+    assert load_profile(write(f"name: {name}\ntarget: {{model: x}}\n")).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "better"),
+    [("My_Model", "my-model"), ("a--b", "a-b"), ("-a", "a"), ("ä", "profile"), ("'a\n\n  b'", "a-b")],
+)
+def test_another_name_is_refused_with_a_better_one(problems: Problems, name: str, better: str) -> None:
+    (told,) = problems(f"target: {{model: x}}\nname: {name}\n")
+
+    assert told.startswith("2:7 SD006 `name` must be lower-case letters, digits and single dashes; found `")
+    assert told.endswith(f"| for example `{better}`")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [("2", "a newer specserve reads it"), ("0", "write `schema: 1`"), ("1k", "a newer specserve reads it")],
+)
+def test_an_unknown_schema_names_the_specserve_that_does_not_read_it(
+    problems: Problems, number: str, cure: str
+) -> None:
+    assert problems(f"schema: {number}\ntarget: {{model: x}}\n") == [
+        f"1:9 SD010 schema `{number}` is unknown to specserve {__version__}, which reads schema 1 | {cure}"
+    ]
+
+
+def test_a_schema_that_is_no_number_is_one_problem(problems: Problems) -> None:
+    assert problems("schema: one\ntarget: {model: x}\n") == [
+        "1:9 SD006 `schema` must be an integer; found `one`"
+    ]
+
+
+@pytest.mark.parametrize("text", ["'>=0.32,<0.34'", "==0.33.*", "~=0.32.0", "'>=0.32, <0.34'", "<0.34"])
+def test_a_range_of_versions_is_kept_as_it_was_written(write: Write, text: str) -> None:
+    assert load_profile(write(f"target: {{model: x}}\nvllm: {text}\n")).vllm == text.strip("'")
+
+
+@pytest.mark.parametrize("text", ["0.32", "latest", "'>=0.32 <0.34'", "'>='", "^0.32"])
+def test_anything_else_is_no_range_of_versions(problems: Problems, text: str) -> None:
+    shown = text.strip("'")
+
+    assert problems(f"target: {{model: x}}\nvllm: {text}\n") == [
+        f"2:7 SD006 `vllm` must be a range of versions; found `{shown}` | write it like `>=0.32,<0.34`"
+    ]
+
+
+def test_null_is_vllms_default_as_if_the_key_were_not_there(write: Write) -> None:
+    profile = load_profile(write("target: {model: x}\nengine: {a: null, b: {c: null}}\nfrontend: {d: ~}\n"))
+
+    assert profile.engine == {"b": {"c": None}}
+    assert profile.frontend == {}
