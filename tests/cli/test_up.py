@@ -202,3 +202,21 @@ def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     assert missing.returncode == 2
     assert "missing.yaml" in missing.stderr
     assert "Traceback" not in missing.stderr
+
+
+LAUNCH = BECOME.replace("become", "launch")
+
+
+def test_a_specserve_that_is_killed_takes_vllm_along() -> None:
+    server = plan()
+    command = [sys.executable, "-c", LAUNCH, str(server.port), *server.argv]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not is_healthy(server.url):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    for _ in range(600):
+        if not is_healthy(server.url):
+            break
+        time.sleep(0.05)
+    assert not is_healthy(server.url)
