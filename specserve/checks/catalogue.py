@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.checks import arguments, speculation
+from specserve.checks import arguments, environment, host, speculation
 from specserve.checks.rule import Rule
 
 RULES: tuple[Rule, ...] = (
@@ -11,9 +11,11 @@ RULES: tuple[Rule, ...] = (
     arguments.misplaced_argument,
     speculation.split_draft,
     arguments.wrong_argument_value,
-    arguments.unknown_variable,
-    arguments.secret_in_profile,
-    arguments.open_bind,
+    environment.unknown_variable,
+    environment.secret_in_profile,
+    environment.open_bind,
     speculation.too_many_speculative_tokens,
-    arguments.remote_code,
+    environment.remote_code,
+    host.missing_compiler,
+    host.unknown_vllm,
 )

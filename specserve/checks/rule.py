@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 
+if TYPE_CHECKING:
+    from specserve.plan.host import Host
+    from specserve.plan.launchplan import LaunchPlan
+
+Need = Literal["nothing", "host"]
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first."""
+    """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
+
+    `plan` and `host` are there for the rules that need them: the launch on this machine.
+    """
 
     profile: Profile
     versions: tuple[str, ...]
+    plan: LaunchPlan | None = None
+    host: Host | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +40,10 @@ class Hit:
     """Other places: dotted path and a few words."""
     notes: tuple[str, ...] = ()
     help: str | None = None
+    at_key: bool = False
+    """The key is what is wrong, not its value."""
+    severity: Severity | None = None
+    """Where this one is less, or more, than the rule's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,7 @@ class Rule:
     name: str
     severity: Severity
     check: Callable[[Context], Iterable[Hit]]
+    needs: Need = "nothing"
 
     @property
     def doc(self) -> str:
@@ -45,10 +62,12 @@ class Rule:
         return self.check.__doc__ or ""
 
 
-def rule(code: str, name: str, severity: Severity) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
+def rule(
+    code: str, name: str, severity: Severity, *, needs: Need = "nothing"
+) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
     """Makes a rule of a function; `name` is the bad thing, so that it reads after the word allow."""
 
     def wrap(check: Callable[[Context], Iterable[Hit]]) -> Rule:
-        return Rule(code, name, severity, check)
+        return Rule(code, name, severity, check, needs)
 
     return wrap

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from specserve.checks.catalogue import RULES
 from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
-from specserve.errors import UsageError
-from specserve.plan.support import in_range, known_versions
+from specserve.plan.support import in_range
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile
 
+if TYPE_CHECKING:
+    from specserve.plan.host import Host
+    from specserve.plan.launchplan import LaunchPlan
+
+STATIC = tuple(rule for rule in RULES if rule.needs == "nothing")
+
 
 def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
     """The static rules over profiles, each against every known vLLM minor in its range."""
-    findings: list[Finding] = []
+    findings: dict[Finding, None] = {}  # what a shared parent says wrong is told once
     verdicts = []
     hidden = 0
     settings = tuple(settings)
     for path in paths:
         profile, problems = examine(path, settings=settings)
         kept, more = examined(profile, problems=problems) if profile else (problems, 0)
-        findings += kept
+        findings |= dict.fromkeys(kept)
         hidden += more
         name, mark = (profile.name, fingerprint(profile)) if profile else (None, None)
         verdicts.append(Verdict(path, name, mark, _verdict(kept) if profile else "invalid"))
-    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(RULES))
+    return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
 
 
 def _verdict(findings: list[Finding]) -> str:
@@ -38,29 +44,28 @@ def _verdict(findings: list[Finding]) -> str:
     return "warnings" if Severity.WARNING in severities else "ok"
 
 
-def examined(profile: Profile, *, problems: list[Finding]) -> tuple[list[Finding], int]:
-    """What is left of a profile's findings after its ignore comments, in file order, and how many they hide."""
-    files = {profile.file, *(span.file for span in profile.spans.values())}
-    kept, hidden = suppressed([*problems, *judge(profile)], files=files)
+def examined(
+    profile: Profile,
+    *,
+    problems: Iterable[Finding] = (),
+    plan: LaunchPlan | None = None,
+    host: Host | None = None,
+) -> tuple[list[Finding], int]:
+    """What is left of a profile's findings after its ignore comments, in file order, and how many they hide.
+
+    With a plan and a host, the rules about this machine run too.
+    """
+    parents = {span.file for span in profile.spans.values()} - {profile.file}
+    found = [*problems, *judge(profile, plan=plan, host=host)]
+    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents))
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
-def judge(profile: Profile) -> list[Finding]:
-    """What the static rules find in one profile."""
-    context = Context(profile, versions_of(profile))
-    return [finding for rule in RULES for finding in _stamped(rule, rule.check(context), profile)]
-
-
-def versions_of(profile: Profile) -> tuple[str, ...]:
-    """The known vLLM minors in the profile's range. Raises UsageError where there is none."""
-    versions = in_range(profile.vllm or "")
-    if not versions:
-        place = profile.span("vllm")
-        known = ", ".join(known_versions())
-        raise UsageError(
-            f"{place}: no vLLM that this specserve knows is in `{profile.vllm}`", hint=f"known: {known}"
-        )
-    return versions
+def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
+    """What the rules find in one profile."""
+    context = Context(profile, in_range(profile.vllm or ""), plan, host)
+    rules = STATIC if plan is None or host is None else RULES
+    return [finding for rule in rules for finding in _stamped(rule, rule.check(context), profile)]
 
 
 def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Finding]:
@@ -68,9 +73,9 @@ def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Find
         yield Finding(
             rule.code,
             rule.name,
-            rule.severity,
+            hit.severity or rule.severity,
             hit.message,
-            profile.span(hit.path),
+            profile.key_span(hit.path) if hit.at_key else profile.span(hit.path),
             label=hit.label,
             related=tuple(
                 Related(profile.span(path), label) for path, label in hit.related if path in profile.spans

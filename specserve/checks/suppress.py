@@ -11,12 +11,16 @@ from specserve.diagnostics import Finding, Severity, Span
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 
 
-def suppressed(findings: Iterable[Finding], *, files: Iterable[str]) -> tuple[list[Finding], int]:
+def suppressed(
+    findings: Iterable[Finding], *, file: str, parents: Iterable[str]
+) -> tuple[list[Finding], int]:
     """The findings that no comment hides, a warning for each comment that hides nothing, and how many are hidden.
 
-    Errors of the file itself (SD0xx) cannot be hidden.
+    Comments of parents hide too, and are never called unused: another child may need them. Errors of the file
+    itself (SD0xx) cannot be hidden.
     """
-    comments = {key: comment for file in files for key, comment in _comments(file).items()}
+    own = _comments(file)
+    comments = own | {key: comment for parent in parents for key, comment in _comments(parent).items()}
     kept, hidden, used = [], 0, set()
     for finding in findings:
         places = [finding.span, *(related.span for related in finding.related)]
@@ -27,7 +31,7 @@ def suppressed(findings: Iterable[Finding], *, files: Iterable[str]) -> tuple[li
             hidden += 1
         else:
             kept.append(finding)
-    for key, span in comments.items():
+    for key, span in own.items():
         if key not in used:
             text = f"this comment hides no finding {key[2]}"
             kept.append(Finding("SD100", "unused-ignore", Severity.WARNING, text, span, help="remove it"))
@@ -36,15 +40,18 @@ def suppressed(findings: Iterable[Finding], *, files: Iterable[str]) -> tuple[li
 
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
     try:
-        text = Path(file).read_text(encoding="utf-8") if file != "-" else ""
-    except (OSError, UnicodeDecodeError):
-        return {}
-    if "specserve:" not in text:
-        return {}
+        data = Path(file).read_bytes() if file != "-" else b""
+        text = data.decode("utf-8-sig") if b"specserve:" in data else ""
+    except (OSError, ValueError):
+        return {}  # an override of the command line, or no longer there
     found = {}
     for number, line in enumerate(text.splitlines(), start=1):
         for match in _COMMENT.finditer(line):
-            span = Span(file, number, match.start(1) + 1, number, match.end(1) + 1)
-            for code in match[1].split(","):
-                found[(file, number, code.strip())] = span
+            start = match.start(1)
+            for part in match[1].split(","):
+                code = part.strip()
+                column = start + part.index(code) + 1 if code else start + 1
+                span = Span(file, number, column, number, column + max(1, len(code)))
+                found[(file, number, code)] = span
+                start += len(part) + 1
     return found

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from specserve.diagnostics import Finding, Severity
+from specserve.diagnostics import Severity
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.table import VllmTable
 from specserve.profile.schema import Hardware, Profile
+
+if TYPE_CHECKING:
+    from specserve.plan.host import Host
 
 
 def prepare(
@@ -36,7 +40,7 @@ def prepare(
     if devices is not None:
         profile = _on_devices(profile, devices)
     if check:
-        _refuse_errors(profile)
+        _refuse_errors(profile, starts=starts)
     here = None if vllm else _installed(profile, needed=starts)
     if here is None:
         table, version, platform = _named(profile, vllm)
@@ -45,10 +49,12 @@ def prepare(
         from specserve.plan.host import localize, this_host
         from specserve.plan.support import installed
 
-        found = installed()
+        found, host = installed(), this_host()
         assert found is not None
         plan = launch(profile, table=here, platform=found.platform, version=found.version, port=port)
-        plan = localize(plan, installed=found, host=this_host())
+        plan = localize(plan, installed=found, host=host)
+        if check and starts:
+            _refuse_errors(profile, plan=plan, host=host)
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
 
@@ -56,21 +62,29 @@ def prepare(
     return profile, plan
 
 
-def _refuse_errors(profile: Profile) -> None:
-    """Shows what the static rules find; errors end the command."""
+def _refuse_errors(
+    profile: Profile, *, starts: bool = True, plan: LaunchPlan | None = None, host: Host | None = None
+) -> None:
+    """Shows what the static rules find, or with a plan those about this machine; errors end the command."""
     from specserve.checks.run import examined
     from specserve.report.console import say
     from specserve.report.text import render
 
-    findings, _ = examined(profile, problems=[])
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    everything, _ = examined(profile, plan=plan, host=host)
+    # an arm that is not launched cannot stop the launch
+    findings = [finding for finding in everything if not finding.span.path.startswith("alternatives.")]
+    if plan is not None:
+        static, _ = examined(profile)
+        findings = [finding for finding in findings if finding not in static]
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
-        count = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
+        count = f"{errors} error{'s' if errors > 1 else ''}"
         message = f"`{profile.file}` did not pass its check: {count}"
-        raise CheckFailed(message, findings=tuple(findings), hint="`--no-check` starts it all the same")
-    shown: list[Finding] = [finding for finding in findings if finding.severity is Severity.WARNING]
-    if shown:
-        say(render(shown))
+        hint = "`--no-check` starts it all the same" if starts else None
+        raise CheckFailed(message, findings=tuple(findings), hint=hint)
+    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+    if warnings:
+        say(render(warnings))
 
 
 def _on_devices(profile: Profile, text: str) -> Profile:
@@ -102,9 +116,8 @@ def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
 
 def _named(profile: Profile, vllm: str | None) -> tuple[VllmTable, str, str]:
     """Table, version and platform of a plan that is not for this machine's vLLM."""
-    from specserve.checks.run import versions_of
-    from specserve.plan.support import table
+    from specserve.plan.support import in_range, known_versions, table
 
-    version = vllm or versions_of(profile)[-1]
+    version = vllm or (in_range(profile.vllm or "") or known_versions())[-1]
     cpu = "+cpu" in version or (profile.hardware is not None and profile.hardware.accelerator == "cpu")
     return table(version), version, "cpu" if cpu else "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.numbers import human_int
-from specserve.profile.problems import did_you_mean
+from specserve.profile.problems import did_you_mean, quoted
+from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
 
 ELSEWHERE: Mapping[str, str] = {
@@ -34,6 +36,7 @@ ELSEWHERE: Mapping[str, str] = {
     "device_ids": "hardware.devices",
 }
 """vLLM arguments that have a place of their own in a profile."""
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is no option
 REFUSED: Mapping[str, str] = {
     "config": "a second file of arguments would hide what is launched",
     "hf_token": "a secret belongs in the environment variable HF_TOKEN",
@@ -84,18 +87,27 @@ def _placed(section: str, name: str, value: Any, table: VllmTable) -> Iterator[A
     elif name in table.section(_section(section)):
         yield from _value(path, table.section(_section(section))[name], value)
     else:
+        text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
+        yield ArgumentProblem(path, text, _guess(section, name, value, table), "unknown")
+
+
+def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
+    """What the author of an unknown argument may have meant."""
+    known = {**table.engine, **table.frontend}
+    bare = name.removeprefix("--").replace("-", "_")
+    if bare != name and bare in known:
+        return f"write it as vLLM's Python name: `{bare}`"
+    whole, dot, rest = bare.partition(".")
+    if dot and whole in known:
+        return f"write it as a mapping: `{whole}: {{{rest}: …}}`"
+    if name in known:
         other = "frontend" if section == "engine" else "engine"
-        if name in table.section(_section(other)):
-            guess: str | None = (
-                f"it is an argument of vLLM's {'server' if other == 'frontend' else 'engine'}: "
-            )
-            guess = f"{guess}write it under `{other}`"
-        else:
-            word = did_you_mean(name, [*table.engine, *table.frontend])
-            guess = f"did you mean `{word}`?" if word else None
-        yield ArgumentProblem(
-            path, f"vLLM {table.minor} has no {section} argument `{name}`", guess, "unknown"
-        )
+        return f"it is an argument of vLLM's {'server' if other == 'frontend' else 'engine'}: write it under `{other}`"
+    positive = re.sub(r"^no_|^disable_(?=enable_)", "", bare)
+    if positive in known and known[positive].negatable and isinstance(value, bool):
+        return f"write `{positive}: {'false' if value else 'true'}`"
+    word = did_you_mean(name, [*known, *ELSEWHERE])
+    return f"did you mean `{ELSEWHERE.get(word, word)}`?" if word else None
 
 
 def _section(name: str) -> Section:
@@ -104,7 +116,7 @@ def _section(name: str) -> Section:
 
 def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProblem]:
     """A value of a type that vLLM could not take; silent where the table does not know the type."""
-    if value is None:
+    if value is None or _is_none(argument, value):
         return
     name = path.rpartition(".")[2]
     types: dict[str, type | tuple[type, ...]] = {
@@ -123,14 +135,30 @@ def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProble
         kind = kinds.get(
             argument.kind, {"list": "a list", "dict": "a mapping"}.get(argument.kind, "another type")
         )
-        yield ArgumentProblem(
-            path, f"`{name}` must be {kind}; found `{str(jsonable(value))[:60]}`", None, "value"
-        )
+        found = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
+        bare = isinstance(value, str) and isinstance(meaning(value), wanted)
+        help_text = "write it without quotes" if bare else None
+        yield ArgumentProblem(path, f"`{name}` must be {kind}; found {quoted(found)}", help_text, "value")
     elif argument.choices and isinstance(value, str) and not _chosen(argument, value):
-        text = f"`{name}` cannot be `{value[:60]}`"
+        text = f"`{name}` cannot be {quoted(value)}"
         word = did_you_mean(value, [str(choice) for choice in argument.choices])
         some = ", ".join(str(choice) for choice in argument.choices)
         yield ArgumentProblem(path, text, f"did you mean `{word}`?" if word else f"one of {some}", "value")
+    elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
+        yield from _unspeakable(path, argument, value)
+
+
+def _unspeakable(path: str, argument: Argument, value: list[Any]) -> Iterator[ArgumentProblem]:
+    """A list that no command line can say."""
+    name = path.rpartition(".")[2]
+    words = [_word(item) for item in value]
+    dashed = [word for word in words if word.startswith("-") and not _NEGATIVE.fullmatch(word)]
+    if not words and argument.form == "many":
+        text = f"`{name}` is an empty list, which vLLM's command line cannot say"
+        yield ArgumentProblem(path, text, "leave it out, or write null, for vLLM's default", "value")
+    elif dashed and argument.form == "many" and len(words) > 1:
+        text = f"vLLM would take {quoted(dashed[0])} in `{name}` for an option of its own"
+        yield ArgumentProblem(path, text, None, "value")
 
 
 def _chosen(argument: Argument, value: str) -> bool:
@@ -145,17 +173,28 @@ def python_value(argument: Argument, value: Any) -> Any:
         if number is None and argument.human_int and value == "auto":
             number = -1
         return value if number is None else number
-    if argument.kind == "list" and isinstance(value, (str, int, float)):
+    if argument.kind == "list" and isinstance(value, (str, int, float)) and not _is_none(argument, value):
         return [value]
     return jsonable(value)
+
+
+def keyword_value(argument: Argument, value: Any) -> Any:
+    """The value as a keyword of `vllm.LLM`, where the text `None` of the command line is Python's None."""
+    return None if _is_none(argument, value) else python_value(argument, value)
+
+
+def _is_none(argument: Argument, value: Any) -> bool:
+    return argument.nullable and value == "None"
 
 
 def tokens(argument: Argument, value: Any) -> list[str]:
     """The value on the command line of `vllm serve`; nothing where it says what vLLM does anyway."""
     value = python_value(argument, value)
     flag = argument.flag
-    if value is None or flag is None or value == []:
+    if value is None or flag is None:
         return []
+    if _is_none(argument, value):
+        return [flag, "None"]
     if argument.form == "flag":
         if value:
             return [flag]
@@ -163,7 +202,8 @@ def tokens(argument: Argument, value: Any) -> list[str]:
     if argument.form == "append":
         return [token for item in value for token in _pair(flag, _word(item))]
     if argument.form == "many":
-        return [flag, *(_word(item) for item in (value if isinstance(value, list) else [value]))]
+        words = [_word(item) for item in value]
+        return _pair(flag, words[0]) if len(words) == 1 else [flag, *words]
     if argument.form == "comma":
         return _pair(flag, ",".join(_word(item) for item in value))
     if argument.form == "optional_value" and value is True:

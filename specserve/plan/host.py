@@ -29,10 +29,14 @@ class Host:
     cpus: tuple[int, ...]
     numa_nodes: int
     free_bytes: int
+    compiler: str | None
+    """The C++ compiler that torch would call; None where there is none."""
 
 
 def this_host() -> Host:
     """The machine and the Python that run this."""
+    import shutil
+
     import psutil
 
     script = Path(sys.executable).with_name("vllm")
@@ -47,6 +51,7 @@ def this_host() -> Host:
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         numa_nodes=len(nodes) or 1,
         free_bytes=int(psutil.virtual_memory().available),
+        compiler=shutil.which(os.environ.get("CXX", "g++")),  # torch/_inductor/config.py, `cpp.cxx`
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.plan.arguments import problems, python_value, tokens
+from specserve.plan.arguments import keyword_value, problems, tokens
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
 from specserve.plan.table import Argument, VllmTable
 from specserve.profile.fingerprint import fingerprint, jsonable
@@ -125,23 +125,25 @@ def _environment(profile: Profile, *, platform: str) -> tuple[Mapping[str, str |
     devices = profile.hardware.devices if profile.hardware else None
     if devices and platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
-        span = profile.span("hardware.devices")
+        span = profile.spans.get("hardware.devices")  # None: from the command line
+        origins = [origin for origin in origins if origin.key != "CUDA_VISIBLE_DEVICES"]
         origins.append(Origin("CUDA_VISIBLE_DEVICES", str(env["CUDA_VISIBLE_DEVICES"]), span))
     return env, origins
 
 
 def _engine_kwargs(profile: Profile, items: list[_Item]) -> dict[str, Any]:
-    """The same engine for `vllm.LLM`: what only a server has is left out."""
-    kwargs = {item.argument.name: python_value(item.argument, item.value) for item in items if item.offline}
+    """The same engine for `vllm.LLM`: what only a server has is left out, and so is what the profile unsets."""
+    given = [item for item in items if item.offline and item.value is not None]
+    kwargs = {item.argument.name: keyword_value(item.argument, item.value) for item in given}
     kwargs.pop(PER_REQUEST_METRICS, None)
-    return {
-        "model": profile.target.model,
-        **{name: value for name, value in kwargs.items() if value is not None},
-    }
+    return {"model": profile.target.model, **kwargs}
 
 
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
     """The same launch on another port, such as the free one that stands in for 0."""
     argv = list(plan.argv)
     argv[argv.index("--port") + 1] = str(port)
-    return replace(plan, argv=tuple(argv), port=port)
+    origins = tuple(
+        replace(origin, value=str(port)) if origin.key == "--port" else origin for origin in plan.origins
+    )
+    return replace(plan, argv=tuple(argv), port=port, origins=origins)

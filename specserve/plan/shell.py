@@ -9,24 +9,24 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 
 
 def shell(plan: LaunchPlan) -> str:
-    """One command for a POSIX shell; pasted, it starts the same server. Keys stay in their variables."""
-    words = list(plan.argv)
-    start = next((i for i, word in enumerate(words) if word.startswith("--")), len(words))
-    lines = [" ".join(shlex.quote(word) for word in words[:start])]
-    for word in words[start:]:
+    """One command for a POSIX shell; pasted, it starts the same server. Keys stay in their variables.
+
+    The shell refuses to start it where such a variable is unset or empty, for vLLM would serve without a key.
+    """
+    start = next((i for i, word in enumerate(plan.argv) if word.startswith("--")), len(plan.argv))
+    # assignments, not `env NAME=…`: the argv of `env` shows for a moment in the process list
+    lines = [f"{name}={_assigned(value)}" for name, value in plan.env.items()]
+    lines.append(" ".join(shlex.quote(word) for word in plan.argv[:start]))
+    for word in plan.argv[start:]:
         if word.startswith("--"):
             lines.append("  " + shlex.quote(word))
         else:
             lines[-1] += " " + shlex.quote(word)
-    if plan.env:
-        assignments = []
-        for name, value in plan.env.items():
-            assignments.append(
-                f'{name}="${value.name}"' if isinstance(value, FromEnv) else f"{name}={shlex.quote(value)}"
-            )
-        lines = ["env", *(f"  {assignment}" for assignment in assignments), "  " + lines[0], *lines[1:]]
-        lines[0:2] = [f"env {assignments[0]}"]
     return " \\\n".join(lines) + "\n"
+
+
+def _assigned(value: str | FromEnv) -> str:
+    return f'"${{{value.name}:?}}"' if isinstance(value, FromEnv) else shlex.quote(value)
 
 
 def as_json(plan: LaunchPlan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
@@ -45,3 +46,11 @@ def say(text: str = "") -> None:
     """Talk: one line or block to stderr."""
     sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
     sys.stderr.flush()
+
+
+def mute(stream: TextIO) -> None:
+    """Send what is still to be written nowhere: its reader has gone."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -60,11 +60,13 @@ def _write(error: Exception) -> Path:
     base = os.environ.get("SPECSERVE_STATE_DIR")
     folder = (Path(base) if base else user_state_path("specserve")) / "crashes"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}.md"
+    path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.md"
     trace = "".join(traceback.format_exception(error))
     head = f"specserve {__version__}, Python {platform.python_version()}, {platform.platform()}"
     body = f"# {head}\n\n```\n{trace}```\n"
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as stream:
+    with os.fdopen(
+        os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", errors="backslashreplace"
+    ) as stream:
         stream.write(redacted(body))
     return path
 

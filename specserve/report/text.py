@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TextIO
 
 from specserve.diagnostics import Finding, Report, Severity, Span
 from specserve.report.console import clean, styled
+from specserve.report.snippet import Sources, snippet
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
 def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
-    """Each finding with its source lines, as rustc draws them."""
-    lines = _Lines()
-    return "\n\n".join(_full(finding, lines, stream or sys.stderr) for finding in findings) + "\n"
+    """Each finding with its source lines, as rustc draws them; what looks like a secret is starred out."""
+    findings = list(findings)
+    sources = Sources(finding.span for finding in findings if finding.name == "secret-in-profile")
+    return "\n\n".join(_full(finding, sources, stream or sys.stderr) for finding in findings) + "\n"
 
 
 def concise(findings: Iterable[Finding]) -> str:
@@ -42,64 +43,39 @@ def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-class _Lines:
-    """The text of the files that findings point to, read once."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, list[str]] = {}
-
-    def get(self, span: Span) -> str | None:
-        """The line of a span, or None where there is none to show."""
-        if span.file not in self._files:
-            try:
-                text = Path(span.file).read_text(encoding="utf-8-sig") if span.file != "-" else ""
-            except (OSError, UnicodeDecodeError, ValueError):
-                text = ""
-            self._files[span.file] = text.split("\n")
-        lines = self._files[span.file]
-        return lines[span.line - 1].rstrip("\r") if 0 < span.line <= len(lines) else None
-
-
-def _full(finding: Finding, lines: _Lines, stream: TextIO) -> str:
+def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
     head = styled(f"{finding.severity}[{finding.code}]", _COLOURS[finding.severity], stream=stream)
-    marked = sorted(
-        [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)],
-        key=lambda item: (item[0].file != finding.span.file, item[0].file, item[0].line),
-    )
+    marked = [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)]
     width = max(len(str(span.line)) for span, _, _ in marked)
     pad = " " * width
-    body = [f"{head}: {clean(finding.message)}", f"{pad}--> {clean(str(finding.span))}"]
-    drawn = False
-    previous = finding.span
-    for span, label, mark in marked:
-        text = lines.get(span)
+    lines = [f"{head}: {clean(finding.message)}", f"{pad}--> {clean(str(finding.span))}"]
+    body = _body(finding, marked, sources, width)
+    lines += [f"{pad} |", *body] if body else []
+    after = [f"{pad} = note: {clean(note)}" for note in finding.notes]
+    if finding.help:
+        after.append(f"{pad} = {styled('help', 'cyan', stream=stream)}: {clean(finding.help)}")
+    if body and after:
+        lines.append(f"{pad} |")
+    return "\n".join(lines + after)
+
+
+def _body(finding: Finding, marked: list[tuple[Span, str, str]], sources: Sources, width: int) -> list[str]:
+    """The marked lines: those of the finding's own file first, each in file order."""
+    places: dict[tuple[bool, str, int], list[tuple[Span, str, str]]] = {}
+    for item in marked:
+        span = item[0]
+        places.setdefault((span.file != finding.span.file, span.file, span.line), []).append(item)
+    body: list[str] = []
+    previous: tuple[bool, str, int] | None = None
+    for place, marks in sorted(places.items(), key=lambda entry: entry[0]):
+        text = sources.line(marks[0][0])
         if text is None or not text.strip():
             continue
-        if not drawn:
-            body.append(f"{pad} |")
-        elif span.file != previous.file:
-            body += [f"{pad}::: {clean(str(span))}", f"{pad} |"]
-        elif span.line > previous.line + 1:
+        pad = " " * width
+        if place[0] and (previous is None or previous[1] != place[1]):
+            body += [f"{pad}::: {clean(str(marks[0][0]))}", f"{pad} |"]
+        elif previous and place[2] > previous[2] + 1:
             body.append("...")
-        body += _snippet(span, text, label=label, mark=mark, width=width)
-        drawn, previous = True, span
-    if drawn:
-        body.append(f"{pad} |")
-    body += [f"{pad} = note: {clean(note)}" for note in finding.notes]
-    if finding.help:
-        body.append(f"{pad} = {styled('help', 'cyan', stream=stream)}: {clean(finding.help)}")
-    if body[-1] == f"{pad} |":
-        body.pop()
-    return "\n".join(body)
-
-
-def _snippet(span: Span, text: str, *, label: str, mark: str, width: int) -> list[str]:
-    """A source line and the marks under it. Tabs become one space, so that the marks stand right."""
-    shown = clean(text.replace("\t", " "))
-    end = span.end_column if span.end_line == span.line else len(text) + 1
-    stretch = text[span.column - 1 : end - 1].rstrip()
-    marks = " " * (span.column - 1) + mark * max(1, len(stretch))
-    return [
-        f"{span.line:>{width}} | {shown}",
-        f"{' ' * width} | {marks}{f' {clean(label)}' if label else ''}".rstrip(),
-    ]
+        body += snippet(text, marks, number=place[2], width=width)
+        previous = place
+    return body

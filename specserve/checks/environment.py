@@ -1,0 +1,153 @@
+"""SD1xx about what surrounds the engine: variables, secrets, the open port, code that comes with a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specserve.checks.rule import Context, Hit, rule
+from specserve.diagnostics import Severity
+from specserve.plan.support import known_versions, table
+from specserve.profile.problems import did_you_mean
+
+# the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
+_SECRET_NAME = re.compile(
+    r"(^|_)(API_?KEYS?|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|AUTH_KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?)$",
+    re.I,
+)
+_SECRET_VALUE = re.compile(
+    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
+    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY)"
+)
+_HARMLESS = re.compile(
+    r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I
+)
+"""Values that are no secret under any name: paths, references, switches, counts, placeholders."""
+_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
+_NOT_READ_BY_VLLM = frozenset({"VLLM_WHEEL_LOCATION"})  # vLLM's set-up reads it
+
+
+@rule("SD106", "unknown-variable", Severity.WARNING)
+def unknown_variable(ctx: Context) -> Iterator[Hit]:
+    """A `VLLM_…` variable that vLLM does not know.
+
+    ## Why is this bad?
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt
+    switch is a switch that does nothing.
+
+    ## Example
+        env: {VLLM_LOGING_LEVEL: DEBUG}
+
+    ## Use instead
+        env: {VLLM_LOGGING_LEVEL: DEBUG}
+
+    ## Source
+    vllm/platforms/interface.py, `Unknown vLLM environment variable detected`
+    """
+    names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
+    if not names:
+        return
+    known = {name for version in ctx.versions or known_versions()[-1:] for name in table(version).env}
+    for name in names:
+        if name not in known:
+            guess = did_you_mean(name, known)
+            text = f"did you mean `{guess}`?" if guess else "leave it out"
+            yield Hit(f"env.{name}", f"vLLM knows no variable `{name}`", help=text, at_key=True)
+
+
+@rule("SD107", "secret-in-profile", Severity.ERROR)
+def secret_in_profile(ctx: Context) -> Iterator[Hit]:
+    """A value that looks like a key, a token or a password.
+
+    ## Why is this bad?
+    Profiles are committed, printed and rendered; a secret in one is a leaked secret.
+
+    ## Example
+        env: {HF_TOKEN: "a-real-token"}
+
+    ## Use instead
+        server: {api_key_env: MY_SERVER_KEY}
+
+    ## Source
+    specserve: keys stand in the environment only
+    """
+    help_text = "export it where the server is started; `server.api_key_env` names the server's own key"
+    for name, value in ctx.profile.env.items():
+        named = _SECRET_NAME.search(name) and not _HARMLESS.fullmatch(value)
+        if named or _SECRET_VALUE.search(value):
+            yield Hit(f"env.{name}", f"`{name}` looks like a secret", help=help_text)
+    speculation = ctx.profile.speculation
+    sections: dict[str, Any] = {
+        "engine": ctx.profile.engine,
+        "frontend": ctx.profile.frontend,
+        "speculation": speculation.keys if speculation else {},
+        "target": {"model": ctx.profile.target.model},
+    }
+    for path, text in _texts(sections, ""):
+        if _SECRET_VALUE.search(text):
+            yield Hit(path, f"`{path}` looks like a secret", help=help_text)
+
+
+def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Every text below a value, with its dotted path."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _texts(item, f"{path}.{name}" if path else str(name))
+    elif isinstance(value, (tuple, list)):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{path}[{index}]")
+    elif isinstance(value, str):
+        yield path, value
+
+
+@rule("SD108", "open-bind", Severity.ERROR)
+def open_bind(ctx: Context) -> Iterator[Hit]:
+    """The server listens on the network without a key.
+
+    ## Why is this bad?
+    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only:
+    /metrics, /health and /invocations answer everybody.
+
+    ## Example
+        server: {host: 0.0.0.0}
+
+    ## Use instead
+        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+
+    ## Source
+    vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
+    """
+    server = ctx.profile.server
+    if (
+        not _LOOPBACK.fullmatch(server.host)
+        and not server.api_key_env
+        and not ctx.profile.frontend.get("uds")
+    ):
+        yield Hit(
+            "server.host",
+            f"the server listens on `{server.host}` without an API key",
+            notes=("a key guards /v1 and its like; /metrics, /health and /invocations stay open",),
+            help="name a variable in `server.api_key_env`, or listen on 127.0.0.1 behind a proxy",
+        )
+
+
+@rule("SD111", "remote-code", Severity.WARNING)
+def remote_code(ctx: Context) -> Iterator[Hit]:
+    """The profile lets vLLM run Python code that comes with a model.
+
+    ## Why is this bad?
+    `trust_remote_code` runs whatever the repository holds on the day of the download.
+
+    ## Example
+        engine: {trust_remote_code: true}
+
+    ## Use instead
+        engine: {trust_remote_code: false}
+
+    ## Source
+    vllm/config/model.py, `trust_remote_code: bool = False`
+    """
+    if ctx.profile.engine.get("trust_remote_code") is True:
+        text = "vLLM will run code that comes with the model (`trust_remote_code`)"
+        yield Hit("engine.trust_remote_code", text, help="pin `target.revision` to a commit that was read")

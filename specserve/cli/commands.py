@@ -1,0 +1,99 @@
+"""The commands: each is imported when it is asked for. Knows nothing of what they do."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from specserve.errors import UsageError
+
+COMMANDS: Mapping[str, str] = {
+    "up": "specserve.cli.up:up",
+    "lint": "specserve.cli.lint:lint",
+    "plan": "specserve.cli.plan:plan",
+    "generate": "specserve.cli.generate:generate",
+    "ask": "specserve.cli.ask:ask",
+    "schema": "specserve.cli.schema:schema",
+}
+
+_ClickUsageError: Any = typer.BadParameter.__base__  # Typer brings its own copy of Click, and not its name
+
+
+class LazyGroup(TyperGroup):
+    """Imports a command's module when that command is asked for: `lint` must not pay for `ask`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The commands in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """One command, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name].split(":")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name, no_args_is_help=False)(getattr(importlib.import_module(module), function))
+        return typer.main.get_command(single)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command of these arguments; a misspelt one is answered with the nearest."""
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in COMMANDS:
+            from specserve.profile.problems import did_you_mean, quoted
+
+            guess = did_you_mean(name, COMMANDS)
+            hint = f"did you mean `specserve {guess}`?" if guess else "`specserve --help` lists the commands"
+            raise UsageError(f"there is no command {quoted(name)}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+) -> None:
+    """One YAML profile to a vLLM server with speculative decoding.
+
+    \b
+    specserve up configs/demo.yaml          start it
+    specserve lint configs/                 judge profiles, in CI too
+    specserve plan configs/llama70b-8b.yaml the exact launch
+    """
+    if version:
+        from specserve import __version__
+        from specserve.report.console import out
+
+        out(f"specserve {__version__}")
+        raise typer.Exit
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line, return its exit code. Raises SpecserveError, and KeyboardInterrupt."""
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(args=arguments or ["--help"], prog_name="specserve", standalone_mode=False)
+    except _ClickUsageError as error:
+        raise _usage(error) from error
+    except typer.Abort as error:
+        raise KeyboardInterrupt from error
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Any) -> UsageError:
+    command = error.ctx.command_path if error.ctx else "specserve"
+    message = error.format_message().rstrip(".")
+    return UsageError(message[:1].lower() + message[1:], hint=f"`{command} --help` shows what it takes")
