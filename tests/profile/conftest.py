@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from specserve.diagnostics import Finding
 from specserve.profile.load import examine
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
+settings.load_profile("unhurried")
 
 Write = Callable[..., Path]
 Problems = Callable[..., list[str]]

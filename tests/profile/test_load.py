@@ -22,9 +22,7 @@ from specserve.profile.source import parse
 from specserve.profile.speculation import METHODS
 
 Write = Callable[..., Path]
-_quick = settings(
-    max_examples=150, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+_quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
@@ -177,7 +175,7 @@ def _section(keys: Mapping[str, Key]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional={name: _any_value(key) for name, key in keys.items()})
 
 
-@_quick
+@settings(_quick, max_examples=50)
 @given(data=st.data())
 def test_a_profile_of_right_values_is_always_taken(write: Write, data: st.DataObject) -> None:
     method = data.draw(st.sampled_from(list(METHODS)))
