@@ -73,10 +73,10 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     The same setting in two places is one too many: the later flag wins, and nobody sees which one that is.
 
     ## Example
-        engine: {tensor_parallel_size: 2}
+        engine: {shutdown_timeout: 60}
 
     ## Use instead
-        target: {model: org/target, tensor_parallel_size: 2}
+        server: {shutdown_timeout_s: 65}
 
     ## Source
     specserve, plan/arguments.py, `ELSEWHERE`

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve.plan.table import Argument, Section, VllmTable
+from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.numbers import human_int
 from specserve.profile.problems import did_you_mean, quoted
@@ -16,26 +17,13 @@ from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
 
 ELSEWHERE: Mapping[str, str] = {
-    "model": "target.model",
-    "revision": "target.revision",
-    "tokenizer": "target.tokenizer",
-    "dtype": "target.dtype",
-    "quantization": "target.quantization",
-    "tensor_parallel_size": "target.tensor_parallel_size",
-    "pipeline_parallel_size": "target.pipeline_parallel_size",
-    "max_model_len": "target.max_model_len",
-    "speculative_config": "speculation",
     "spec_method": "speculation.method",
     "spec_model": "speculation.model",
     "spec_tokens": "speculation.num_speculative_tokens",
-    "served_model_name": "server.served_model_name",
-    "host": "server.host",
-    "port": "server.port",
-    "api_key": "server.api_key_env",
     "shutdown_timeout": "server.shutdown_timeout_s",
     "device_ids": "hardware.devices",
 }
-"""vLLM arguments that have a place of their own in a profile."""
+"""vLLM arguments that a profile says in its own way; those it says by vLLM's name are known to the profile."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is no option
 REFUSED: Mapping[str, str] = {
     "config": "a second file of arguments would hide what is launched",
@@ -106,8 +94,9 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     positive = re.sub(r"^no_|^disable_(?=enable_)", "", bare)
     if positive in known and known[positive].negatable and isinstance(value, bool):
         return f"write `{positive}: {'false' if value else 'true'}`"
-    word = did_you_mean(name, [*known, *ELSEWHERE])
-    return f"did you mean `{ELSEWHERE.get(word, word)}`?" if word else None
+    word = did_you_mean(name, known)
+    places = {**schema.ELSEWHERE, **ELSEWHERE}
+    return f"did you mean `{places.get(word, word)}`?" if word else None
 
 
 def _section(name: str) -> Section:

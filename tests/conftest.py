@@ -1,0 +1,77 @@
+"""Shared fixtures: golden files, a profile from a few lines, the program as a child."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="Write the golden files anew.")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares text to `tests/golden/NAME`; `--update-golden` writes it instead."""
+
+    def compare(name: str, text: str) -> None:
+        file = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        assert file.exists(), f"{file} is missing: run pytest with --update-golden and review it"
+        assert text == file.read_text(encoding="utf-8")
+
+    return compare
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a file of these lines, `p.yaml` by default, and returns its path."""
+
+    def to_file(text: str, name: str = "p.yaml") -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text), encoding="utf-8")
+        return file
+
+    return to_file
+
+
+@pytest.fixture
+def profile(write: Callable[..., Path]) -> Callable[[str], Profile]:
+    """A profile of these lines; the target stands already where the text has none."""
+
+    def load(text: str) -> Profile:
+        text = dedent(text)
+        return load_profile(write(text if "target:" in text else f"target: {{model: org/target}}\n{text}"))
+
+    return load
+
+
+@pytest.fixture
+def specserve(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[bytes]]:
+    """Runs the program as a child, with a state folder of its own."""
+
+    def run(
+        *arguments: str | bytes | Path, stdin: bytes = b"", env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        environment = {**os.environ, "SPECSERVE_STATE_DIR": str(tmp_path / "state"), **(env or {})}
+        command = [sys.executable, "-m", "specserve", *arguments]
+        return subprocess.run(
+            command, input=stdin, capture_output=True, env=environment, cwd=ROOT, timeout=120, check=False
+        )
+
+    return run

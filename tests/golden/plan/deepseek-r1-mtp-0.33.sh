@@ -1,0 +1,12 @@
+vllm serve deepseek-ai/DeepSeek-R1-0528 \
+  --tensor-parallel-size 8 \
+  --max-model-len 32768 \
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' \
+  --enable-expert-parallel \
+  --reasoning-parser deepseek_r1 \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 32 \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,14 @@
+vllm serve google/gemma-4-31B-it \
+  --tensor-parallel-size 2 \
+  --max-model-len 16384 \
+  --speculative-config '{"method": "mtp", "model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}' \
+  --language-model-only \
+  --reasoning-parser gemma4 \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 32 \
+  --enable-auto-tool-choice \
+  --tool-call-parser gemma4 \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,13 @@
+vllm serve zai-org/GLM-4.7-FP8 \
+  --tensor-parallel-size 4 \
+  --max-model-len 65536 \
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 1}' \
+  --reasoning-parser glm45 \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 64 \
+  --enable-auto-tool-choice \
+  --tool-call-parser glm47 \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,12 @@
+vllm serve openai/gpt-oss-120b \
+  --tensor-parallel-size 2 \
+  --max-model-len 32768 \
+  --speculative-config '{"method": "eagle3", "model": "nvidia/gpt-oss-120b-Eagle3-v3", "num_speculative_tokens": 7}' \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 64 \
+  --enable-auto-tool-choice \
+  --tool-call-parser openai \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,11 @@
+vllm serve openai/gpt-oss-20b \
+  --max-model-len 16384 \
+  --speculative-config '{"method": "eagle3", "model": "RedHatAI/gpt-oss-20b-speculator.eagle3", "num_speculative_tokens": 3}' \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 128 \
+  --enable-auto-tool-choice \
+  --tool-call-parser openai \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,11 @@
+vllm serve Qwen/Qwen2.5-Coder-32B-Instruct \
+  --tensor-parallel-size 2 \
+  --max-model-len 32768 \
+  --speculative-config '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}' \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 16 \
+  --max-num-batched-tokens 8192 \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,11 @@
+vllm serve Qwen/Qwen3-32B \
+  --tensor-parallel-size 2 \
+  --max-model-len 16384 \
+  --speculative-config '{"method": "draft_model", "model": "Qwen/Qwen3-1.7B", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 2, "draft_sample_method": "probabilistic"}' \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 32 \
+  --max-num-batched-tokens 8192 \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,12 @@
+vllm serve Qwen/Qwen3-8B \
+  --max-model-len 8192 \
+  --speculative-config '{"method": "dflash", "model": "z-lab/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15}' \
+  --attention-backend FLASH_ATTN \
+  --max-num-batched-tokens 32768 \
+  --max-num-seqs 32 \
+  --gpu-memory-utilization 0.9 \
+  --default-chat-template-kwargs '{"enable_thinking": false}' \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

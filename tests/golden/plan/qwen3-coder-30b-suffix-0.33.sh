@@ -1,0 +1,11 @@
+vllm serve Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8 \
+  --max-model-len 65536 \
+  --speculative-config '{"method": "suffix", "num_speculative_tokens": 16, "suffix_decoding_max_cached_requests": 10000}' \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 32 \
+  --enable-auto-tool-choice \
+  --tool-call-parser qwen3_coder \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

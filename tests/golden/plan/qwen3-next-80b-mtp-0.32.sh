@@ -1,0 +1,13 @@
+vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct \
+  --tensor-parallel-size 4 \
+  --max-model-len 32768 \
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 2}' \
+  --no-enable-prefix-caching \
+  --gpu-memory-utilization 0.8 \
+  --max-num-seqs 32 \
+  --enable-auto-tool-choice \
+  --tool-call-parser hermes \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

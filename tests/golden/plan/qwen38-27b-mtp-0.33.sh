@@ -1,0 +1,14 @@
+vllm serve Qwen/Qwen3.8-27B-FP8 \
+  --max-model-len 32768 \
+  --speculative-config '{"method": "mtp", "num_speculative_tokens": 3}' \
+  --language-model-only \
+  --reasoning-parser qwen3 \
+  --no-enable-prefix-caching \
+  --gpu-memory-utilization 0.9 \
+  --max-num-seqs 32 \
+  --enable-auto-tool-choice \
+  --tool-call-parser qwen3_coder \
+  --host 127.0.0.1 \
+  --port 8000 \
+  --shutdown-timeout 25 \
+  --per-request-spec-decode-metrics summary

@@ -1,0 +1,198 @@
+"""One argument of vLLM on the command line and as a keyword: what is said, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.cli.prepare import prepare
+from specserve.plan import support
+from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
+from specserve.plan.support import table
+from specserve.plan.table import Argument
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+ROOT = Path(__file__).parents[2]
+NEW = table("0.33")
+ENGINE = table("0.32").engine
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_num_seqs", 64, ["--max-num-seqs", "64"]),
+        ("seed", -1, ["--seed=-1"]),
+        ("max_num_batched_tokens", "8k", ["--max-num-batched-tokens", "8000"]),
+        ("max_num_batched_tokens", "8K", ["--max-num-batched-tokens", "8192"]),
+        ("gpu_memory_utilization", 0.9, ["--gpu-memory-utilization", "0.9"]),
+        ("enforce_eager", True, ["--enforce-eager"]),
+        ("enable_prefix_caching", False, ["--no-enable-prefix-caching"]),
+        ("quantization", "None", ["--quantization", "None"]),
+        ("quantization", None, []),
+        ("hf_overrides", {"a": [1, -2], "b": None}, ["--hf-overrides", '{"a": [1, -2], "b": null}']),
+        ("served_model_name", ["a", "b"], ["--served-model-name", "a", "b"]),
+        ("served_model_name", "a", ["--served-model-name", "a"]),
+        ("served_model_name", ["-a"], ["--served-model-name=-a"]),
+    ],
+)
+def test_a_value_stands_on_the_command_line_as_vllm_reads_it(name: str, value: Any, words: list[str]) -> None:
+    assert tokens(ENGINE[name], value) == words
+
+
+def test_a_switch_without_an_opposite_says_nothing_when_it_is_off() -> None:
+    assert tokens(Argument("x", "--x", "bool", "flag"), False) == []
+    assert tokens(Argument("x", "--x", "bool", "flag", negatable=True), False) == ["--no-x"]
+
+
+def test_the_other_forms_of_an_argument_are_spoken_too() -> None:
+    assert tokens(Argument("x", "--x", "list", "append"), ["a", "-b"]) == ["--x", "a", "--x=-b"]
+    assert tokens(Argument("x", "--x", "list", "comma"), ["a", "b"]) == ["--x", "a,b"]
+    assert tokens(Argument("x", "--x", "str", "optional_value"), True) == ["--x"]
+    assert tokens(Argument("x", "--x", "str", "optional_value"), "v") == ["--x", "v"]
+    assert tokens(Argument("x", "--x", "list", "json"), []) == ["--x", "[]"]
+    assert tokens(Argument("x", None, "int"), 3) == []
+
+
+def test_the_text_none_is_none_for_python_where_vllm_reads_it_so() -> None:
+    assert keyword_value(ENGINE["quantization"], "None") is None
+    assert keyword_value(ENGINE["served_model_name"], "a") == ["a"]
+    assert keyword_value(ENGINE["max_num_batched_tokens"], "1K") == 1024
+
+
+@given(st.text(min_size=1))
+def test_no_text_becomes_an_option_of_its_own(text: str) -> None:
+    words = tokens(ENGINE["tokenizer"], text)
+    assert words == ([f"--tokenizer={text}"] if text.startswith("-") else ["--tokenizer", text])
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "help_text"),
+    [
+        ("engine: {max_num_sequences: 6}", "no engine argument `max_num_sequences`", "did you mean `max_num_seqs`?"),
+        ("engine: {max-num-seqs: 6}", "no engine argument `max-num-seqs`", "Python name: `max_num_seqs`"),
+        ("engine: {--max-num-seqs: 6}", "no engine argument `--max-num-seqs`", "Python name: `max_num_seqs`"),
+        ("engine: {compilation_config.mode: 3}", "`compilation_config.mode`", "`compilation_config: {mode: …}`"),
+        ("engine: {no_enable_prefix_caching: true}", "`no_enable_prefix_caching`", "`enable_prefix_caching: false`"),
+        ("engine: {chat_template: x}", "no engine argument `chat_template`", "write it under `frontend`"),
+        ("frontend: {max_num_seqs: 3}", "no frontend argument `max_num_seqs`", "write it under `engine`"),
+        ("engine: {tensor_paralel_size: 2}", "`tensor_paralel_size`", "did you mean `target.tensor_parallel_size`?"),
+        ("engine: {config: a.yaml}", "`config` is refused", None),
+        ("engine: {hf_token: abc}", "`hf_token` is refused", None),
+        ("engine: {max_num_seqs: many}", "must be an integer; found `many`", None),
+        ("engine: {max_num_seqs: true}", "must be an integer; found `true`", None),
+        ('engine: {gpu_memory_utilization: "0.9"}', "must be a number; found `0.9`", "without quotes"),
+        ("engine: {enforce_eager: 1}", "must be true or false; found `1`", None),
+        ("engine: {hf_overrides: [1]}", "must be a mapping; found `[1]`", None),
+        ("engine: {convert: embbed}", "`convert` cannot be `embbed`", "did you mean `embed`?"),
+        ("engine: {cudagraph_capture_sizes: []}", "is an empty list", "null"),
+        ("frontend: {lora_modules: [a=b, --x]}", "would take `--x`", None),
+    ],
+)  # fmt: skip
+def test_what_vllm_would_refuse_is_said_with_the_way_out(
+    profile: Load, line: str, message: str, help_text: str | None
+) -> None:
+    (problem,) = problems(profile(line), NEW)
+    assert message in problem.message
+    assert (help_text or "") in (problem.help or "")
+    assert problem.path.startswith(line.partition(":")[0])
+
+
+def test_a_key_of_a_newer_vllm_is_unknown_to_an_older_one(profile: Load) -> None:
+    text = "speculation: {method: draft_model, model: org/d, num_speculative_tokens: 2, fly_window_size: 3}"
+    loaded = profile(text)
+    assert [problem.path for problem in problems(loaded, table("0.32"))] == ["speculation.fly_window_size"]
+    assert list(problems(loaded, NEW)) == []
+
+
+def test_an_alternative_is_judged_like_the_main_arm(profile: Load) -> None:
+    loaded = profile(
+        "alternatives: {a: {method: dspark, model: org/d, num_speculative_tokens: 2, xpress_topc: 2}}"
+    )
+    assert [item.path for item in problems(loaded, table("0.32"))] == ["alternatives.a.xpress_topc"]
+
+
+def test_each_argument_with_a_place_of_its_own_is_sent_there(profile: Load) -> None:
+    for name, place in ELSEWHERE.items():
+        if name in NEW.engine or name in NEW.frontend:
+            section = "frontend" if name in NEW.frontend else "engine"
+            found = list(problems(profile(f"{section}: {{{name}: 1}}"), NEW))
+            assert [item.help for item in found] == [f"write it as `{place}`"], name
+
+
+REAL_PARSER = """
+import json, sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+def plain(value):
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return repr(value)
+parser = make_arg_parser(FlexibleArgumentParser())
+answers = []
+for argv in json.load(sys.stdin):
+    answers.append({name: plain(value) for name, value in vars(parser.parse_args(argv)).items()})
+print("\\n" + json.dumps(answers))
+"""
+EVERYTHING = """
+target: {model: org/target, max_model_len: auto, tensor_parallel_size: 2, quantization: "None"}
+speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}
+engine:
+  seed: -1
+  max_num_batched_tokens: 8K
+  gpu_memory_utilization: 0.5
+  enforce_eager: true
+  enable_prefix_caching: false
+  cudagraph_capture_sizes: [1, 2, 4]
+  hf_overrides: {rope: {factor: -0.5}, "quo'te\\"": ["ü", null, true]}
+  override_generation_config: {temperature: -0.5}
+  limit_mm_per_prompt: {image: 2}
+  tokenizer_mode: slow
+  async_scheduling: false
+  load_format: "None"
+  kv_cache_memory_bytes: 1G
+frontend:
+  allowed_origins: ["http://a", "http://b"]
+  enable_auto_tool_choice: true
+  tool_call_parser: hermes
+  chat_template: "line\\nnext 'quoted' $HOME ü"
+  root_path: -dash
+  middleware: [a.b, c.d]
+  uvicorn_log_level: warning
+server: {served_model_name: nice, host: "::1", port: 9}
+"""
+
+
+@pytest.mark.engine
+def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: Callable[..., Path]) -> None:
+    found = support.installed()
+    assert found is not None
+    known = table(found.version)
+    files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]
+    names = [str(file) for file in [*files, write(EVERYTHING)]]
+    made = [prepare(name, vllm=known.minor, starts=False) for name in names]
+    child = subprocess.run(
+        [sys.executable, "-c", REAL_PARSER],
+        input=json.dumps([plan.argv[2:] for _, plan in made]),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    for (loaded, plan), read in zip(made, json.loads(child.stdout.splitlines()[-1]), strict=True):
+        assert read.pop("model_tag") == plan.engine_kwargs["model"]
+        said = {name: value for name, value in plan.engine_kwargs.items() if name != "model"}
+        for section, values in ((known.engine, loaded.engine), (known.frontend, loaded.frontend)):
+            said |= {name: keyword_value(section[name], value) for name, value in values.items()}
+        assert {name: read[name] for name in said} == said
+        assert (read["host"], read["port"], read["shutdown_timeout"]) == (plan.host, plan.port, 25)

