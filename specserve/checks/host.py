@@ -13,6 +13,7 @@ _NOT_COMPILED = ("compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that may switch compilation off; what they say is vLLM's to judge."""
 _NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
 _MINORS_AHEAD = 20
+_PATCHES = 10
 
 
 @rule("SD401", "missing-compiler", Severity.ERROR, needs="host")
@@ -79,5 +80,6 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
 def is_newer(spec: str) -> bool:
     """Whether a range holds a version that is newer than all that are known."""
     major, minor = (int(part) for part in known_versions()[-1].split("."))
-    ahead = [f"{major}.{minor + step}.0" for step in range(1, _MINORS_AHEAD)]
-    return any(contains(spec, version) for version in [*ahead, f"{major + 1}.0.0"])
+    ahead = [f"{major}.{minor + step}" for step in range(1, _MINORS_AHEAD)]
+    releases = [f"{version}.{patch}" for version in (*ahead, f"{major + 1}.0") for patch in range(_PATCHES)]
+    return any(contains(spec, release) for release in releases)

@@ -68,7 +68,7 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
 
     ## Source
-    vllm/v1/spec_decode/draft_model.py, `'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same`
+    vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
     size = ctx.profile.target.tensor_parallel_size
     for path, block in _blocks(ctx):

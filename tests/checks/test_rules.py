@@ -1,0 +1,233 @@
+"""Each rule against its own manual page: the example is found, the advice is clean, the source is there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from specserve.checks.catalogue import RULES
+from specserve.checks.rule import Rule
+from specserve.checks.run import judge
+from specserve.diagnostics import Finding, Severity
+from specserve.plan.host import Host
+from specserve.plan.launch import launch
+from specserve.plan.support import in_range, installed, table
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+HEADINGS = ["Why is this bad?", "Example", "Use instead", "Source"]
+BARE = Host(
+    python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
+    numa_nodes=1, free_bytes=2**33, compiler=None,
+)  # fmt: skip
+each = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+
+
+def section(rule: Rule, heading: str) -> str:
+    """The text under a heading of the manual page."""
+    page = dedent("    " + rule.doc)
+    return dedent(page.partition(f"## {heading}\n")[2].partition("\n## ")[0]).strip("\n")
+
+
+def found(loaded: Profile) -> list[Finding]:
+    """All findings, on a machine without a compiler."""
+    minor = (in_range(loaded.vllm or "") or ("0.33",))[-1]
+    clean = replace(loaded, engine={}, speculation=None, frontend={})
+    plan = launch(clean, table=table(minor), platform="cpu")
+    return judge(loaded, plan=replace(plan, engine_kwargs=loaded.engine), host=BARE)
+
+
+def of_rule(rule: Rule, loaded: Profile) -> list[Finding]:
+    """The findings; those about the compiler only where that is the rule in question."""
+    return [item for item in found(loaded) if rule.needs == "host" or item.code != "SD401"]
+
+
+@each
+def test_a_manual_page_says_what_why_how_and_where(rule: Rule) -> None:
+    assert re.findall(r"## (.+)", rule.doc) == HEADINGS
+    first = rule.doc.splitlines()[0]
+    assert first.endswith(".") and (first[0].isupper() or first.startswith("vLLM"))
+    assert all(section(rule, heading) for heading in HEADINGS)
+
+
+@each
+def test_the_example_is_found_and_nothing_else(rule: Rule, profile: Load) -> None:
+    (finding,) = of_rule(rule, profile(section(rule, "Example")))
+    assert (finding.code, finding.name) == (rule.code, rule.name)
+    assert finding.severity is rule.severity
+    assert finding.span.line >= 1 and finding.span.file.endswith("p.yaml")
+    assert not finding.message.endswith(".")
+
+
+@each
+def test_what_the_page_advises_is_clean(rule: Rule, profile: Load) -> None:
+    assert of_rule(rule, profile(section(rule, "Use instead"))) == []
+
+
+@each
+def test_a_source_of_our_own_exists(rule: Rule) -> None:
+    text = section(rule, "Source")
+    assert text.startswith(("vllm/", "specserve")) and len(text.splitlines()) == 1
+    for name in re.findall(r"plan/[\w.]+", text):
+        assert (Path(__file__).parents[2] / "specserve" / name).exists()
+
+
+@pytest.mark.engine
+@each
+def test_the_source_is_in_the_installed_vllm(rule: Rule) -> None:
+    text = section(rule, "Source")
+    if not text.startswith("vllm/"):
+        return
+    vllm = installed()
+    assert vllm is not None
+    file, quoted = re.fullmatch(r"vllm/(\S+), `(.+)`", text).groups()  # type: ignore[union-attr]
+    assert quoted in (vllm.package / file).read_text(encoding="utf-8")
+
+
+def test_codes_and_names_are_unique_and_in_order() -> None:
+    codes = [rule.code for rule in RULES]
+    assert codes == sorted(set(codes))
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert all(re.fullmatch(r"SD[1-4]\d\d", code) for code in codes)
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name) for rule in RULES)
+
+
+@pytest.mark.parametrize("minor", ["0.26", "0.32", "0.33"])
+def test_a_plain_profile_is_clean_for_every_version(profile: Load, minor: str) -> None:
+    text = (
+        f'vllm: "~={minor}.0"\nspeculation: {{method: draft_model, model: org/d, num_speculative_tokens: 3}}'
+    )
+    assert judge(profile(text)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "HF_TOKEN_PATH: ./token",
+        "HF_TOKEN_PATH: relative/token",
+        'TOKENIZERS_PARALLELISM: "false"',
+        'MAX_TOKENS: "4096"',
+        "VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD: 1024",
+        "VLLM_MAX_BAD_WORDS_TOTAL_TOKENS: 16",
+        "GOOGLE_APPLICATION_CREDENTIALS: /etc/key.json",
+        "HF_TOKEN: $HF_TOKEN",
+        "OPENAI_API_KEY: EMPTY",
+        "MONKEY: business-as-usual",
+        "KEYBOARD: qwertz-keyboard",
+        "MY_SECRET_NAME: vault-entry-name",
+        "LABEL: task-classification-of-2024-models",
+        "NCCL_SOCKET_IFNAME: eth0",
+    ],
+)
+def test_a_harmless_variable_is_no_secret(profile: Load, line: str) -> None:
+    assert [item for item in judge(profile(f"env: {{{line}}}")) if item.code == "SD107"] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env: {HF_TOKEN: a-real-token}",
+        "env: {MY_SERVICE_API_KEY: 0123456789abcdef}",
+        "env: {DB_PASSWORD: hunter2hunter2}",
+        "env: {AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMIK7MDENG}",
+        f"env: {{HARMLESS: hf_{'a' * 30}}}",
+        f"env: {{HARMLESS: 'Bearer sk-{'a1' * 12}'}}",
+        f"engine: {{hf_overrides: {{a: [{{b: ghp_{'x' * 30}}}]}}}}",
+        f"frontend: {{chat_template: 'x hf_{'b' * 30}'}}",
+    ],
+)
+def test_a_secret_is_found_wherever_it_stands_and_never_repeated(profile: Load, text: str) -> None:
+    (finding,) = [item for item in judge(profile(text)) if item.code == "SD107"]
+    value = re.findall(r"[\w-]{12,}", text)[-1]
+    assert value not in f"{finding.message} {finding.help} {finding.notes} {finding.label}"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
+def test_loopback_needs_no_key(profile: Load, host: str) -> None:
+    assert judge(profile(f'server: {{host: "{host}"}}')) == []
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "gpu-7"])
+def test_every_other_address_does(profile: Load, host: str) -> None:
+    assert [item.code for item in judge(profile(f'server: {{host: "{host}"}}'))] == ["SD108"]
+
+
+def test_a_finding_of_some_versions_names_them(profile: Load) -> None:
+    text = "{method: draft_model, model: org/d, num_speculative_tokens: 2, fly_window_size: 3}"
+    (finding,) = judge(profile(f'vllm: ">=0.32,<0.34"\nspeculation: {text}'))
+    assert finding.message == "vLLM 0.32 has no `fly_window_size` in its speculative config"
+    assert finding.notes == ("the profile's range holds vLLM 0.32, 0.33; this is so in 0.32",)
+    assert finding.help == "vLLM 0.33 has it: see the profile's `vllm` range"
+
+
+def test_an_unknown_argument_is_marked_at_its_key_even_above_its_value(profile: Load) -> None:
+    (finding,) = judge(profile("engine:\n  compilation_confg:\n    mode: 3"))
+    assert (finding.span.line, finding.span.column, finding.span.end_column) == (3, 3, 20)
+
+
+@pytest.mark.parametrize(
+    ("spec", "severity"),
+    [
+        (">=0.34", Severity.INFO),
+        ("==0.40.1", Severity.INFO),
+        ("<0.20", Severity.ERROR),
+        ("==0.28", Severity.ERROR),
+    ],
+)
+def test_a_range_without_a_known_version_is_a_finding(profile: Load, spec: str, severity: Severity) -> None:
+    findings = judge(
+        profile(f'vllm: "{spec}"\nengine: {{max_num_sequences: 3}}\nenv: {{VLLM_LOGGING_LEVEL: INFO}}')
+    )
+    assert [(item.code, item.severity) for item in findings] == [
+        ("SD102", Severity.ERROR), ("SD402", severity),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tensor", "draft", "method", "hits"),
+    [
+        (4, 4, "draft_model", 0),
+        (4, 1, "draft_model", 1),
+        (4, 1, "eagle3", 0),
+        (4, 2, "eagle3", 1),
+        (1, 2, "mtp", 1),
+    ],
+)
+def test_a_draft_is_cut_like_its_target(
+    profile: Load, tensor: int, draft: int, method: str, hits: int
+) -> None:
+    block = (
+        f"{{method: {method}, model: org/d, num_speculative_tokens: 2, draft_tensor_parallel_size: {draft}}}"
+    )
+    loaded = profile(f"target: {{model: org/t, tensor_parallel_size: {tensor}}}\nspeculation: {block}")
+    assert [item.code for item in judge(loaded)] == ["SD104"] * hits
+
+
+@pytest.mark.parametrize(
+    ("line", "hits"),
+    [
+        ("engine: {enforce_eager: true}", 0),
+        ("engine: {optimization_level: 0}", 0),
+        ("engine: {compilation_config: {mode: 0}}", 0),
+        ("engine: {enable_lora: true}", 0),
+        ('env: {TORCHDYNAMO_DISABLE: "1"}', 0),
+        ("engine: {max_num_seqs: 4}", 1),
+        ("", 1),
+    ],
+)
+def test_the_compiler_is_missed_only_where_vllm_would_call_it(profile: Load, line: str, hits: int) -> None:
+    assert [item.code for item in found(profile(line))].count("SD401") == hits
+
+
+def test_alternatives_are_judged_too_each_at_its_own_place(profile: Load) -> None:
+    block = "{method: ngram, num_speculative_tokens: 200, prompt_lookup_max: 4}"
+    findings = judge(profile(f"speculation: {block}\nalternatives:\n  other: {block}"))
+    assert [(item.code, item.span.path) for item in findings] == [
+        ("SD109", "speculation.num_speculative_tokens"),
+        ("SD109", "alternatives.other.num_speculative_tokens"),
+    ]

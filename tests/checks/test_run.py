@@ -1,0 +1,100 @@
+"""The machine that runs the rules: many files, parents, ignore comments, one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.run import lint
+from specserve.diagnostics import Report, Severity
+
+Write = Callable[..., Path]
+WIDE = "target: {model: org/target}\nserver:\n  host: 0.0.0.0"
+
+
+def codes(report: Report) -> list[str]:
+    return [finding.code for finding in report.findings]
+
+
+def test_one_bad_profile_does_not_hide_the_others(write: Write, tmp_path: Path) -> None:
+    files = [
+        write("target: [", "broken.yaml"),
+        write('target: {model: a/b}\nvllm: "==0.28"', "old.yaml"),
+        write("target: {model: a/b}", "good.yaml"),
+        write(WIDE, "wide.yaml"),
+        write("target: {model: a/b}\nenv: {VLLM_X: y}", "warned.yaml"),
+    ]
+    report = lint([*map(str, files), str(tmp_path / "none.yaml")])
+    assert [item.verdict for item in report.verdicts] == [
+        "invalid", "errors", "ok", "errors", "warnings", "invalid",
+    ]  # fmt: skip
+    assert codes(report) == ["SD002", "SD402", "SD108", "SD106", "SD001"]
+    assert [item.fingerprint is None for item in report.verdicts] == [True, False, False, False, False, True]
+    assert report.profiles == 6 and report.count(Severity.ERROR) == 4
+
+
+def test_what_a_shared_parent_says_wrong_is_told_once_and_fails_each_child(write: Write) -> None:
+    write("target: {model: org/target}\nengine: {max_num_sequences: 3}", "_base.yaml")
+    children = [write("extends: ./_base.yaml", f"{name}.yaml") for name in "ab"]
+    report = lint(map(str, children))
+    assert codes(report) == ["SD102"]
+    assert report.findings[0].span.file.endswith("_base.yaml")
+    assert [item.verdict for item in report.verdicts] == ["errors", "errors"]
+
+
+def test_findings_stand_in_the_order_of_the_file(write: Write) -> None:
+    file = write("server: {host: 0.0.0.0}\nenv: {VLLM_X: y}\ntarget: {model: a/b}\nengine: {x: 1}")
+    assert codes(lint([str(file)])) == ["SD108", "SD106", "SD102"]
+
+
+@pytest.mark.parametrize(
+    "comment", ["# specserve: ignore[SD108]", "# why  # specserve: ignore[SD101, SD108] behind a proxy"]
+)
+def test_a_comment_hides_the_finding_of_its_line(write: Write, comment: str) -> None:
+    report = lint([str(write(f"{WIDE}  {comment}"))])
+    assert "SD108" not in codes(report)
+    assert report.suppressed == 1
+
+
+def test_a_comment_at_a_related_place_hides_it_too(write: Write) -> None:
+    file = write("""
+        target: {model: org/target, tensor_parallel_size: 4}  # specserve: ignore[SD104] patched build
+        speculation: {method: draft_model, model: a/b, num_speculative_tokens: 2, draft_tensor_parallel_size: 1}
+    """)
+    assert codes(lint([str(file)])) == []
+
+
+def test_a_comment_hides_nothing_of_another_code_or_line(write: Write) -> None:
+    report = lint([str(write(f"# specserve: ignore[SD108]\n{WIDE}  # specserve: ignore[SD107]"))])
+    assert codes(report) == ["SD100", "SD108", "SD100"]
+    assert [item.message for item in report.findings if item.code == "SD100"] == [
+        "this comment hides no finding SD108",
+        "this comment hides no finding SD107",
+    ]
+
+
+def test_of_several_codes_the_one_that_hides_nothing_is_marked(write: Write) -> None:
+    (finding,) = lint([str(write(f"{WIDE}  # specserve: ignore[SD108, SD101]"))]).findings
+    assert (finding.code, finding.severity) == ("SD100", Severity.WARNING)
+    assert (finding.span.line, finding.span.column, finding.span.end_column) == (3, 45, 50)
+
+
+def test_a_comment_in_a_parent_hides_what_is_wrong_there_and_is_never_called_unused(write: Write) -> None:
+    write(f"{WIDE}  # specserve: ignore[SD108]", "_base.yaml")
+    uses = write("extends: ./_base.yaml", "uses.yaml")
+    does_not = write("extends: ./_base.yaml\nserver: {host: 127.0.0.1}", "not.yaml")
+    report = lint([str(uses), str(does_not)])
+    assert (codes(report), report.suppressed) == ([], 1)
+
+
+def test_problems_of_the_file_itself_cannot_be_hidden(write: Write) -> None:
+    assert codes(lint([str(write("target: {model: a/b}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
+
+
+def test_an_override_is_judged_like_what_it_overrides(write: Write) -> None:
+    file = str(write("target: {model: a/b}"))
+    (finding,) = lint([file], settings=["server.host=0.0.0.0"]).findings
+    assert finding.code == "SD108"
+    assert finding.span.file.startswith("--set server.host")
