@@ -29,6 +29,13 @@ def generate(
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The same engine without speculation.")
     ] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."
+        ),
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with an interrupted output, or start anew.")
     ] = True,
@@ -58,17 +65,25 @@ def generate(
     from specserve.errors import UsageError
     from specserve.report.console import say
 
+    destination = None if output == "-" else Path(output)
     if profile == source == "-":
         raise UsageError("the profile and the input cannot both be stdin")
-    loaded, plan = prepare(profile, settings=settings or [], alternative=alternative, baseline=baseline)
+    if destination is not None and source != "-" and destination.resolve() == Path(source).resolve():
+        raise UsageError("the output would replace the input", hint="give another file to `-o`")
+    loaded, plan = prepare(
+        profile,
+        settings=settings or (),
+        devices=devices,
+        alternative=alternative,
+        baseline=baseline,
+        check=not no_check,
+    )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
     data = batch.read_input(source)
-    destination = None if output == "-" else Path(output)
+    opened = None
     if destination is not None:
-        keep = closing(
-            batch.open_output(plan, data=data, path=destination, resume=resume, overwrite=overwrite)
-        )
-    with keep if destination is not None else nullcontext() as opened:
+        opened = batch.open_output(plan, data=data, path=destination, resume=resume, overwrite=overwrite)
+    with closing(opened) if opened is not None else nullcontext():
         if batch.run(plan, data=data, output=opened):
             raise typer.Exit(1)

@@ -121,7 +121,8 @@ class OfflineEngine:
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
-        self._child = _PipedChild(command or CHILD, env=resolve_env(plan.env), log_path=log_path)
+        env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
+        self._child = _PipedChild(command or CHILD, env=resolve_env(env), log_path=log_path)
         self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 

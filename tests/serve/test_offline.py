@@ -151,6 +151,11 @@ def test_a_variable_that_is_not_set_is_named_before_anything_starts(log: Path) -
         engine("", log, env={"HF_TOKEN": FromEnv("NOT_SET_ANYWHERE")})
 
 
+def test_the_servers_key_is_not_asked_for(log: Path) -> None:
+    with engine(WORKS, log, env={"VLLM_API_KEY": FromEnv("NOT_SET_ANYWHERE")}) as child:
+        assert child.start() == "0.32.0"
+
+
 def test_a_failed_start_gives_the_error_the_phase_and_the_log(log: Path) -> None:
     script = """
     print("ValueError: vocab sizes differ", file=sys.stderr, flush=True)
