@@ -1,0 +1,151 @@
+"""Findings as text: marks under the right characters, whatever the line holds, and no secret in it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.run import lint
+from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
+from specserve.report.text import concise, render, summary
+
+Write = Callable[..., Path]
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def finding(file: Path, line: int, start: int, end: int, **more: object) -> Finding:
+    span = Span(str(file), line, start, line, end)
+    base = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", span)
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def plain(*findings: Finding) -> str:
+    return render(findings, stream=io.StringIO())
+
+
+def test_three_findings_read_like_this(
+    write: Write, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write("target:\n  model: org/target\n  tensor_parallel_size: 4", "_base.yaml")
+    write(
+        """
+        extends: ./_base.yaml
+        speculation:
+          method: draft_model
+          model: org/eagle3-draft
+          num_speculative_tokens: 5
+          draft_tensor_parallel_size: 2
+        engine: {max_num_sequences: 64}
+        server: {host: 0.0.0.0}
+        """,
+        "child.yaml",
+    )
+    report = lint(["child.yaml"])
+    text = plain(*report.findings).replace(str(tmp_path), "@@FOLDER@@")
+    golden("report/lint.txt", text)
+    golden("report/lint-concise.txt", concise(report.findings))
+    assert summary(report) == "Found 4 errors in 1 profile"
+
+
+def test_marks_stand_under_the_value_behind_tabs_and_wide_characters(write: Write) -> None:
+    file = write('a: 1\nb:\t"日本語" # ü\nc: 3')
+    assert plain(finding(file, 2, 4, 9)).splitlines()[3:5] == ['2 | b: "日本語" # ü', "  |    ^^^^^^^^"]
+    assert plain(finding(file, 2, 12, 13)).splitlines()[4] == "  |               ^"
+
+
+def test_two_places_in_one_line_show_the_line_once(write: Write) -> None:
+    file = write("target: {a: 4, b: 1}")
+    related = (Related(Span(str(file), 1, 13, 1, 14), "here 4"),)
+    text = plain(finding(file, 1, 19, 20, label="there 1", related=related))
+    assert text.splitlines()[2:] == [
+        "  |",
+        "1 | target: {a: 4, b: 1}",
+        "  |                   ^ there 1",
+        "  |             - here 4",
+    ]
+
+
+def test_of_a_long_line_the_part_with_the_mark_is_shown(write: Write) -> None:
+    file = write(f"engine: {{{'a' * 300}: 1, wrong: 2, {'b' * 300}: 3}}")
+    column = file.read_text().index("wrong") + 1
+    text = plain(finding(file, 1, column, column + 5)).splitlines()
+    assert len(text[3]) <= 110 and "wrong: 2" in text[3] and text[3].count("…") == 2
+    assert text[3][text[4].index("^") :].startswith("wrong")
+    assert text[4].count("^") == 5
+
+
+def test_a_mark_that_spans_lines_ends_with_the_first(write: Write) -> None:
+    file = write("engine:\n  a: 1\n  b: 2")
+    text = render([finding(file, 2, 3, 4, span=Span(str(file), 2, 3, 3, 7))], stream=io.StringIO())
+    assert text.splitlines()[-2:] == ["2 |   a: 1", "  |   ^^^^"]
+
+
+def test_control_characters_of_a_file_reach_no_terminal(write: Write) -> None:
+    file = write("a: x\x1b[2Jy\u202ez  # \x9b31m")
+    text = plain(finding(file, 1, 4, 5, message="bad \x1b]0;t\x07", label="\x1b[1m", help="\x07"))
+    assert not set(text) & set("\x1b\x07\x9b\u202e")
+    assert "x\\x1b[2Jy" in text
+
+
+def test_a_file_that_is_gone_or_is_stdin_has_no_lines(tmp_path: Path) -> None:
+    for file in (Path("-"), tmp_path / "gone.yaml"):
+        assert plain(finding(file, 3, 1, 2, help="do")).splitlines() == [
+            "error[SD104]: draft is split",
+            f" --> {file}:3:1",
+            "  = help: do",
+        ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env: {HF_TOKEN: zzsecretzz99, VLLM_LOGING_LEVEL: DEBUG}",
+        'env: {VLLM_LOGING_LEVEL: DEBUG, MY_API_KEY: "zzsecretzz99"}',
+        "env: {VLLM_LOGING_LEVEL: hf_zzsecretzz99aaaaaaaaaaaaaaaa}",
+        "server: {api_key: zzsecretzz99}",
+        "frontend: {api_key: zzsecretzz99}",
+        "engine: {hf_token: zzsecretzz99}",
+    ],
+)
+def test_a_secret_is_shown_in_no_line_and_no_form(write: Write, line: str) -> None:
+    report = lint([str(write(f"target: {{model: a/b}}\n{line}"))])
+    assert report.findings
+    text = plain(*report.findings) + concise(report.findings)
+    assert "secretzz" not in text
+    assert "***" in text
+
+
+def test_colours_are_for_terminals_that_want_them(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    bad = finding(write("a: 1"), 1, 4, 5, help="do")
+    assert "\x1b[31merror[SD104]\x1b[0m" in render([bad], stream=Terminal())
+    assert "\x1b" not in plain(bad)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in render([bad], stream=Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in render([bad], stream=Terminal())
+
+
+def test_the_last_line_counts_in_words(write: Write) -> None:
+    file = write("a: 1")
+    verdicts = (Verdict("a", "a", "0", "ok"), Verdict("b", "b", "1", "ok"))
+    error, warning = finding(file, 1, 1, 2), finding(file, 1, 1, 2, severity=Severity.WARNING)
+    assert summary(Report(verdicts=verdicts, rules=3)) == "All checks passed: 2 profiles, 3 rules"
+    assert summary(Report(verdicts=verdicts[:1], rules=3, suppressed=2)).endswith(
+        "1 profile, 3 rules, 2 ignored"
+    )
+    found = Report((error, error, warning), verdicts=verdicts)
+    assert summary(found) == "Found 2 errors and 1 warning in 2 profiles"
