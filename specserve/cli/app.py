@@ -65,7 +65,7 @@ def _let_go() -> None:
     """What cannot be written any more must not raise at exit."""
     from specserve.report.console import mute
 
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
         try:
             stream.flush()
         except (OSError, ValueError):

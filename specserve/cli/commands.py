@@ -90,6 +90,9 @@ def run(arguments: list[str]) -> int:
         raise _usage(error) from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
+    except SystemExit as end:
+        # Typer ends the program itself where nobody reads stdout any more
+        raise (end.__context__ if isinstance(end.__context__, BrokenPipeError) else end) from None
     return code if isinstance(code, int) else 0
 
 

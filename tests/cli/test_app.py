@@ -1,0 +1,204 @@
+"""The program as a whole: exit codes, words instead of tracebacks, lazy imports, help, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve import __version__
+from specserve.cli.commands import COMMANDS
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+ROOT = Path(__file__).parents[2]
+DEMO = "configs/demo.yaml"
+HEAVY = {
+    "rich",
+    "openai",
+    "httpx",
+    "prometheus_client",
+    "torch",
+    "vllm",
+    "psutil",
+    "pydantic",
+    "typer",
+    "jinja2",
+}
+
+
+def test_without_a_word_the_program_explains_itself(specserve: Run) -> None:
+    done = specserve()
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"Usage: specserve")
+    assert all(name.encode() in done.stdout for name in COMMANDS)
+
+
+def test_the_version_is_data(specserve: Run) -> None:
+    done = specserve("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"specserve {__version__}\n".encode(), b"")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_shows_how_it_is_used(specserve: Run, command: str) -> None:
+    done = specserve(command, "--help")
+    assert (done.returncode, done.stderr) == (0, b"")
+    lines = done.stdout.decode().splitlines()
+    assert [line for line in lines if line.strip().startswith(f"specserve {command}")]
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["lnit", "x"], "there is no command `lnit`\n\nhint: did you mean `specserve lint`?"),
+        (["frobnicate"], "`specserve --help` lists the commands"),
+        (["lint"], "`specserve lint --help` shows what it takes"),
+        (["lint", "--bogus", DEMO], "no such option: --bogus"),
+        (["lint", "--format", "xml", DEMO], "xml"),
+        (["plan", DEMO, "--port", "70000"], "--port"),
+        (["plan", DEMO, "--vllm", "0.28"], "vLLM 0.28 is not among the versions"),
+        (["plan", DEMO, "--alternative", "nope"], "has no alternative `nope`"),
+        (["plan", DEMO, "--devices", ","], "names no device"),
+        (["plan", DEMO, "--set", "nonsense"], "`--set` takes `key.path=value`"),
+        (["plan", "configs"], "is not a valid profile"),
+        (["plan", "no/such.yaml"], "no such file"),
+        (["lint", "demo/draft"], "there is no profile in `demo/draft`"),
+    ],
+)
+def test_a_command_line_that_cannot_work_ends_with_words_and_code_two(
+    specserve: Run, arguments: list[str], said: str
+) -> None:
+    done = specserve(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    text = done.stderr.decode()
+    assert said in text and "error" in text and "Traceback" not in text
+
+
+def test_a_bug_is_code_three_and_a_report(specserve: Run, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import specserve.checks.run as run\n"
+        "def lint(*a, **k): raise ZeroDivisionError('boom')\n"
+        "run.lint = lint\n"
+    )
+    done = specserve("lint", DEMO, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 3
+    assert b"ZeroDivisionError: boom" in done.stderr and b"Traceback" not in done.stderr
+    assert len(list((tmp_path / "state" / "crashes").iterdir())) == 1
+
+
+WAITING = """
+import time
+import specserve.cli.judge as judge
+def lint(*_, **__):
+    print(flush=True)
+    time.sleep(60)
+judge.lint = lint
+from specserve.cli.app import main
+main()
+"""
+
+
+def test_an_interrupt_is_code_130_and_a_word() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITING, "lint", DEMO],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+        assert process.stderr.read() == b"interrupted\n"
+
+
+@pytest.mark.parametrize("arguments", [["lint", "configs", "x"], ["plan", DEMO], ["--help"], ["schema"]])
+def test_a_reader_that_has_gone_ends_nothing_with_a_traceback(arguments: list[str]) -> None:
+    read, written = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "specserve", *arguments]
+    for stderr in (subprocess.PIPE, written):
+        done = subprocess.run(command, stdout=written, stderr=stderr, cwd=ROOT, timeout=120, check=False)
+        assert done.returncode == (1 if "x" in arguments else 0)
+        assert b"Traceback" not in (done.stderr or b"") and b"Exception" not in (done.stderr or b"")
+    os.close(written)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([b"lint", b"no\xff.yaml"], 1),
+        ([b"plan", b"no\xff.yaml"], 2),
+        ([b"lint", b"no\xff.yaml", b"--format", b"json"], 1),
+        ([b"pl\xffan"], 2),
+        ([b"plan", DEMO.encode(), b"--alternative", b"\xff"], 2),
+        ([b"plan", DEMO.encode(), b"--set", b"target.model=\xff"], 2),
+        ([b"lint", DEMO.encode(), b"--set", b"target.\xff=1"], 1),
+    ],
+)
+def test_bytes_that_are_no_text_are_an_error_like_any_other(
+    specserve: Run, arguments: list[bytes], code: int
+) -> None:
+    done = specserve(*arguments)
+    assert (done.returncode, b"Traceback" in done.stderr) == (code, False), done.stderr
+    if b"json" in arguments:
+        assert json.loads(done.stdout)["summary"]["errors"] == 1
+
+
+def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['specserve', 'lint', sys.argv[1]]\n"
+        "from specserve.cli.app import main\n"
+        "try: main()\n"
+        "finally: print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, DEMO], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "yaml" in loaded
+    assert not loaded & HEAVY
+
+
+def test_help_and_plan_import_no_engine_and_no_client(tmp_path: Path) -> None:
+    for arguments in (["--help"], ["plan", DEMO, "--vllm", "0.32"]):
+        code = (
+            f"import sys; sys.argv = ['specserve', *{arguments!r}]\n"
+            "from specserve.cli.app import main\n"
+            "try: main()\n"
+            "finally: print(*sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+        )
+        assert not set(done.stderr.split()) & {
+            "torch",
+            "vllm",
+            "openai",
+            "httpx",
+            "prometheus_client",
+            "psutil",
+        }
+
+
+@pytest.mark.parametrize(
+    ("words", "position", "offered"),
+    [
+        ("specserve pl", "1", "plan"),
+        ("specserve plan --ori", "2", "--origin"),
+        ("specserve lint --str", "2", "--strict"),
+    ],
+)
+def test_a_shell_can_complete_commands_and_options(
+    specserve: Run, words: str, position: str, offered: str
+) -> None:
+    env = {"_SPECSERVE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
+    done = specserve(env=env)
+    assert done.stdout.decode().split() == [offered], done.stderr

@@ -1,0 +1,107 @@
+"""`specserve plan`: data on stdout, what is added on stderr, and no key in either."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+Write = Callable[..., Path]
+TEXT = """
+target: {model: org/target}
+speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 3}
+alternatives: {look: {method: ngram, num_speculative_tokens: 2}}
+server: {api_key_env: MY_KEY}
+"""
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[str, str]:
+    assert _run(["plan", *map(str, arguments)]) == 0
+    return capsys.readouterr()
+
+
+def test_the_launch_is_data_and_what_is_added_is_talk(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdout, stderr = planned(capsys, write(TEXT), "--vllm", "0.33")
+    assert stdout.startswith('VLLM_API_KEY="${MY_KEY:?}" \\\nvllm serve org/target \\\n')
+    assert stderr.startswith("# vLLM 0.33, cuda\n# added --host: ")
+
+
+def test_json_has_the_promised_keys(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    stdout, stderr = planned(capsys, write(TEXT), "--vllm", "0.33", "--format", "json")
+    content = json.loads(stdout)
+    assert stderr == ""
+    assert next(iter(content)) == "version" and content["version"] == 1
+    assert {"name", "vllm", "platform", "argv", "env", "engine_kwargs", "added"} <= set(content)
+    assert content["env"] == {"VLLM_API_KEY": {"from_env": "MY_KEY"}}
+    assert all(set(item) == {"key", "why"} for item in content["added"])
+
+
+def test_each_value_is_traced_to_its_line_in_both_forms(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(TEXT)
+    stdout, _ = planned(capsys, file, "--vllm", "0.33", "--origin")
+    rows = {row.split()[0]: row.split()[1] for row in stdout.splitlines()}
+    assert rows["model"] == f"{file}:2:17"
+    assert rows["--host"] == "added"
+    stdout, _ = planned(capsys, file, "--vllm", "0.33", "--origin", "--format", "json")
+    assert {item["key"]: item["where"] for item in json.loads(stdout)["origins"]} == rows
+
+
+def test_arms_ports_devices_and_overrides_change_the_plan(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(TEXT)
+    assert "--speculative-config" not in planned(capsys, file, "--vllm", "0.33", "--baseline")[0]
+    assert "ngram" in planned(capsys, file, "--vllm", "0.33", "--alternative", "look")[0]
+    assert "--port 9" in planned(capsys, file, "--vllm", "0.33", "--port", "9")[0]
+    assert "CUDA_VISIBLE_DEVICES=0,2" in planned(capsys, file, "--vllm", "0.33", "--devices", "0, 2")[0]
+    assert "--seed 7" in planned(capsys, file, "--vllm", "0.33", "--set", "engine.seed=7")[0]
+
+
+@pytest.mark.parametrize("form", [["--format", "json"], ["--origin"], []])
+def test_the_key_itself_is_nowhere(specserve: Run, write: Write, form: list[str]) -> None:
+    env = {"MY_KEY": "zz-very-secret-zz", "VLLM_API_KEY": "zz-very-secret-zz"}
+    done = specserve("plan", write(TEXT), "--vllm", "0.33", *form, env=env)
+    assert done.returncode == 0
+    assert b"very-secret" not in done.stdout + done.stderr
+
+
+def test_a_profile_that_the_rules_object_to_is_not_planned(specserve: Run, write: Write) -> None:
+    done = specserve("plan", write("target: {model: a/b}\nenv: {HF_TOKEN: zz-very-secret-zz}"))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"did not pass its check: 1 error" in done.stderr
+    assert b"--no-check" not in done.stderr and b"very-secret" not in done.stderr
+
+
+def test_an_error_in_another_arm_does_not_stop_this_one(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = TEXT.replace("num_speculative_tokens: 2", "num_speculative_tokens: 200")
+    file = write(text)
+    assert "org/draft" in planned(capsys, file, "--vllm", "0.33")[0]
+
+
+def test_a_warning_is_shown_and_stops_nothing(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    _, stderr = planned(capsys, write("target: {model: a/b}\nenv: {VLLM_X: y}"), "--vllm", "0.33")
+    assert "warning[SD106]" in stderr
+
+
+def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_it_names(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, stderr = planned(capsys, write('target: {model: a/b}\nvllm: "~=0.26.0"'))
+    assert stderr.startswith("# vLLM 0.26, cuda")
+
+
+def test_stdin_is_a_profile_too(specserve: Run) -> None:
+    done = specserve("plan", "-", "--vllm", "0.33", stdin=TEXT.encode())
+    assert done.returncode == 0 and b"vllm serve org/target" in done.stdout

@@ -1,0 +1,114 @@
+"""From a path and options to a plan: which vLLM it is for, and what stops it before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.prepare import prepare
+from specserve.errors import CheckFailed, FactError
+from specserve.plan import host, support
+from specserve.plan.host import Host
+from specserve.plan.support import Installed, table
+from specserve.report.failure import failure
+
+Write = Callable[..., Path]
+HOST = Host(
+    python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=False, openmp=None, cpus=(0, 1),
+    numa_nodes=1, free_bytes=2**33, compiler=None,
+)  # fmt: skip
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes this machine another one, with the vLLM that is named, or none."""
+
+    def become(version: str | None, *, facts: Host = HOST) -> None:
+        platform = "cpu" if version and "+cpu" in version else "cuda"
+        found = Installed(version, platform, "vllm", Path("/v")) if version else None
+        monkeypatch.setattr(support, "installed", lambda: found)
+        monkeypatch.setattr(support, "installed_table", lambda: table(version) if version else None)
+        monkeypatch.setattr(host, "this_host", lambda: facts)
+
+    return become
+
+
+def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
+    write: Write, machine: Callable[..., None]
+) -> None:
+    machine(None)
+    file = str(write("target: {model: a/b}"))
+    with pytest.raises(FactError, match="no vLLM is installed") as caught:
+        prepare(file)
+    assert "make setup" in str(caught.value.hint)
+    assert prepare(file, starts=False)[1].vllm == "0.33"
+
+
+def test_the_installed_vllm_must_be_in_the_range_of_what_starts(
+    write: Write, machine: Callable[..., None]
+) -> None:
+    machine("0.33.0")
+    file = str(write('target: {model: a/b}\nvllm: "<0.33"'))
+    with pytest.raises(
+        FactError, match=r"p\.yaml:2:7: vLLM 0\.33\.0 is installed, and the profile is for `<0\.33`"
+    ):
+        prepare(file)
+    assert prepare(file, starts=False)[1].vllm == "0.32"
+
+
+def test_port_zero_becomes_a_free_one_where_it_starts(write: Write, machine: Callable[..., None]) -> None:
+    machine("0.33.0")
+    file = str(write("target: {model: a/b}\nserver: {port: 0}"))
+    assert prepare(file)[1].port > 0
+    assert prepare(file, starts=False)[1].port == 0
+    assert prepare(file, port=4711)[1].port == 4711
+
+
+def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(
+    write: Write, machine: Callable[..., None]
+) -> None:
+    machine("0.32.0+cpu")
+    file = str(write("target: {model: a/b}"))
+    with pytest.raises(CheckFailed) as caught:
+        prepare(file)
+    assert [item.code for item in caught.value.findings] == ["SD401"]
+    assert "install g++" in failure(caught.value)
+    assert prepare(file, starts=False)
+    assert prepare(file, check=False)
+    assert prepare(file, settings=["engine.enforce_eager=true"])
+    machine("0.32.0+cpu", facts=replace(HOST, compiler="/usr/bin/g++"))
+    assert prepare(file)
+    machine("0.33.0")
+    assert prepare(file)
+
+
+def test_a_comment_in_the_profile_answers_for_the_compiler_too(
+    write: Write, machine: Callable[..., None]
+) -> None:
+    machine("0.32.0+cpu")
+    file = write(
+        "target: {model: a/b}\nengine:\n  enforce_eager: false  # specserve: ignore[SD401] built elsewhere"
+    )
+    assert prepare(str(file))
+
+
+def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: Callable[..., None]) -> None:
+    machine("0.33.0")
+    file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
+    with pytest.raises(CheckFailed, match="did not pass its check: 1 error") as caught:
+        prepare(file)
+    assert caught.value.hint == "`--no-check` starts it all the same"
+    assert prepare(file, check=False)[1].host == "0.0.0.0"
+
+
+def test_devices_of_the_command_line_replace_those_of_the_profile(
+    write: Write, machine: Callable[..., None]
+) -> None:
+    machine("0.33.0")
+    file = str(write("target: {model: a/b}\nhardware: {devices: [0], count: 2}"))
+    profile, plan = prepare(file, devices="1,GPU-x")
+    assert plan.env["CUDA_VISIBLE_DEVICES"] == "1,GPU-x"
+    assert profile.hardware is not None and profile.hardware.count == 2

@@ -1,0 +1,82 @@
+"""What keeps the code readable: small files, short functions, one place for vLLM's flags, no stray output."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from specserve.plan.support import known_versions, table
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = sorted((ROOT / "specserve").rglob("*.py"))
+ALL = [*PACKAGE, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
+OWN_FLAGS = {"--host", "--port", "--help", "--version"}
+"""Flags of vLLM that specserve's own command line has too, or may name in a hint."""
+
+
+def name(file: Path) -> str:
+    return file.relative_to(ROOT).as_posix()
+
+
+def tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def docstrings(module: ast.Module) -> set[int]:
+    """The constants that are documentation."""
+    bodies = [node.body for node in ast.walk(module) if hasattr(node, "body") and isinstance(node.body, list)]
+    expressions = [node for body in bodies for node in body if isinstance(node, ast.Expr)]
+    return {id(node.value) for node in expressions}
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {name(file): len(file.read_text(encoding="utf-8").splitlines()) for file in ALL}
+    assert {file: length for file, length in lengths.items() if length > 400} == {}
+
+
+def test_no_function_is_longer_than_50_lines() -> None:
+    long = {}
+    for file in PACKAGE:
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno:
+                # a command's signature is its manual: its lines are counted from the body on
+                length = node.end_lineno - node.body[0].lineno + 1
+                if length > 50:
+                    long[f"{name(file)}:{node.name}"] = length
+    assert long == {}
+
+
+def test_only_the_plan_knows_vllms_flags() -> None:
+    tables = [table(version) for version in known_versions()]
+    arguments = [item for one in tables for item in (*one.engine.values(), *one.frontend.values())]
+    flags = {item.flag for item in arguments if item.flag} - OWN_FLAGS
+    found = []
+    for file in PACKAGE:
+        if "plan" in file.parts or "tables" in file.parts:
+            continue
+        module = tree(file)
+        documentation = docstrings(module)
+        for node in ast.walk(module):
+            value = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(node, ast.expr) and value in flags and id(node) not in documentation:
+                found.append(f"{name(file)}:{node.lineno} {value}")
+    assert found == []
+
+
+def test_only_the_engine_child_prints() -> None:
+    found = [
+        f"{name(file)}:{node.lineno}"
+        for file in PACKAGE
+        if "engine" not in file.parts
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("file", PACKAGE, ids=name)
+def test_every_module_says_what_it_is_for(file: Path) -> None:
+    text = ast.get_docstring(tree(file))
+    assert text and text.splitlines()[0].endswith((".", "`."))
