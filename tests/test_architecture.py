@@ -61,7 +61,7 @@ def test_only_the_plan_knows_vllms_flags() -> None:
         for node in ast.walk(module):
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(node, ast.expr) and value in flags and id(node) not in documentation:
-                found.append(f"{name(file)}:{node.lineno} {value}")
+                found.append(f"{name(file)}:{node.lineno} {value!r}")
     assert found == []
 
 
