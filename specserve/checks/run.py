@@ -57,15 +57,22 @@ def examined(
     """
     parents = {span.file for span in profile.spans.values()} - {profile.file}
     found = [*problems, *judge(profile, plan=plan, host=host)]
-    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents))
+    not_run = {rule.code for rule in RULES} - {rule.code for rule in _rules(plan, host)}
+    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=not_run)
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
 def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
     """What the rules find in one profile."""
     context = Context(profile, in_range(profile.vllm or ""), plan, host)
-    rules = STATIC if plan is None or host is None else RULES
-    return [finding for rule in rules for finding in _stamped(rule, rule.check(context), profile)]
+    return [
+        finding for rule in _rules(plan, host) for finding in _stamped(rule, rule.check(context), profile)
+    ]
+
+
+def _rules(plan: LaunchPlan | None, host: Host | None) -> tuple[Rule, ...]:
+    """The rules that have what they need."""
+    return STATIC if plan is None or host is None else RULES
 
 
 def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Finding]:

@@ -32,7 +32,7 @@ def suppressed(
         else:
             kept.append(finding)
     for key, span in own.items():
-        if key not in used:
+        if key not in used and key[2] not in spared:
             text = f"this comment hides no finding {key[2]}"
             kept.append(Finding("SD100", "unused-ignore", Severity.WARNING, text, span, help="remove it"))
     return kept, hidden

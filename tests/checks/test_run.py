@@ -89,6 +89,11 @@ def test_a_comment_in_a_parent_hides_what_is_wrong_there_and_is_never_called_unu
     assert (codes(report), report.suppressed) == ([], 1)
 
 
+def test_a_comment_for_a_rule_that_needs_a_machine_is_not_called_unused_without_one(write: Write) -> None:
+    file = write("target: {model: a/b}\nengine:\n  enforce_eager: false  # specserve: ignore[SD401, SD999]")
+    assert [item.message for item in lint([str(file)]).findings] == ["this comment hides no finding SD999"]
+
+
 def test_problems_of_the_file_itself_cannot_be_hidden(write: Write) -> None:
     assert codes(lint([str(write("target: {model: a/b}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
 
