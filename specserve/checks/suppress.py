@@ -12,13 +12,14 @@ _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 
 
 def suppressed(
-    findings: Iterable[Finding], *, file: str, parents: Iterable[str]
+    findings: Iterable[Finding], *, file: str, parents: Iterable[str], not_run: Iterable[str] = ()
 ) -> tuple[list[Finding], int]:
     """The findings that no comment hides, a warning for each comment that hides nothing, and how many are hidden.
 
-    Comments of parents hide too, and are never called unused: another child may need them. Errors of the file
-    itself (SD0xx) cannot be hidden.
+    Comments of parents hide too, and are never called unused: another child may need them; nor are those for
+    rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
     """
+    spared = set(not_run)
     own = _comments(file)
     comments = own | {key: comment for parent in parents for key, comment in _comments(parent).items()}
     kept, hidden, used = [], 0, set()
