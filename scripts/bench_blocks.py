@@ -92,7 +92,7 @@ def read_blocks(path: Path, *, prompts: int, block_size: int) -> list[Block]:
     by_kind: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        by_kind.setdefault(record["kind"], []).append(record["prompt"])
+        by_kind.setdefault(record["id"].partition("-")[0], []).append(record["prompt"])
     share = max(1, prompts // len(by_kind))
     per_kind = [
         [

@@ -60,9 +60,7 @@ def prompts_of(sources: dict[str, str], names: list[str], *, seed: int) -> list[
     rows = []
     for kind, find in (("head", heads), ("mid", mids)):
         for number, name in enumerate(names):
-            rows.append(
-                {"id": f"{kind}-{number:02}", "kind": kind, "prompt": rng.choice(find(sources[name]))}
-            )
+            rows.append({"id": f"{kind}-{number:02}", "prompt": rng.choice(find(sources[name]))})
     return rows
 
 
