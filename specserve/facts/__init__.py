@@ -1,1 +1,0 @@
-"""What is true outside of the profile. Knows no rule."""
