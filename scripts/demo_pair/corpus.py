@@ -46,11 +46,12 @@ def held_out() -> dict[str, list[str]]:
     return names
 
 
-def training_texts(*, seed: int) -> list[str]:
-    """Training sources in a seeded order: every module twice, every test once."""
+def training_texts(*, seed: int, tests: bool = True) -> list[str]:
+    """Training sources in a seeded order: every module twice, every test once (or not)."""
     kept_out = {name for names in held_out().values() for name in names}
     sources = {name: text for name, text in library().items() if name not in kept_out}
-    names = [*sources, *(name for name in sources if not is_test(name))]
+    modules = [name for name in sources if not is_test(name)]
+    names = [*(sources if tests else modules), *modules]
     random.Random(seed).shuffle(names)
     return [sources[name] for name in names]
 

@@ -1,0 +1,123 @@
+"""The widened demo target is the same function as the small one, and writing it is safe to repeat."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the engine environment")
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "widen_demo.py"
+TARGET = ROOT / "demo" / "target"
+SIZE = 2048  # mathematics is the same at 131072, which takes 800 MB
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("widen_demo", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def wide(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    out = tmp_path_factory.mktemp("demo") / "wide"
+    assert script.widen(TARGET, out, intermediate_size=SIZE)
+    yield out
+    shutil.rmtree(out)
+
+
+def logits(folder: Path, *, dtype: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    lines = (ROOT / "demo" / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [json.loads(line)["prompt"] for line in lines]
+    # oneDNN splits a longer sum into other partial sums; torch's own kernels add the zeros in order
+    with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=False):
+        return [model(**tokenizer(prompt, return_tensors="pt")).logits for prompt in prompts[::16]]
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")  # of mkldnn.flags itself
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_widened_target_gives_the_logits_of_the_small_one(wide: Path, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    small, large = logits(TARGET, dtype=kind), logits(wide, dtype=kind)
+    assert len(small) == 4
+    for one, other in zip(small, large, strict=True):
+        assert one.std() > 0.5  # a trained model, not a constant
+        assert torch.equal(one, other)
+
+
+def test_the_added_units_are_at_work_and_their_down_columns_are_zero(wide: Path) -> None:
+    from safetensors import safe_open
+
+    index = json.loads((wide / "model.safetensors.index.json").read_text())["weight_map"]
+    small = json.loads((TARGET / "config.json").read_text())["intermediate_size"]
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.0.mlp.{part}.weight"
+        with safe_open(wide / index[name], framework="pt") as shard:
+            tensor = shard.get_tensor(name)
+        if part == "down_proj":
+            assert tensor.shape[1] == SIZE
+            assert (tensor[:, small:] == 0).all()
+            assert (tensor[:, :small] != 0).any()
+        else:
+            assert tensor.shape[0] == SIZE
+            assert 0.015 < tensor[small:].float().std().item() < 0.025
+
+
+def test_a_second_run_writes_nothing(script: ModuleType, wide: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in wide.iterdir()}
+    assert not script.widen(TARGET, wide, intermediate_size=SIZE)
+    assert {path.name: path.stat().st_mtime_ns for path in wide.iterdir()} == before
+
+
+def test_a_truncated_shard_is_noticed_and_written_anew(
+    script: ModuleType, wide: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "wide"
+    shutil.copytree(wide, out)
+    shard = next(out.glob("*.safetensors"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    assert script.widen(TARGET, out, intermediate_size=SIZE)
+    assert shard.read_bytes() == whole
+
+
+def test_check_writes_nothing_and_tells_by_its_exit_code(wide: Path, tmp_path: Path) -> None:
+    def check(out: Path) -> int:
+        size = ["--intermediate-size", str(SIZE)]
+        return subprocess.run([sys.executable, SCRIPT, TARGET, out, *size, "--check"], check=False).returncode
+
+    assert check(wide) == 0
+    assert check(tmp_path / "none") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_not_touched(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(script.WidenError, match="not written by this script"):
+        script.widen(TARGET, tmp_path, intermediate_size=SIZE)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_full_disk_is_told_before_anything_is_written(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(script.WidenError, match="free some space"):
+        script.widen(TARGET, tmp_path / "wide", intermediate_size=SIZE)
+    assert list(tmp_path.iterdir()) == []
