@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "docs/terminal.svg"
 BIN = Path(sys.executable).parent
 WIDTH = 100
-PROMPT = "def binary_search(items, target):"
+PROMPT = "def __len__(self):"
 MISTAKE = """\
 target:
   model: meta-llama/Llama-3.1-70B-Instruct
@@ -70,7 +70,7 @@ def session(folder: Path) -> list[tuple[str, str]]:
         )
     try:
         wait_ready(up, log)
-        words = ["--completion", PROMPT, "--max-tokens", "64", "--temperature", "0"]
+        words = ["--completion", PROMPT, "--max-tokens", "48", "--temperature", "0"]
         ask = printed(["ask", *words], cwd=ROOT, env=env)
         served = log.read_text()
         up.send_signal(signal.SIGINT)
@@ -80,7 +80,7 @@ def session(folder: Path) -> list[tuple[str, str]]:
             up.terminate()
             up.wait(timeout=60)
     stopped = log.read_text().removeprefix(served)
-    ask_line = f"specserve ask --completion '{PROMPT}' --max-tokens 64 --temperature 0"
+    ask_line = f"specserve ask --completion '{PROMPT}' --max-tokens 48 --temperature 0"
     return [
         ("specserve lint llama.yaml", lint),
         ("specserve up configs/demo.yaml", served),

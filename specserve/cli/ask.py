@@ -66,7 +66,7 @@ def ask(
     The text goes to stdout as it comes, the figures to stderr.
 
     \b
-    specserve ask --completion "def fibonacci(n):" --max-tokens 64 --temperature 0
+    specserve ask --completion "def __len__(self):" --max-tokens 48 --temperature 0
     specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
     cat prompt.txt | specserve ask - --format json
     """

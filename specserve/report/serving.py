@@ -16,7 +16,7 @@ from specserve.serve.figures import GIB, Figures
 from specserve.serve.phases import Phase
 
 _STILL_EVERY_S = 30.0
-_PROMPT = "def fibonacci(n):"
+_PROMPT = "def __len__(self):"
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -162,7 +162,7 @@ def _gib(gib: float) -> str:
 
 
 def _curl(ready: events.Ready, *, key: str | None) -> str:
-    body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 64, "temperature": 0})
+    body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
     authorization = f' -H "Authorization: Bearer ${key}"' if key else ""
     return (
         f"curl -s {ready.url}/v1/completions{authorization} "
@@ -173,4 +173,4 @@ def _curl(ready: events.Ready, *, key: str | None) -> str:
 def _ask(ready: events.Ready, *, key: str | None) -> str:
     url = f" --url {ready.url}" if ready.url != _DEFAULT_URL else ""
     variable = f" --api-key-env {key}" if key else ""
-    return f"specserve ask --completion '{_PROMPT}' --max-tokens 64 --temperature 0{url}{variable}"
+    return f"specserve ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"

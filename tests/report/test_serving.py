@@ -66,8 +66,8 @@ memory   weights 0.79 GiB on disk, KV cache 1.00 GiB, host memory 1.60 GiB
 KV cache 29,056 tokens: 56.8 requests of 512 tokens at once
 log      /state/logs/demo.log
 curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
-'{"model": "demo", "prompt": "def fibonacci(n):", "max_tokens": 64, "temperature": 0}'
-ask      specserve ask --completion 'def fibonacci(n):' --max-tokens 64 --temperature 0
+'{"model": "demo", "prompt": "def __len__(self):", "max_tokens": 48, "temperature": 0}'
+ask      specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0
 """
 
 

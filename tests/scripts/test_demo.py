@@ -52,7 +52,7 @@ def test_a_demo_that_serves_already_says_so(
     demo.main()
     said = capsys.readouterr().out
     assert f"already serves on http://127.0.0.1:{port}" in said
-    assert f"ask --url http://127.0.0.1:{port} 'def " in said
+    assert f"ask --url http://127.0.0.1:{port} --completion 'def " in said
 
 
 def test_another_model_on_the_port_is_not_the_demo(demo: ModuleType, port: int) -> None:
