@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from specserve.errors import TrafficError
 from specserve.metrics.acceptance import Acceptance, since_by_engine, total
 from specserve.metrics.prometheus import Metrics, read
@@ -41,11 +43,12 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One block on one server. `idle_cpu_s`: what the other server used of the processors meanwhile."""
+    """One block on one server. `idle_cpu_s`: processor time of the other server; `others_cpu_s`: of all else."""
 
     tokens: int
     seconds: float
     idle_cpu_s: float
+    others_cpu_s: float
     acceptance: Acceptance
 
     @property
@@ -122,17 +125,18 @@ def measure_pairs(
 
 def measure(server: Server, block: Block, *, point: Point, idle: Server) -> Pass:
     """Send a block to a server and wait for all its answers. Raises TrafficError."""
-    before, idle_before = metrics(server), cpu_s(idle)
+    before, used_before = metrics(server), used(server, idle)
     began = time.perf_counter()
     with ThreadPoolExecutor(point.concurrency) as pool:
         answers = list(pool.map(lambda prompt: complete(server, prompt, point=point), block.prompts))
     seconds = time.perf_counter() - began
-    idle_cpu_s = cpu_s(idle) - idle_before
+    idle_cpu_s, others_cpu_s = (now - then for now, then in zip(used(server, idle), used_before, strict=True))
     after = metrics_after(server, before.finished_requests + len(block.prompts))
     return Pass(
         tokens=sum(answer["usage"]["completion_tokens"] for answer in answers),
         seconds=seconds,
         idle_cpu_s=idle_cpu_s,
+        others_cpu_s=others_cpu_s,
         acceptance=since_by_engine(before.acceptance, now=after.acceptance),
     )
 
@@ -177,9 +181,12 @@ def metrics_after(server: Server, finished_requests: int) -> Metrics:
     return now
 
 
-def cpu_s(server: Server) -> float:
-    """Processor time that all processes of the server have used so far."""
-    return activity(server.child.members(), log_bytes=0).cpu_s
+def used(server: Server, idle: Server) -> tuple[float, float]:
+    """Processor time so far: the idle server's, and that of everything but the two servers and this program."""
+    now = psutil.cpu_times()
+    busy_s = sum(now) - now.idle - now.iowait - now.guest - now.guest_nice  # guests are in user and nice too
+    asked_s, idle_s = (activity(each.child.members(), log_bytes=0).cpu_s for each in (server, idle))
+    return idle_s, busy_s - asked_s - idle_s - time.process_time()
 
 
 def summarize(pairs: Sequence[Pair]) -> Summary:
@@ -197,6 +204,12 @@ def idle_share(pairs: Sequence[Pair]) -> float:
     """Processor time of the servers that had nothing to do, as a share of one core."""
     passes = [one for pair in pairs for one in (pair.plain, pair.speculative)]
     return sum(one.idle_cpu_s for one in passes) / sum(one.seconds for one in passes)
+
+
+def others_share(pairs: Sequence[Pair]) -> float:
+    """Processor time of everything else on this machine, as a share of one core."""
+    passes = [one for pair in pairs for one in (pair.plain, pair.speculative)]
+    return sum(one.others_cpu_s for one in passes) / sum(one.seconds for one in passes)
 
 
 def warm_up(server: Server, blocks: Iterable[Block]) -> None:

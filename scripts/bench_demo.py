@@ -30,6 +30,7 @@ from bench_blocks import (
     Summary,
     idle_share,
     measure_pairs,
+    others_share,
     read_blocks,
     summarize,
     warm_up,
@@ -70,11 +71,12 @@ def main() -> int:
     groups = grouped(pairs)
     verdicts = judged(groups)
     if args.json:
-        out(json.dumps(as_json(groups, verdicts, idle=idle_share(pairs), vllm=vllm), indent=2))
+        out(json.dumps(as_json(pairs, verdicts, vllm=vllm), indent=2))
     else:
         out(table(groups))
+        out(machine(vllm))
         out(
-            "\n".join([f"without a request a server used {idle_share(pairs):.1%} of one core", machine(vllm)])
+            f"of one core: the idle server {idle_share(pairs):.0%}, everything else {others_share(pairs):.0%}"
         )
         out("\n".join(f"target: {text}: {'reached' if good else 'MISSED'}" for text, good in verdicts))
     return 0 if all(good for _, good in verdicts) else 1
@@ -199,13 +201,7 @@ def table(groups: dict[tuple[float, int, str], Summary]) -> str:
     return "\n".join(lines)
 
 
-def as_json(
-    groups: dict[tuple[float, int, str], Summary],
-    verdicts: Sequence[tuple[str, bool]],
-    *,
-    idle: float,
-    vllm: str,
-) -> dict[str, Any]:
+def as_json(pairs: Sequence[Pair], verdicts: Sequence[tuple[str, bool]], *, vllm: str) -> dict[str, Any]:
     """The table as data."""
     rows = [
         {
@@ -217,10 +213,17 @@ def as_json(
             "acceptance_rate": each.acceptance.acceptance_rate,
             "mean_acceptance_length": each.acceptance.mean_acceptance_length,
         }
-        for (temperature, concurrency, kind), each in groups.items()
+        for (temperature, concurrency, kind), each in grouped(pairs).items()
     ]
     targets = [{"target": text, "reached": good} for text, good in verdicts]
-    return {"version": 1, "rows": rows, "targets": targets, "idle_core_share": idle, "machine": machine(vllm)}
+    return {
+        "version": 1,
+        "rows": rows,
+        "targets": targets,
+        "machine": machine(vllm),
+        "idle_core_share": idle_share(pairs),
+        "others_core_share": others_share(pairs),
+    }
 
 
 def machine(vllm: str) -> str:
