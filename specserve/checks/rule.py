@@ -8,23 +8,48 @@ from typing import TYPE_CHECKING, Literal
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
+from specserve.profile.speculation import Speculation
 
 if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
+    from specserve.facts.comparison import TokenizerComparison
+    from specserve.facts.model import ModelFacts
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
+    from specserve.plan.memory.estimate import MemoryEstimate
 
-Need = Literal["nothing", "host"]
+Need = Literal["nothing", "models", "hardware", "host"]
+"""What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the
+arms' memory, host = `plan` and `host`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to speculate in a profile, with what is known of it."""
+
+    path: str
+    """`speculation`, or `alternatives.NAME`."""
+    speculation: Speculation
+    draft: ModelFacts | None = None
+    """None without a second model, and where it could not be read."""
+    tokenizer: TokenizerComparison | None = None
+    memory: MemoryEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
 
-    `plan` and `host` are there for the rules that need them: the launch on this machine.
+    The rest is there for the rules that need it: the models, the machine with the memory, the launch here.
     """
 
     profile: Profile
     versions: tuple[str, ...]
+    target: ModelFacts | None = None
+    arms: tuple[Arm, ...] = ()
+    machine: Machine | None = None
+    memory: MemoryEstimate | None = None
+    """Of the profile without speculation, where it has none."""
     plan: LaunchPlan | None = None
     host: Host | None = None
 

@@ -64,7 +64,7 @@ def examined(
 
 def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
     """What the rules find in one profile."""
-    context = Context(profile, in_range(profile.vllm or ""), plan, host)
+    context = Context(profile, in_range(profile.vllm or ""), plan=plan, host=host)
     return [
         finding for rule in _rules(plan, host) for finding in _stamped(rule, rule.check(context), profile)
     ]

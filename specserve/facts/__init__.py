@@ -1,0 +1,1 @@
+"""Facts about models, tokenizers, accelerators and locks: read, never judged."""

@@ -1,0 +1,44 @@
+"""How two tokenizers differ, graded: the answer, not the way to it. Knows no file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TokenizerVerdict = Literal[
+    "identical",
+    "padding_only",
+    "special_tokens_differ",
+    "overlap",
+    "incompatible",
+    "not_applicable",
+    "not_checked",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first id that means different things; None: it has no token there."""
+
+    id: int
+    target: str | None
+    draft: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerComparison:
+    """Target against draft, by what each id means: vLLM hands the draft the target's ids."""
+
+    verdict: TokenizerVerdict
+    reasons: tuple[str, ...] = ()
+    overlap: float | None = None
+    """Share 0-1 of the draft's tokens that the target has; None when not computed."""
+    mismatch_by_occurrence: float | None = None
+    """Share 0-1 of the sample text's tokens whose id means another token to the draft."""
+    first_difference: Difference | None = None
+    differing_ids: int | None = None
+    template_ids: tuple[Difference, ...] = ()
+    """Ids that the target's chat template uses and that differ."""
+    target_vocab_size: int | None = None
+    """`vocab_size` of config.json: what vLLM compares."""
+    draft_vocab_size: int | None = None

@@ -1,0 +1,1 @@
+"""Memory of a launch, by formula: pure in facts, arguments and version constants."""
