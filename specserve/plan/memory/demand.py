@@ -1,0 +1,155 @@
+"""What target and draft need of every GPU, exactly: weights and KV cache. Knows no GPU and no fitted constant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specserve.facts.architecture.fields import Fields
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.pool import Group
+from specserve.plan.memory.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage: each of its GPUs holds this."""
+
+    rank: int
+    """The first of its GPUs."""
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    bytes_per_block: int
+    """What one block of the pool takes here, padding included."""
+    target_kv_bytes_per_token: int
+    """All attention layers, sliding-window layers as if full."""
+    draft_kv_bytes_per_token: int
+    target_kv_bytes_fixed: int
+    """Per request, whatever its length: the state of mamba and the like."""
+    draft_kv_bytes_fixed: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Target and draft."""
+        return self.target_weights_bytes + self.draft_weights_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Weights and KV cache of one arm. `kv_bytes` is what is left for the KV cache: on the fullest GPU, or by stage."""
+
+    stages: tuple[Stage, ...]
+    groups: tuple[Group, ...]
+    max_model_len: int
+    lookahead_tokens: int = 0
+    """KV slots that a running request needs beyond its tokens."""
+    basis: Literal["vllm", "formula"] = "formula"
+    notes: tuple[str, ...] = ()
+    """What is not known exactly, and why."""
+
+    @property
+    def fullest(self) -> Stage:
+        """The stage with the most weights; of equals, the one whose blocks are the largest."""
+        return max(self.stages, key=lambda stage: (stage.weights_bytes, stage.bytes_per_block, -stage.rank))
+
+    def blocks(self, kv_bytes: int | Sequence[int]) -> int:
+        """Blocks in the pool: what the poorest stage can hold. 0 for no memory; a model without KV cache has 1."""
+        if not self.groups:
+            return 1
+        if isinstance(kv_bytes, int):
+            spare = self.fullest.weights_bytes
+            kv_bytes = [kv_bytes + spare - stage.weights_bytes for stage in self.stages]
+        counts = (
+            max(given, 0) // stage.bytes_per_block
+            for given, stage in zip(kv_bytes, self.stages, strict=True)
+            if stage.bytes_per_block
+        )
+        return min(counts)
+
+    def blocks_per_request(self, tokens: int) -> int:
+        """Blocks that vLLM reserves for one request of so many tokens (prompt and output)."""
+        return sum(group.blocks(tokens) for group in self.groups)
+
+    def concurrency(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> float:
+        """vLLM's "Maximum concurrency": requests of max_model_len that the pool holds."""
+        per_request = self.blocks_per_request(max_model_len or self.max_model_len)
+        return self.blocks(kv_bytes) / per_request if per_request else float("inf")
+
+    def tokens(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> int:
+        """vLLM's "KV cache size: N tokens" (v1/core/kv_cache_utils.py 0.32, `get_kv_cache_capacity`)."""
+        if not self.groups:
+            return 0
+        return int(
+            self.concurrency(kv_bytes, max_model_len=max_model_len) * (max_model_len or self.max_model_len)
+        )
+
+    def is_enough(self, kv_bytes: int | Sequence[int], *, max_model_len: int | None = None) -> bool:
+        """Whether vLLM starts: one request of max_model_len fits beside the null block."""
+        if not self.groups:
+            return True
+        return self.blocks(kv_bytes) - 1 >= self.blocks_per_request(max_model_len or self.max_model_len)
+
+    def largest_max_model_len(self, kv_bytes: int | Sequence[int], *, limit: int) -> int:
+        """The largest max_model_len up to `limit` that vLLM would start with; 0 if there is none."""
+        low, high = 0, limit
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.is_enough(kv_bytes, max_model_len=middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def bytes_for(self, requests: int, tokens: int) -> int:
+        """KV bytes on the fullest GPU for so many running requests of so many tokens, null block included."""
+        if not self.groups:
+            return 0
+        blocks = requests * self.blocks_per_request(tokens + self.lookahead_tokens) + 1
+        return blocks * self.fullest.bytes_per_block
+
+
+def demand(
+    target: ModelFacts,
+    draft: ModelFacts | None = None,
+    *,
+    settings: Settings,
+    method: str | None = None,
+    num_speculative_tokens: int = 0,
+    draft_kv_cache_dtype: str | None = None,
+) -> Demand:
+    """Weights and KV cache of a target, with the draft of a speculative method.
+
+    `draft` is the second model or head of the method; None for methods without one (ngram, suffix, an `mtp` that
+    lies in the target). Raises FactError where config.json lacks a figure or has one of a wrong type, and for an
+    architecture whose KV cache is not known: nothing is guessed.
+    """
+    del num_speculative_tokens
+    main = _dense(target, settings=settings, kv_cache_dtype=settings.kv_cache_dtype)
+    extra = (
+        _dense(draft, settings=settings, kv_cache_dtype=draft_kv_cache_dtype or settings.kv_cache_dtype)
+        if draft and method == "draft_model"
+        else (0, 0)
+    )
+    block_size = settings.block_size or (128 if settings.platform == "cpu" else 16)
+    page = (main[1] + extra[1]) * block_size
+    stage = Stage(0, main[0], extra[0], page, main[1], extra[1], 0, 0)
+    return Demand((stage,), (Group(block_size, page),), settings.max_model_len)
+
+
+def _dense(facts: ModelFacts, *, settings: Settings, kv_cache_dtype: str) -> tuple[int, int]:
+    """Weights and KV bytes per token of a Llama-like model on one of its GPUs."""
+    config = Fields(facts.model, facts.config)
+    config = config.section("text_config") or config
+    tp = settings.tensor_parallel_size
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = max(1, config.integer("num_key_value_heads", default=heads) // tp)
+    head_dim = config.integer("head_dim", default=hidden // heads)
+    layers, inner = config.integer("num_hidden_layers"), config.integer("intermediate_size")
+    vocab = -(-config.integer("vocab_size") // 64) * 64
+    tables = 1 if config.flag("tie_word_embeddings", default=False) else 2
+    attention = 2 * hidden * (heads // tp) * head_dim + 2 * hidden * kv_heads * head_dim
+    weights = 2 * (
+        tables * vocab * hidden // tp + layers * (attention + 3 * hidden * inner // tp + 2 * hidden) + hidden
+    )
+    return weights, layers * 2 * kv_heads * head_dim * (1 if kv_cache_dtype.startswith("fp8") else 2)
