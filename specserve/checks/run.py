@@ -55,24 +55,47 @@ def examined(
 
     With a plan and a host, the rules about this machine run too.
     """
+    return examined_in(context_of(profile, plan=plan, host=host), problems=problems)
+
+
+def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[list[Finding], int]:
+    """The same for all that is known of a profile."""
+    profile = context.profile
     parents = {span.file for span in profile.spans.values()} - {profile.file}
-    found = [*problems, *judge(profile, plan=plan, host=host)]
-    not_run = {rule.code for rule in RULES} - {rule.code for rule in _rules(plan, host)}
+    found = [*problems, *judged(context)]
+    not_run = {rule.code for rule in RULES} - {rule.code for rule in rules_for(context)}
     kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=not_run)
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
+def context_of(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> Context:
+    """What a rule may look at where no model was read."""
+    return Context(profile, in_range(profile.vllm or ""), plan=plan, host=host)
+
+
 def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
     """What the rules find in one profile."""
-    context = Context(profile, in_range(profile.vllm or ""), plan=plan, host=host)
+    return judged(context_of(profile, plan=plan, host=host))
+
+
+def judged(context: Context) -> list[Finding]:
+    """What the rules find that have what they need."""
     return [
-        finding for rule in _rules(plan, host) for finding in _stamped(rule, rule.check(context), profile)
+        finding
+        for rule in rules_for(context)
+        for finding in _stamped(rule, rule.check(context), context.profile)
     ]
 
 
-def _rules(plan: LaunchPlan | None, host: Host | None) -> tuple[Rule, ...]:
+def rules_for(context: Context) -> tuple[Rule, ...]:
     """The rules that have what they need."""
-    return STATIC if plan is None or host is None else RULES
+    there = {
+        "nothing": True,
+        "models": context.target is not None,
+        "hardware": context.machine is not None,
+        "host": context.plan is not None and context.host is not None,
+    }
+    return tuple(rule for rule in RULES if there[rule.needs])
 
 
 def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Finding]:
