@@ -1,0 +1,196 @@
+"""The catalogue of small checkpoints: the config.json of each and the shapes of its tensors. Writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Config = Mapping[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One checkpoint: config.json, and from it the tensors."""
+
+    config: Config
+    tensors: Callable[[Config], Shapes]
+    generation: Config = field(default_factory=dict)
+    tokens: bool = True
+    """Whether it has a tokenizer of its own; most heads have none."""
+
+
+def layer(prefix: str, config: Config, *, inputs: int | None = None) -> Shapes:
+    """A decoder layer as Llama, Qwen2 (biases) and Qwen3 (norms of q and k) have it."""
+    hidden, head, middle = config["hidden_size"], config["head_dim"], config["intermediate_size"]
+    heads = {
+        "q": config["num_attention_heads"],
+        "k": config["num_key_value_heads"],
+        "v": config["num_key_value_heads"],
+    }
+    shapes: Shapes = {
+        f"{prefix}.self_attn.{kind}_proj.weight": (count * head, inputs or hidden)
+        for kind, count in heads.items()
+    }
+    if config["model_type"] == "qwen2":
+        shapes |= {f"{prefix}.self_attn.{kind}_proj.bias": (count * head,) for kind, count in heads.items()}
+    if config["model_type"].startswith("qwen3"):
+        shapes |= {f"{prefix}.self_attn.{kind}_norm.weight": (head,) for kind in "qk"}
+    return shapes | {
+        f"{prefix}.self_attn.o_proj.weight": (hidden, heads["q"] * head),
+        f"{prefix}.mlp.gate_proj.weight": (middle, hidden),
+        f"{prefix}.mlp.up_proj.weight": (middle, hidden),
+        f"{prefix}.mlp.down_proj.weight": (hidden, middle),
+        f"{prefix}.input_layernorm.weight": (hidden,),
+        f"{prefix}.post_attention_layernorm.weight": (hidden,),
+    }
+
+
+def decoder(config: Config) -> Shapes:
+    """A whole dense model."""
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    for index in range(config["num_hidden_layers"]):
+        shapes |= layer(f"model.layers.{index}", config)
+    return shapes if config.get("tie_word_embeddings") else {**shapes, "lm_head.weight": (vocab, hidden)}
+
+
+def eagle3_head(config: Config) -> Shapes:
+    """One layer over the embedding beside three of the target's hidden states."""
+    hidden, drafts = config["hidden_size"], config.get("draft_vocab_size", config["vocab_size"])
+    shapes = layer("midlayer", config, inputs=2 * hidden)
+    if drafts != config["vocab_size"]:
+        shapes |= {"d2t": (drafts,), "t2d": (config["vocab_size"],)}
+    return shapes | {
+        "midlayer.hidden_norm.weight": (hidden,),
+        "fc.weight": (hidden, 3 * config.get("target_hidden_size", hidden)),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (drafts, hidden),
+    }
+
+
+def eagle_head(config: Config) -> Shapes:
+    """One layer over a mix of embedding and hidden state; both embeddings are the target's."""
+    hidden = config["hidden_size"]
+    shapes = layer("layers.0", config)
+    del shapes["layers.0.input_layernorm.weight"]
+    return shapes | {"fc.weight": (hidden, 2 * hidden)}
+
+
+def dflash_head(config: Config) -> Shapes:
+    """All drafts of a block at once."""
+    hidden, states = config["hidden_size"], len(config["dflash_config"]["target_layer_ids"])
+    shapes: Shapes = {
+        "fc.weight": (hidden, states * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for index in range(config["num_hidden_layers"]):
+        shapes |= layer(f"layers.{index}", config)
+    return shapes
+
+
+def mimo(config: Config) -> Shapes:
+    """A dense model with modules that predict further tokens."""
+    hidden = config["hidden_size"]
+    shapes = decoder(config)
+    for index in range(config["num_nextn_predict_layers"]):
+        prefix = f"model.mtp_layers.{index}"
+        shapes |= layer(prefix, config)
+        shapes |= {f"{prefix}.{norm}_layernorm.weight": (hidden,) for norm in ("token", "hidden", "final")}
+        shapes[f"{prefix}.input_proj.weight"] = (hidden, 2 * hidden)
+    return shapes
+
+
+def vision(config: Config) -> Shapes:
+    """The language part alone."""
+    return decoder(config["text_config"])
+
+
+LLAMA: Config = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "dtype": "bfloat16",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-05,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "vocab_size": 512,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+}
+SMALL: Config = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "tie_word_embeddings": True,
+}  # fmt: skip
+QWEN2: Config = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN3: Config = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+
+CATALOGUE: Mapping[str, Recipe] = {
+    "llama": Recipe(LLAMA, decoder),
+    "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
+    "llama-draft-short": Recipe({**LLAMA, **SMALL, "max_position_embeddings": 512}, decoder),
+    "llama-draft-big": Recipe({**LLAMA, "num_hidden_layers": 6}, decoder),
+    "llama-min-p": Recipe(LLAMA, decoder, generation={"temperature": 0.6, "min_p": 0.05}),
+    "qwen": Recipe({**QWEN2, "vocab_size": 640}, decoder),
+    "qwen-draft": Recipe({**QWEN2, **SMALL, "vocab_size": 576}, decoder),
+    "qwen-odd": Recipe({**QWEN2, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder),
+    "qwen-odd-draft": Recipe({**QWEN2, **SMALL, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder),
+    "qwen3": Recipe(QWEN3, decoder),
+    "qwen3-draft": Recipe({**QWEN3, **SMALL}, decoder),
+    "llama-eagle": Recipe(
+        {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048}, eagle_head, tokens=False
+    ),
+    "llama-eagle3": Recipe(
+        {
+            **LLAMA,
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "num_hidden_layers": 1,
+            "max_position_embeddings": 2048,
+            "draft_vocab_size": 256,
+        },
+        eagle3_head,
+        tokens=False,
+    ),
+    "qwen3-dflash": Recipe(
+        {
+            **QWEN3,
+            "architectures": ["DFlashDraftModel"],
+            "num_hidden_layers": 2,
+            "num_target_layers": 8,
+            "block_size": 8,
+            "dflash_config": {"mask_token_id": 511, "target_layer_ids": [1, 4, 6]},
+        },
+        dflash_head,
+        tokens=False,
+    ),
+    "mimo": Recipe({**QWEN2, "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}, mimo),
+    "qwen-vl": Recipe(
+        {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "dtype": "bfloat16",
+            "image_token_id": 510,
+            "video_token_id": 509,
+            "vision_start_token_id": 508,
+            "vision_end_token_id": 507,
+            "text_config": {
+                **QWEN2,
+                "architectures": ["Qwen2ForCausalLM"],
+                "model_type": "qwen2_5_vl_text",
+                "rope_parameters": MROPE,
+            },
+            "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+        },
+        vision,
+    ),
+}
+"""By name. Loadable by vLLM 0.32 on the CPU: all but qwen-vl, which has no vision tower."""
