@@ -17,6 +17,7 @@ COMMANDS: Mapping[str, str] = {
     "plan": "specserve.cli.plan:plan",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
+    "gpus": "specserve.cli.gpus:gpus",
     "schema": "specserve.cli.schema:schema",
 }
 

@@ -1,9 +1,22 @@
-"""Accelerators: those of this machine, and the catalogue of names. Knows no model."""
+"""Accelerators: their types, the catalogue of names, and machines told by a text. Knows no model and no driver."""
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from typing import Literal
+
+from specserve.errors import UsageError
+
+CPU = "cpu"
+_GIB = 2**30
+_MACHINE = re.compile(r"(?:(?:(\d{1,6})x)?(\d{1,6})x)?([A-Za-z].*)", re.S)
+_LONGEST_NAME = 60
+_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +44,125 @@ class Machine:
     """Free memory per accelerator, where they were found."""
     holders: tuple[str, ...] = ()
     """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the engine is to run in the machine's own memory."""
+        return self.accelerator.name == CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name of the catalogue, with what it rests on."""
+
+    accelerator: Accelerator
+    devices: tuple[str, ...]
+    """Words of the product name that the driver reports."""
+    seen: str
+    """Where the memory figure was read."""
+
+
+@lru_cache
+def entries() -> tuple[Entry, ...]:
+    """The catalogue with its sources, in the order of the file."""
+    import tomllib
+
+    text = (resources.files(__package__) / "accelerators.toml").read_text(encoding="utf-8")
+    found = []
+    for name, row in tomllib.loads(text).items():
+        major, minor = row.get("capability", (0, 0))
+        capability = (int(major), int(minor)) if major else None
+        total = int(row["gib"] * _GIB)
+        accelerator = Accelerator(name, total, capability, row.get("vendor", "nvidia"))
+        found.append(Entry(accelerator, tuple(row["device"]), row["seen"]))
+    return tuple(found)
+
+
+def catalogue() -> tuple[Accelerator, ...]:
+    """Every accelerator with a name; `cpu`, which depends on the machine, is not among them."""
+    return tuple(entry.accelerator for entry in entries())
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of a name, whatever its case; `cpu`: the memory of this machine.
+
+    Raises UsageError for an unknown name, with the nearest known one.
+    """
+    wanted = _plain(name)
+    if wanted == CPU:
+        return this_cpu().accelerator
+    for known in catalogue():
+        if _plain(known.name) == wanted:
+            return known
+    raise UsageError(f"no accelerator is called `{_shown(name)}`", hint=_nearest(wanted))
+
+
+def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Machine:
+    """The machine of `[NODESx]COUNTxNAME`, such as `4xH100-80GB`, `2x8xH200-141GB` or `cpu`.
+
+    Raises UsageError for another form, a zero, and an unknown name.
+    """
+    match = _MACHINE.fullmatch(text.strip())
+    hint = "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"
+    if not match:
+        raise UsageError(f"`{_shown(text)}` names no machine", hint=hint)
+    nodes, count = int(match[1] or 1), int(match[2] or 1)
+    if not (nodes and count):
+        raise UsageError(f"`{_shown(text)}` has no accelerator", hint=hint)
+    return Machine(accelerator(match[3]), count, nodes, basis)
+
+
+def this_cpu() -> Machine:
+    """This machine's own memory, as the CPU engine counts it: one memory node, and a container's limit.
+
+    Source: vllm/utils/cpu_resource_utils.py 0.32, `get_memory_node_info`.
+    """
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total, free = min([memory.total, *_nodes()]), int(memory.available)
+    limit, used = _number("memory.max"), _number("memory.current")
+    if limit is not None and limit < total:
+        total, free = limit, min(free, limit - (used or 0))
+    return Machine(
+        Accelerator(CPU, total, None, CPU), 1, basis="found", free_bytes=(max(0, min(free, total)),)
+    )
+
+
+def _nodes() -> list[int]:
+    """The memory of each NUMA node, in bytes."""
+    totals = []
+    for file in Path("/sys/devices/system/node").glob("node[0-9]*/meminfo"):
+        with suppress(OSError, ValueError):
+            match = re.search(r"MemTotal:\s*(\d+) kB", file.read_text(encoding="ascii"))
+            totals += [int(match[1]) * 1024] if match and int(match[1]) else []
+    return totals
+
+
+def _number(name: str) -> int | None:
+    """A figure of this control group, version 2 or 1."""
+    old = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes"}[name]
+    for file in (_GROUP / name, _GROUP / "memory" / old):
+        with suppress(OSError, ValueError):
+            return int(file.read_text(encoding="ascii"))
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_]+", "-", name.strip()).lower()
+
+
+def _nearest(wanted: str) -> str:
+    from difflib import get_close_matches
+
+    names = {_plain(known.name): known.name for known in catalogue()} | {CPU: CPU}
+    same = [name for plain, name in names.items() if plain.startswith(wanted + "-")]
+    close = same or [names[plain] for plain in get_close_matches(wanted[:_LONGEST_NAME], names, n=1)]
+    if not close:
+        return "`specserve gpus` lists the names"
+    return f"did you mean {' or '.join(f'`{name}`' for name in close)}?"
+
+
+def _shown(text: str) -> str:
+    short = text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
+    return "".join(char if char.isprintable() else "�" for char in short)

@@ -1,0 +1,33 @@
+"""`specserve gpus`: the accelerators here, and the names that `--assume` takes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How the tables are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def gpus(
+    *, format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT
+) -> None:
+    """Show the accelerators of this machine, and the catalogue of names for `check --assume`.
+
+    \b
+    specserve gpus
+    specserve check my.yaml --assume 4xH100-80GB
+    """
+    from specserve.facts.accelerators import this_cpu
+    from specserve.facts.nvml import gpus as found_here
+    from specserve.report.accelerators import accelerators_json, accelerators_text
+    from specserve.report.console import out
+
+    show = accelerators_json if format is Format.JSON else accelerators_text
+    out(show(found_here(), cpu=this_cpu()))

@@ -1,0 +1,61 @@
+"""What `specserve gpus` shows: the accelerators found here, then the names of the catalogue. Finds none itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from specserve.facts.accelerators import Accelerator, Machine, catalogue
+from specserve.facts.nvml import Gpu, kind
+from specserve.report.console import clean
+
+_GIB = 2**30
+
+
+def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
+    """Both tables for a person: usable memory, not the nameplate's."""
+    lines = ["Found here"]
+    for gpu in found:
+        name = kind(gpu).name
+        free = f"{gpu.free_bytes / _GIB:.1f} GiB free"
+        lines.append(f"  {gpu.index}  {clean(name):<22} {_memory(kind(gpu))}  {free}  {clean(gpu.name)}")
+        lines += [f"     {clean(holder)}" for holder in gpu.holders]
+    if not found:
+        lines.append("  no NVIDIA GPU")
+    free_bytes = (cpu.free_bytes or (0,))[0]
+    lines.append(f"  -  {'cpu':<22} {_memory(cpu.accelerator)}  {free_bytes / _GIB:.1f} GiB free")
+    lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory"]
+    for known in catalogue():
+        capability = _capability(known)
+        lines.append(f"  {known.name:<22} {_memory(known)}" + (f"  {capability}" if capability else ""))
+    return "\n".join(lines)
+
+
+def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
+    """The same for scripts."""
+    here = [
+        {
+            "index": gpu.index, "uuid": gpu.uuid, "device": gpu.name, **_row(kind(gpu)),
+            "free_bytes": gpu.free_bytes, "holders": list(gpu.holders),
+        }
+        for gpu in found
+    ]  # fmt: skip
+    memory = {"total_bytes": cpu.accelerator.total_bytes, "free_bytes": (cpu.free_bytes or (None,))[0]}
+    names = [_row(known) for known in catalogue()]
+    return json.dumps({"version": 1, "found": here, "cpu": memory, "catalogue": names}, indent=2)
+
+
+def _row(item: Accelerator) -> dict[str, object]:
+    capability = list(item.compute_capability) if item.compute_capability else None
+    total = {"name": item.name, "vendor": item.vendor, "total_bytes": item.total_bytes}
+    return {**total, "compute_capability": capability}
+
+
+def _memory(item: Accelerator) -> str:
+    return f"{item.total_bytes / _GIB:7.2f} GiB"
+
+
+def _capability(item: Accelerator) -> str:
+    return (
+        f"compute capability {'.'.join(map(str, item.compute_capability))}" if item.compute_capability else ""
+    )

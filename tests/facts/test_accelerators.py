@@ -1,0 +1,163 @@
+"""Accelerators: names and what they have, machines told by a text, GPUs as the driver lists them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import UsageError
+from specserve.facts.accelerators import Machine, accelerator, assume, catalogue, entries, this_cpu
+from specserve.facts.nvml import Gpu, gpus, kind, machine, selected
+
+GIB = 2**30
+Program = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def gpu(name: str, gib: float, *, index: int = 0, free_gib: float | None = None, holder: str = "") -> Gpu:
+    total = int(gib * GIB)
+    free = total if free_gib is None else int(free_gib * GIB)
+    return Gpu(index, f"GPU-{index}abc", name, total, free, (9, 0), (holder,) if holder else ())
+
+
+def test_every_name_says_where_its_memory_was_read_and_is_below_its_nameplate() -> None:
+    for entry in entries():
+        item = entry.accelerator
+        nameplate = int(item.name.rpartition("-")[2].removesuffix("GB"))
+        assert 0.9 * nameplate * 10**9 < item.total_bytes < 1.08 * nameplate * 10**9, item.name
+        assert entry.seen
+
+
+def test_every_accelerator_that_the_shipped_profiles_name_is_known() -> None:
+    for file in Path(__file__).parents[2].glob("configs/*.yaml"):
+        named = (yaml.safe_load(file.read_text(encoding="utf-8")).get("hardware") or {}).get("accelerator")
+        assert named is None or accelerator(named).name == named
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "count", "name"),
+    [
+        ("4xH100-80GB", 1, 4, "H100-80GB"),
+        ("2x8xH200-141GB", 2, 8, "H200-141GB"),
+        ("H100-80GB", 1, 1, "H100-80GB"),
+        (" 1xrtx_3090_24gb ", 1, 1, "RTX-3090-24GB"),
+        ("1xRTX 3090-24GB", 1, 1, "RTX-3090-24GB"),
+        ("cpu", 1, 1, "cpu"),
+    ],
+)
+def test_a_machine_is_told_by_nodes_count_and_name(text: str, nodes: int, count: int, name: str) -> None:
+    told = assume(text)
+    assert (told.nodes, told.count, told.accelerator.name, told.basis) == (nodes, count, name, "assumed")
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("4xH100", "did you mean `H100-80GB` or `H100-94GB`?"),
+        ("4xL40S-48G", "did you mean `L40S-48GB`?"),
+        ("0xH100-80GB", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
+        ("", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
+        ("4x", "write it like `4xH100-80GB`, or `2x8xH100-80GB` for two nodes"),
+        ("abacus", "`specserve gpus` lists the names"),
+    ],
+)
+def test_what_names_no_machine_is_answered_with_the_way_out(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        assume(text)
+    assert caught.value.hint == hint
+
+
+@given(st.text(max_size=80))
+def test_any_text_is_a_machine_or_a_usage_error(text: str) -> None:
+    try:
+        told = assume(text)
+    except UsageError as error:
+        assert error.hint and error.message.isprintable()
+    else:
+        assert told.count >= 1 and told.nodes >= 1
+
+
+@given(st.sampled_from(catalogue()), st.integers(1, 64), st.integers(1, 99))
+def test_what_is_written_is_what_is_read(item: object, count: int, nodes: int) -> None:
+    name = getattr(item, "name", "")
+    told = assume(f"{nodes}x{count}x{name}")
+    assert (told.nodes, told.count, told.accelerator) == (nodes, count, item)
+
+
+def test_the_machines_own_memory_is_a_machine_with_what_is_free_of_it() -> None:
+    here = this_cpu()
+    assert here.is_cpu and here.accelerator.total_bytes > 2**28
+    assert here.free_bytes is not None and 0 <= here.free_bytes[0] <= here.accelerator.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "expected"),
+    [
+        ("H100 80GB HBM3", 79.65, "H100-80GB"),
+        ("H100 NVL", 93.58, "H100-94GB"),
+        ("A100-SXM4-40GB", 40.0, "A100-40GB"),
+        ("A100-SXM4-80GB", 80.0, "A100-80GB"),
+        ("L40S", 44.99, "L40S-48GB"),
+        ("L40", 44.99, "L40-48GB"),
+        ("A10G", 22.49, "A10-24GB"),
+        ("GeForce RTX 3090", 24.0, "RTX-3090-24GB"),
+        ("Tesla T4", 15.0, "T4-16GB"),
+        ("B200", 179.06, "B200-180GB"),
+    ],
+)
+def test_a_gpu_found_has_the_usable_memory_of_its_name(name: str, gib: float, expected: str) -> None:
+    found = kind(gpu(name, gib))
+    assert (found.name, found) == (expected, accelerator(expected))
+
+
+def test_a_gpu_without_a_name_of_ours_keeps_the_drivers_figures() -> None:
+    assert kind(gpu("H100 80GB HBM3 MIG 1g.10gb", 9.8)).total_bytes == int(9.8 * GIB)
+    assert kind(gpu("Quadro P4000", 8)).name == "Quadro P4000"
+
+
+def test_found_gpus_are_one_machine_of_the_least_kind_with_free_memory_and_holders() -> None:
+    several = [
+        gpu("H100 80GB HBM3", 79.65, free_gib=10, holder="69.0 GiB by pid 7 (python)"),
+        gpu("A100-SXM4-40GB", 40, index=1),
+    ]
+    assert machine([]) is None
+    assert machine(several) == Machine(
+        accelerator("A100-40GB"), 2, basis="found", free_bytes=(10 * GIB, 40 * GIB),
+        holders=("GPU 0: 69.0 GiB by pid 7 (python)",),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "environ", "indices"),
+    [
+        (None, {}, [0, 1, 2]),
+        (None, {"CUDA_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        (None, {"CUDA_VISIBLE_DEVICES": ""}, []),
+        (None, {"CUDA_VISIBLE_DEVICES": "0,9,1"}, [0]),
+        (None, {"CUDA_VISIBLE_DEVICES": "GPU-1abc"}, [1]),
+        ([1], {"CUDA_VISIBLE_DEVICES": "0"}, [1]),
+        ([], {}, []),
+    ],
+)
+def test_a_launch_sees_the_devices_that_cuda_shows(
+    devices: list[int] | None, environ: dict[str, str], indices: list[int]
+) -> None:
+    three = [gpu("L4", 22.5, index=index) for index in range(3)]
+    assert [item.index for item in selected(three, devices=devices, environ=environ)] == indices
+
+
+def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> None:
+    text = specserve("gpus").stdout.decode()
+    assert "Found here" in text and "cpu" in text
+    assert all(f"  {item.name} " in text for item in catalogue())
+    assert all(len(line) <= 100 for line in text.splitlines())
+    data = json.loads(specserve("gpus", "--format", "json").stdout)
+    assert (data["version"], len(data["found"])) == (1, len(gpus()))
+    assert [row["name"] for row in data["catalogue"]] == [item.name for item in catalogue()]
+    assert data["cpu"]["total_bytes"] == this_cpu().accelerator.total_bytes
