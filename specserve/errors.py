@@ -32,6 +32,39 @@ class ProfileError(SpecserveError):
 class FactError(SpecserveError):
     """Something outside (a file, the disk, an installed package) is not as it must be."""
 
+    cause: str = "broken"
+    """Which of its kinds it is, in one word, for programs."""
+
+
+class ModelNotFound(FactError):
+    """There is no such directory, repository or revision."""
+
+    cause = "not_found"
+
+
+class GatedModel(FactError):
+    """The Hub knows the repository and does not show it to this user: gated, private, or a bad token."""
+
+    cause = "gated"
+
+
+class NotCached(FactError):
+    """The Hub may not be asked, and this machine has no copy."""
+
+    cause = "offline"
+
+
+class HubUnreachable(FactError):
+    """The Hub does not answer, or not as it must: no network, a stall, an error 500, a wrong length."""
+
+    cause = "unreachable"
+
+
+class UnsupportedModel(FactError):
+    """A kind of model reference that specserve does not read: a bucket, a GGUF file."""
+
+    cause = "unsupported"
+
 
 class LaunchError(SpecserveError):
     """vLLM did not come up, or died while serving."""

@@ -61,6 +61,12 @@ class ModelFacts:
     """Every tensor of the safetensors files; None where there are none, or they could not be read."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
+    config_format: Literal["hf", "mistral"] = "hf"
+    """mistral: there is a params.json and no config.json; `config` then has the keys of config.json all the same."""
+    weight_files: tuple[str, ...] = ()
+    """The files that vLLM would load the weights from."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Files that vLLM could not read, by name, with what is wrong: a weight file cut short, a pointer of Git LFS."""
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -1,0 +1,321 @@
+"""A model's facts from a directory or the Hub cache, and what is wrong where there are none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
+from specserve.facts.hubcache import hub_cache
+from specserve.facts.read import local_path, read_model
+from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
+
+COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A cache of its own, and a Hub that cannot be there."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def cached(model: str, *, commit: str = COMMIT, ref: str | None = "main", **kwargs: Any) -> Path:
+    """A model in the Hub cache, its weights as a link to a blob."""
+    repository = hub_cache() / f"models--{model.replace('/', '--')}"
+    folder = write_model(repository / "snapshots" / commit, **kwargs)
+    if ref:
+        file = repository / "refs" / ref
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(commit)
+    return folder
+
+
+def test_a_directory_is_read_with_everything_in_it(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "m", **{"generation_config.json": b'{"temperature": 0.6}'})
+
+    facts = read_model(str(folder))
+
+    assert (facts.origin, facts.model, facts.commit) == ("directory", str(folder), None)
+    assert facts.config == CONFIG
+    assert facts.generation_config == {"temperature": 0.6}
+    assert set(facts.tensors or ()) == set(TENSORS)
+    assert facts.weight_files == ("model.safetensors",)
+    assert facts.files["tokenizer.json"].path == folder / "tokenizer.json"
+    assert facts.files["model.safetensors"].size_bytes == (folder / "model.safetensors").stat().st_size
+    assert (facts.notes, facts.broken) == ((), {})
+
+
+def test_a_relative_path_starts_at_the_folder(tmp_path: Path) -> None:
+    write_model(tmp_path / "a" / "m")
+    for name in ("./m", "m", "../a/m"):
+        assert read_model(name, folder=tmp_path / "a").config == CONFIG
+
+
+@pytest.mark.parametrize("name", ["org/name", "gpt2", "", "x" * 5000, "a\0b"])
+def test_what_does_not_exist_and_looks_like_no_path_is_none(tmp_path: Path, name: str) -> None:
+    assert local_path(name, folder=tmp_path) is None
+
+
+def test_a_directory_that_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"there is no directory `.*/nothing`"):
+        read_model("./nothing", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("s3://bucket/model", UnsupportedModel, "is an address"),
+        ("org/model-GGUF:Q4_K_M", UnsupportedModel, "GGUF"),
+        ("org/a/b", ModelNotFound, "neither a directory nor a Hub id"),
+        ("org/na me", ModelNotFound, "neither"),
+        ("org/..", ModelNotFound, "neither"),
+        ("", ModelNotFound, "neither"),
+        ("a\nb", ModelNotFound, "neither"),
+    ],
+)
+def test_what_can_be_no_model_is_refused_before_anybody_is_asked(
+    name: str, error: type[FactError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        read_model(name)
+
+
+@pytest.mark.parametrize("revision", ["../../x", "/etc", "a..b", "-x", "", "a b", "x" * 300])
+def test_a_revision_cannot_lead_out_of_the_cache(revision: str) -> None:
+    with pytest.raises(ModelNotFound, match="cannot be a revision"):
+        read_model("org/m", revision=revision)
+
+
+def test_the_cache_answers_for_a_branch_and_for_a_commit() -> None:
+    folder = cached("org/m")
+    cached("org/m", commit="b" * 40, ref="refs/pr/4")
+
+    facts = read_model("org/m")
+    assert (facts.origin, facts.commit, facts.revision) == ("cache", COMMIT, None)
+    assert facts.files["config.json"].path == folder / "config.json"
+    assert read_model("org/m", revision="b" * 40).commit == "b" * 40
+    assert read_model("org/m", revision="refs/pr/4").commit == "b" * 40
+
+
+def test_a_blob_of_the_cache_tells_the_files_hash() -> None:
+    folder = cached("org/m", tensors=None)
+    blob = folder.parents[1] / "blobs" / ("c" * 64)
+    blob.parent.mkdir()
+    blob.write_bytes(safetensors())
+    (folder / "model.safetensors").symlink_to(blob)
+
+    assert read_model("org/m").files["model.safetensors"].sha256 == "c" * 64
+
+
+def test_another_cache_can_be_named(tmp_path: Path) -> None:
+    cached("org/m")
+    with pytest.raises(FactError):
+        read_model("org/m", cache=tmp_path / "elsewhere", offline=True)
+    assert read_model("org/m", cache=hub_cache(), offline=True).origin == "cache"
+
+
+@pytest.mark.parametrize("ref", ["", "main\n/../..", "z" * 40, "../" * 20, "a" * 41])
+def test_a_spoiled_ref_is_no_ref(ref: str) -> None:
+    folder = cached("org/m")
+    (folder.parents[1] / "refs" / "main").write_text(ref)
+    with pytest.raises(NotCached):
+        read_model("org/m", offline=True)
+
+
+def test_offline_a_cached_configuration_is_better_than_nothing() -> None:
+    cached("org/m", tensors=None)
+    facts = read_model("org/m", offline=True)
+    assert facts.config == CONFIG and facts.tensors is None
+
+
+def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotCached, match="`--offline` asks for it") as error:
+        read_model("org/m", revision="v1", offline=True)
+    assert "`org/m` at `v1`" in error.value.message and error.value.cause == "offline"
+    assert "specserve pull" in (error.value.hint or "")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotCached, match="HF_HUB_OFFLINE is set"):
+        read_model("org/m")
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/d"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/d"}, "/d/huggingface/hub"),
+        ({}, os.path.expanduser("~/.cache/huggingface/hub")),  # noqa: PTH111
+    ],
+)
+def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place: str) -> None:
+    assert str(hub_cache(env)) == place
+    clean = {
+        key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "XDG_"))
+    }
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    done = subprocess.run([sys.executable, "-c", code], env={**clean, **env}, capture_output=True, check=True)
+    assert done.stdout.decode().strip() == place
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"[1]", "holds no JSON object but a list"),
+        (b"null", "but null"),
+        (b"true", "but true or false"),
+        (b'{"a": }', "expecting value at line 1 column 7"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b'{"a":' * 100_000, "nested too deep"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
+        (b" " * (17 << 20), "larger than 16 MiB"),
+    ],
+)
+def test_a_configuration_that_is_none_is_a_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
+    write_model(tmp_path, **{"config.json": content})
+    with pytest.raises(FactError, match=words) as error:
+        read_model(str(tmp_path))
+    assert "config.json" in error.value.message
+
+
+@pytest.mark.parametrize("kind", ["loop", "pipe", "folder", "device", "dangling"])
+def test_a_configuration_that_is_no_file_counts_as_absent(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path)
+    file = tmp_path / "config.json"
+    file.unlink()
+    if kind == "loop":
+        file.symlink_to(file)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.symlink_to("nowhere")
+    with pytest.raises(FactError, match=r"has no config\.json"):
+        read_model(str(tmp_path))
+
+
+def test_a_directory_that_links_to_itself_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "m").symlink_to(tmp_path / "m")
+    with pytest.raises(FactError):
+        read_model("./m", folder=tmp_path)
+
+
+def test_a_file_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    write_model(tmp_path)
+    with open(os.path.join(os.fsencode(tmp_path), b"\xff.json"), "wb"):  # noqa: PTH118, PTH123
+        pass
+    assert all(name.isascii() for name in read_model(str(tmp_path)).files)
+
+
+def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    one, two = ({name: TENSORS[name]} for name in list(TENSORS)[:2])
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    write_model(
+        tmp_path,
+        tensors=None,
+        **{
+            "model-1.safetensors": safetensors(one),
+            "model-2.safetensors": safetensors(two),
+            "other.safetensors": b"never read",
+            "model.safetensors.index.json": json.dumps(index).encode(),
+        },
+    )
+    assert set(read_model(str(tmp_path)).tensors or ()) == {*one, *two}
+
+    (tmp_path / "model-2.safetensors").unlink()
+    facts = read_model(str(tmp_path))
+    assert facts.tensors is None
+    assert facts.broken == {"model-2.safetensors": "`model-2.safetensors` is missing"}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        {},
+        {"weight_map": []},
+        {"weight_map": {"a": 1}},
+        {"weight_map": {"a": "../x"}},
+        {"weight_map": {"a": []}},
+    ],
+)
+def test_an_index_that_is_none_is_a_note(tmp_path: Path, index: object) -> None:
+    write_model(tmp_path, **{"model.safetensors.index.json": json.dumps(index).encode()})
+    facts = read_model(str(tmp_path))
+    assert facts.tensors is None and "has no `weight_map`" in facts.notes[0]
+
+
+def test_a_shard_promises_its_brothers(tmp_path: Path) -> None:
+    write_model(tmp_path, tensors=None, **{"model-00001-of-00003.safetensors": safetensors()})
+    facts = read_model(str(tmp_path))
+    assert set(facts.broken) == {"model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"}
+
+
+def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) -> None:
+    write_model(tmp_path, **{"model.safetensors": safetensors()[:-5]})
+    facts = read_model(str(tmp_path))
+    assert facts.tensors is None and facts.config == CONFIG
+    assert "cut short" in facts.broken["model.safetensors"] and facts.notes
+
+
+def test_weights_of_torch_have_no_tensors_to_show(tmp_path: Path) -> None:
+    write_model(tmp_path, tensors=None, **{"pytorch_model.bin": b"x", "training_args.bin": b"x"})
+    facts = read_model(str(tmp_path))
+    assert facts.weight_files == ("pytorch_model.bin",)
+    assert (facts.tensors, facts.broken, facts.notes) == (None, {}, ())
+
+
+def test_mistrals_own_files_are_taken_where_they_are_and_its_keys_translated(tmp_path: Path) -> None:
+    params = {
+        "dim": 8,
+        "n_layers": 2,
+        "n_heads": 2,
+        "n_kv_heads": 1,
+        "head_dim": 4,
+        "hidden_dim": 32,
+        "vocab_size": 9,
+    }
+    write_model(
+        tmp_path,
+        **{
+            "params.json": json.dumps(params).encode(),
+            "consolidated.safetensors": safetensors(),
+            "tekken.json": b"{}",
+        },
+    )
+    (tmp_path / "config.json").unlink()
+    facts = read_model(str(tmp_path))
+    assert facts.config_format == "mistral" and facts.weight_files == ("consolidated.safetensors",)
+    assert facts.architectures == ("MistralForCausalLM",)
+    assert facts.config["num_key_value_heads"] == 1 and facts.config["intermediate_size"] == 32
+
+
+def test_a_generation_config_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
+    write_model(tmp_path, **{"generation_config.json": b"{"})
+    facts = read_model(str(tmp_path))
+    assert facts.generation_config is None and "generation_config.json" in facts.broken
+
+
+def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:
+    write_model(tmp_path / "m")
+    code = (
+        "import sys; from specserve.facts.read import read_model; read_model(sys.argv[1]);"
+        "heavy = {'huggingface_hub', 'httpx', 'httpx2', 'tokenizers', 'numpy', 'rich', 'typer'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], capture_output=True, check=True)
+    assert done.stdout == b"[]\n"

@@ -1,0 +1,165 @@
+"""A header is read without the weights behind it, and one that vLLM could not open is told from one it could."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.model import Tensor
+from specserve.facts.safetensors import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
+from tests.facts.tiny import TENSORS, raw, safetensors
+
+
+def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+def header(**entries: Any) -> bytes:
+    return json.dumps(entries).encode()
+
+
+def test_types_and_shapes_are_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(safetensors(metadata={"format": "pt"}))
+
+    found = read_header(file)
+
+    assert found.tensors == {name: Tensor(dtype, shape) for name, (dtype, shape) in TENSORS.items()}
+    assert found.size_bytes == file.stat().st_size
+    assert len(found.sha256) == 64
+
+
+def test_the_weights_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "sparse.safetensors"
+    size = 1 << 40
+    content = raw(header(w=entry("U8", [size], [0, size])))
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.truncate(len(content) + size)
+
+    assert read_header(file).tensors["w"].size_bytes == size
+
+
+def test_a_model_without_tensors_is_none_the_worse() -> None:
+    assert parse_header(b"{}", name="m", size_bytes=10).tensors == {}
+
+
+def test_an_empty_tensor_and_half_bytes_are_fine() -> None:
+    data = header(a=entry("F32", [0, 7], [0, 0]), b=entry("F4", [3, 2], [0, 3]))
+    assert parse_header(data, name="m", size_bytes=8 + len(data) + 3).tensors["b"] == Tensor("F4", (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cut short: it has 0 bytes"),
+        (b"1234567", "cut short: it has 7 bytes"),
+        (raw(b"{}", length=1 << 60), "cut short, or no safetensors file"),
+        (raw(b"{}", length=3), "cut short, or no safetensors file"),
+        (safetensors()[:-1], "cut short: 1 of 1312 bytes of its tensors are missing"),
+        (safetensors() + b"x", "1 bytes that belong to no tensor"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n", "pointer of Git LFS"),
+        (raw(b"[]"), "holds no JSON object"),
+        (raw(b"{"), "not valid JSON: expecting property name"),
+        (raw(b"\xff\xfe"), "not valid JSON"),
+        (raw(b"[" * 100_000), "nested too deep"),
+        (raw(b'{"a": ' + b"1" * 5000 + b"}"), "a number of too many digits"),
+        (raw(b'{"a": {}, "a": {}}'), "has `a` twice"),
+        (raw(b'{"a": {"dtype": "F32", "dtype": "F16"}}'), "has `dtype` twice"),
+        (raw(header(a=[])), "does not say type, shape and place of `a`"),
+        (raw(header(a=entry("F32", [-2], [0, 8])), body=8), "does not say"),
+        (raw(header(a=entry("F32", [True], [0, 4])), body=4), "does not say"),
+        (raw(header(a=entry("F32", ["2"], [0, 8])), body=8), "does not say"),
+        (raw(header(a=entry("F32", [2], [8, 0])), body=8), "gives `a` -8 bytes"),
+        (raw(header(a=entry("F32", [3], [0, 8])), body=8), "gives `a` 8 bytes"),
+        (raw(header(a=entry("F32", [1 << 61] * 50, [0, 8])), body=8), "gives `a` 8 bytes"),
+        (raw(header(a=entry(), b=entry()), body=8), "leave holes, or overlap"),
+        (raw(header(a=entry(), b=entry("F32", [2], [12, 20])), body=20), "leave holes, or overlap"),
+    ],
+)  # fmt: skip
+def test_a_file_that_vllm_could_not_open_is_named_with_what_is_wrong(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(FactError) as error:
+        read_header(file)
+    assert words in error.value.message
+    assert "`m.safetensors`" in error.value.message
+
+
+def test_a_header_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    with file.open("wb") as stream:
+        stream.write((1 << 30).to_bytes(8, "little"))
+        stream.truncate(2 << 30)
+    with pytest.raises(FactError, match=f"larger than {MAX_HEADER_BYTES >> 20} MiB"):
+        read_header(file)
+
+
+def test_a_type_of_tomorrow_is_unknown_and_not_broken() -> None:
+    data = header(a=entry("F3_E1M1", [8], [0, 3]))
+    with pytest.raises(UnknownType, match="type F3_E1M1"):
+        parse_header(data, name="m", size_bytes=8 + len(data) + 3)
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "loop", "pipe"])
+def test_what_is_no_file_is_an_error_and_never_waited_for(tmp_path: Path, kind: str) -> None:
+    import os
+
+    file = tmp_path / "m.safetensors"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "loop":
+        file.symlink_to(file)
+    elif kind == "pipe":
+        os.mkfifo(file)
+    with pytest.raises(FactError, match=r"cannot read `m\.safetensors`"):
+        read_header(file)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+ENTRY = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from(["F32", "BF16", "F4", "X9", ""]) | JSON,
+        "shape": st.lists(st.integers(-2, 1 << 70), max_size=3) | JSON,
+        "data_offsets": st.lists(st.integers(-2, 1 << 70), max_size=3) | JSON,
+    },
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), ENTRY | JSON, max_size=4) | JSON, st.integers(0, 1 << 65))
+@example({"\ud800": {"dtype": 1}}, 0)
+def test_whatever_a_header_says_it_is_tensors_or_a_clear_error(content: Any, size_bytes: int) -> None:
+    data = json.dumps(content).encode()
+    try:
+        found = parse_header(data, name="m", size_bytes=size_bytes)
+    except FactError as error:
+        error.message.encode()
+    else:
+        assert sum(tensor.size_bytes for tensor in found.tensors.values()) == size_bytes - 8 - len(data)
+
+
+@given(st.binary(max_size=200))
+@example(safetensors()[:40])
+def test_whatever_a_file_holds_it_is_tensors_or_a_clear_error(content: bytes) -> None:
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "m.safetensors"
+        file.write_bytes(content)
+        try:
+            read_header(file)
+        except FactError as error:
+            assert error.message
