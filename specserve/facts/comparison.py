@@ -42,3 +42,7 @@ class TokenizerComparison:
     target_vocab_size: int | None = None
     """`vocab_size` of config.json: what vLLM compares."""
     draft_vocab_size: int | None = None
+    shared_tokens: int | None = None
+    """Tokens that `use_heterogeneous_vocab` would keep: those that both have, whatever their ids."""
+    kept_by_occurrence: float | None = None
+    """Share 0-1 of the sample text's tokens that are among them."""

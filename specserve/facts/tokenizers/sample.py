@@ -1,0 +1,79 @@
+"""The sample text that ships with specserve, and how often each of a tokenizer's ids comes up in it.
+
+Does not compare.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from specserve.facts.tokenizers.bytelevel import written
+from specserve.facts.tokenizers.vocabulary import LARGEST_ID, Vocabulary
+
+CORPUS = Path(__file__).with_name("corpus")
+ENCODER = Path(__file__).with_name("encode.py")
+MOST_S = 20.0
+"""For one tokenizer over the whole text; the slowest public one takes 2 s."""
+_LONGEST_TOKEN = 32
+
+Encoding = subprocess.Popen[bytes]
+
+
+def texts() -> tuple[Path, ...]:
+    """The files of the sample text."""
+    return tuple(sorted(CORPUS.glob("*.txt")))
+
+
+@contextmanager
+def encoding(tokenizer: Path) -> Iterator[Encoding]:
+    """A child that encodes the text while the caller reads the vocabularies; it is gone on leaving."""
+    command = [sys.executable, "-I", str(ENCODER), str(tokenizer), *map(str, texts())]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def counted(child: Encoding) -> Counter[int] | None:
+    """How often each id came up; None where the tokenizer failed, or took too long."""
+    try:
+        output, _ = child.communicate(timeout=MOST_S)
+        counts = Counter({int(index): int(count) for index, count in json.loads(output).items()})
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        return None
+    return counts if counts and child.returncode == 0 else None
+
+
+def estimated(vocabulary: Vocabulary) -> Counter[int]:
+    """The same without an encoder, by the longest token that fits at each place: near enough to grade by."""
+    ids = {text: index for index, text in vocabulary.tokens.items() if index <= LARGEST_ID}
+    spaces = next((space for space in ("\u0120", "\u2581") if space + "t" in ids), " ")
+    counts: Counter[int] = Counter()
+    for path in texts():
+        text = path.read_text("utf-8")
+        counts.update(
+            _longest(written(text.encode()) if spaces == "\u0120" else text.replace(" ", spaces), ids)
+        )
+    return counts
+
+
+def _longest(text: str, ids: Mapping[str, int]) -> Iterator[int]:
+    place = 0
+    while place < len(text):
+        for size in range(min(_LONGEST_TOKEN, len(text) - place), 0, -1):
+            index = ids.get(text[place : place + size])
+            if index is not None:
+                yield index
+                place += size
+                break
+        else:
+            place += 1
