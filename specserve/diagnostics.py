@@ -15,6 +15,16 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """What a finding can be, where no rule of the catalogue stands for it; `doc` is its manual page."""
+
+    code: str
+    name: str
+    severity: Severity
+    doc: str
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """A place in a file. Lines and columns are 1-based; `end_column` is the column after the last character."""
 

@@ -4,9 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from specserve.diagnostics import Finding, Severity, Span
+from specserve.diagnostics import Code, Finding, Severity, Span
+from specserve.profile.texts import recall
+
+UNUSED_IGNORE = Code(
+    "SD100",
+    "unused-ignore",
+    Severity.WARNING,
+    """A `# specserve: ignore[…]` comment that hides nothing.
+
+    ## Why is this bad?
+    What it answered is gone, or the code was misspelt: one day it hides something that nobody has looked at.
+    A comment for a rule that did not run, such as one about models in `lint`, is not called unused.
+
+    ## Example
+        target: {model: org/target}  # specserve: ignore[SD104] patched build
+
+    ## Use instead
+        target: {model: org/target}
+
+    ## Source
+    specserve, checks/suppress.py
+    """,
+)
 
 _COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
 
@@ -35,13 +56,22 @@ def suppressed(
     for key, span in own.items():
         if key not in used and key[2] not in spared:
             text = f"this comment hides no finding {key[2]}"
-            kept.append(Finding("SD100", "unused-ignore", Severity.WARNING, text, span, help="remove it"))
+            kept.append(
+                Finding(
+                    UNUSED_IGNORE.code,
+                    UNUSED_IGNORE.name,
+                    UNUSED_IGNORE.severity,
+                    text,
+                    span,
+                    help="remove it",
+                )
+            )
     return kept, hidden
 
 
 def _comments(file: str) -> dict[tuple[str, int, str], Span]:
     try:
-        data = Path(file).read_bytes() if file != "-" else b""
+        data = recall(file)
         text = data.decode("utf-8-sig") if b"specserve:" in data else ""
     except (OSError, ValueError):
         return {}  # an override of the command line, or no longer there

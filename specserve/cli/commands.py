@@ -14,6 +14,8 @@ from specserve.errors import UsageError
 COMMANDS: Mapping[str, str] = {
     "up": "specserve.cli.up:up",
     "lint": "specserve.cli.lint:lint",
+    "explain": "specserve.cli.explain:explain",
+    "rules": "specserve.cli.rules:rules",
     "plan": "specserve.cli.plan:plan",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",

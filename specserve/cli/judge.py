@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
-from pathlib import Path
 
 from specserve.checks.run import lint
+from specserve.cli.found import profiles
 from specserve.diagnostics import Report, Severity
 from specserve.errors import UsageError
-from specserve.report.console import mute, out, say
-
-_MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
-_IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)
+from specserve.report.console import is_terminal, mute, out, say, styled
 
 
 class Format(StrEnum):
@@ -23,62 +20,92 @@ class Format(StrEnum):
     TEXT = "text"
     CONCISE = "concise"
     JSON = "json"
+    GITHUB = "github"
+    SARIF = "sarif"
 
 
 def judge(
-    paths: Iterable[str], *, format: Format = Format.TEXT, strict: bool = False, settings: Iterable[str] = ()
+    paths: Iterable[str],
+    *,
+    format: Format | None = None,
+    strict: bool = False,
+    exit_zero: bool = False,
+    pick: bool = False,
+    stdin_filename: str | None = None,
+    settings: Iterable[str] = (),
 ) -> int:
-    """Judge files, folders and stdin; findings to stdout, the sum to stderr. Returns the exit code."""
-    paths = list(paths)
-    files = list(dict.fromkeys(file for path in paths for file in profiles(path)))
-    if not files:
-        raise UsageError(f"there is no profile in {', '.join(f'`{path}`' for path in paths)}")
+    """Judge files, folders, globs and stdin; findings to stdout, the sum to stderr. Returns the exit code."""
+    files = _files(list(paths), pick=pick, stdin_filename=stdin_filename)
     report = lint(files, settings=settings)
     try:
-        _show(report, format=format)
+        show(report, format=format or default_format())
     except BrokenPipeError:
         mute(sys.stdout)  # the exit code is still of use to a pipeline
     bad = report.count(Severity.ERROR) + (report.count(Severity.WARNING) if strict else 0)
-    return 1 if bad else 0
+    return 1 if bad and not exit_zero else 0
 
 
-def _show(report: Report, *, format: Format) -> None:
-    if format is Format.JSON:
-        from specserve.report.json import report_json
+def default_format() -> Format:
+    """Annotations in a job of GitHub Actions, text elsewhere."""
+    return Format.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else Format.TEXT
 
-        out(report_json(report))
-        return
-    from specserve.report.text import concise, render, summary
 
-    if report.findings:
-        findings = report.findings
-        out(concise(findings) if format is Format.CONCISE else render(findings, stream=sys.stdout))
+def _files(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[str]:
+    """The profiles to judge, each once. Raises UsageError where there is none, and none was picked from."""
+    found: dict[str, str] = {}
+    for path in paths:
+        there = list(profiles(path, pick=pick))
+        if not there and not pick and len(paths) > 1:
+            say(f"{styled('warning', 'yellow')}: there is no profile in `{path}`")
+        for file in there:
+            found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
+    if not found and not pick:
+        raise UsageError(f"there is no profile in {', '.join(f'`{path}`' for path in paths)}")
+    if stdin_filename and "-" in found:
+        from specserve.profile.texts import keep, read
+
+        keep(stdin_filename, read("-"))
+        found["-"] = stdin_filename
+    return list(found.values())
+
+
+def show(report: Report, *, format: Format) -> None:
+    """Findings to stdout in that format, the sum to stderr."""
+    match format:
+        case Format.JSON:
+            from specserve.report.json import report_json
+
+            out(report_json(report))
+            return
+        case Format.SARIF:
+            from specserve.report.sarif import sarif
+
+            out(sarif(report))
+        case Format.GITHUB:
+            from specserve.report.github import github
+
+            _out(github(report.findings))
+        case Format.CONCISE:
+            from specserve.report.text import concise
+
+            _out(concise(report.findings))
+        case Format.TEXT:
+            from specserve.report.text import render
+
+            _out(render(report.findings, stream=sys.stdout) if report.findings else "")
+    tell(report, explain=format in (Format.TEXT, Format.CONCISE))
+
+
+def _out(text: str) -> None:
+    if text:
+        out(text)
+
+
+def tell(report: Report, *, explain: bool) -> None:
+    """The sum to stderr; to a person also how to read more, once."""
+    from specserve.report.text import summary
+
     say(summary(report))
-
-
-def profiles(path: str) -> Iterator[str]:
-    """A file as it is; of a folder the profiles in it, sorted, hidden folders left out."""
-    if path == "-" or not Path(path).is_dir():
-        yield path
-        return
-    for file in sorted(Path(path).rglob("*.y*ml")):
-        hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        if hidden or file.suffix not in (".yaml", ".yml") or file.name.startswith("_") or not file.is_file():
-            continue
-        if _is_profile(file):
-            yield str(file)
-
-
-def _is_profile(file: Path) -> bool:
-    """Whether it has a top-level `target` or `extends`; a file that cannot be read is told by its finding."""
-    from specserve.profile.load import looks_like_profile
-    from specserve.profile.source import MAX_BYTES, parse
-
-    try:
-        with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES)
-    except OSError:
-        return True
-    if _IS_PROFILE.search(data):
-        return True  # told by its line, so that one that is no valid YAML is not passed over
-    return bool(_MAY_BE_PROFILE.search(data)) and looks_like_profile(parse(data, file=str(file))[0])
+    if explain and report.findings and is_terminal(sys.stderr):
+        worst = min(report.findings, key=lambda finding: list(Severity).index(finding.severity))
+        say(f"\n{styled('hint', 'cyan')}: `specserve explain {worst.code}` describes a rule")

@@ -1,4 +1,4 @@
-"""`specserve lint`: the static rules over files, folders and stdin."""
+"""`specserve lint`: the static rules over files, folders, globs and stdin."""
 
 from __future__ import annotations
 
@@ -11,11 +11,30 @@ from specserve.cli.judge import Format, judge
 
 def lint(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH…", help="Profiles, or folders of them; `-` is stdin.")
+        list[str],
+        typer.Argument(metavar="PATH…", help="Profiles, folders of them, globs in quotes; `-` is stdin."),
     ],
     *,
-    format: Annotated[Format, typer.Option(help="How findings are written.")] = Format.TEXT,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="How findings are written; default: text, and github in a job of GitHub Actions.",
+            show_default=False,
+        ),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Findings do not fail, such as before an upload.")
+    ] = False,
+    pick: Annotated[
+        bool, typer.Option("--pick", help="Pass over named files that are no profiles, as in folders.")
+    ] = False,
+    stdin_filename: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="What `-` is called, and where its paths begin."
+        ),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
@@ -24,10 +43,21 @@ def lint(
     """Judge profiles by themselves: no network, no GPU, no vLLM. For CI and before every launch.
 
     In a folder, every *.yaml and *.yml with a top-level `target` or `extends` is a profile; a name that
-    starts with `_` marks a base, judged through the profiles that extend it. Exit code 1: errors were found.
+    starts with `_` marks a base, judged through the profiles that extend it. A file that is named is one in
+    any case, unless --pick is given. Exit code 1: errors were found.
 
     \b
     specserve lint configs/
+    specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
     specserve lint my.yaml --format json
     """
-    raise typer.Exit(judge(paths, format=format, strict=strict, settings=settings or ()))
+    code = judge(
+        paths,
+        format=format,
+        strict=strict,
+        exit_zero=exit_zero,
+        pick=pick,
+        stdin_filename=stdin_filename,
+        settings=settings or (),
+    )
+    raise typer.Exit(code)

@@ -7,26 +7,39 @@ from __future__ import annotations
 
 import os
 
-_FORMATS = ("text", "concise", "json")
+_FORMATS = ("text", "concise", "json", "github", "sarif")
+_SWITCHES = ("--strict", "--exit-zero", "--pick")
+_VALUES = ("--format", "--stdin-filename")
 
 
 def plain_lint(arguments: list[str]) -> int | None:
-    """The exit code of `lint` with paths, `--strict` and `--format`; None for everything else."""
+    """The exit code of a `lint` with plain options; None for everything else."""
     if arguments[:1] != ["lint"] or "_SPECSERVE_COMPLETE" in os.environ:
         return None
-    paths, format, strict = [], "text", False
+    paths: list[str] = []
+    switches: set[str] = set()
+    values: dict[str, str] = {}
     rest = iter(arguments[1:])
     for word in rest:
-        if word == "--strict":
-            strict = True
-        elif word == "--format" or word.startswith("--format="):
-            format = next(rest, "") if word == "--format" else word.removeprefix("--format=")
+        name, sign, value = word.partition("=")
+        if word in _SWITCHES:
+            switches.add(word)
+        elif name in _VALUES:
+            values[name] = value if sign else next(rest, "")
         elif word == "-" or not word.startswith("-"):
             paths.append(word)
         else:
             return None
-    if not paths or format not in _FORMATS:
+    if not paths or not all(values.values()) or values.get("--format", "text") not in _FORMATS:
         return None
     from specserve.cli.judge import Format, judge
 
-    return judge(paths, format=Format(format), strict=strict)
+    format = values.get("--format")
+    return judge(
+        paths,
+        format=Format(format) if format else None,
+        strict="--strict" in switches,
+        exit_zero="--exit-zero" in switches,
+        pick="--pick" in switches,
+        stdin_filename=values.get("--stdin-filename"),
+    )

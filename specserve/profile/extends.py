@@ -10,7 +10,8 @@ from specserve.diagnostics import Finding, Related
 from specserve.profile.paths import absolute_paths
 from specserve.profile.problems import problem, quoted
 from specserve.profile.schema import TOP
-from specserve.profile.source import MAX_BYTES, parse
+from specserve.profile.source import parse
+from specserve.profile.texts import read
 from specserve.profile.tree import Node, merged
 
 MAX_PARENTS = 10
@@ -102,8 +103,7 @@ def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Find
     try:
         if path.exists() and not path.is_file():
             return None, [_bad(node, f"the parent {written} is not a file")]
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = read(str(path))
     except OSError as error:
         reason = (error.strerror or "it cannot be opened").lower()
         return None, [_bad(node, f"cannot read the parent {written}: {reason}")]

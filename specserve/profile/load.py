@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from specserve.profile import overrides
 from specserve.profile.extends import with_parents
 from specserve.profile.problems import ordered, problem
 from specserve.profile.schema import Profile
-from specserve.profile.source import MAX_BYTES, parse
+from specserve.profile.source import parse
+from specserve.profile.texts import read
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
@@ -45,7 +45,7 @@ def examine(
     """
     file = os.fspath(path)
     try:
-        data = _read(file)
+        data = read(file)
     except FileNotFoundError:
         return None, [problem("SD001", "no such file", Span(file))]
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -61,14 +61,6 @@ def examine(
     profile, problems = validate(overrides.apply(whole, settings), file=file, whole=complete)
     findings = ordered([*findings, *more, *problems])
     return (None if findings else profile), findings
-
-
-def _read(file: str) -> bytes:
-    """At most one byte more than a profile may have, so that a huge file is not read whole."""
-    if file == "-":
-        return sys.stdin.buffer.read(MAX_BYTES + 1)
-    with Path(file).open("rb") as stream:
-        return stream.read(MAX_BYTES + 1)
 
 
 def looks_like_profile(tree: Node | None) -> bool:

@@ -1,4 +1,4 @@
-"""The SD0xx findings: what can be wrong with a file before any rule looks at it. Knows no schema."""
+"""How an SD0xx finding is made, and words of a file that may stand in one. Knows no schema."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.profile.codes import CODES
 
-NAMES = {
-    "SD001": "unreadable-file",
-    "SD002": "invalid-yaml",
-    "SD003": "not-a-mapping",
-    "SD004": "duplicate-key",
-    "SD005": "unknown-key",
-    "SD006": "wrong-value",
-    "SD007": "missing-key",
-    "SD008": "too-complex",
-    "SD009": "bad-extends",
-    "SD010": "unknown-schema",
-    "SD011": "ambiguous-scalar",
-}
+NAMES = {code.code: code.name for code in CODES}
 _LONGEST_WORD = 60
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
 
 from specserve.diagnostics import Span
+from specserve.profile.texts import recall
 from specserve.report.console import clean
 
 _WIDTH = 100
@@ -32,7 +32,7 @@ class Sources:
         """The line of a span with secrets starred out, or None where there is none to show."""
         if span.file not in self._files:
             try:
-                text = Path(span.file).read_text(encoding="utf-8-sig") if span.file != "-" else ""
+                text = recall(span.file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
             except (OSError, ValueError):
                 text = ""
             self._files[span.file] = text.split("\n")

@@ -1,0 +1,75 @@
+"""`specserve rules`: the catalogue of what lint and check can find."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from specserve.diagnostics import Severity
+
+
+class Format(StrEnum):
+    """How the catalogue is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Needs(StrEnum):
+    """What a rule looks at besides the profile."""
+
+    NOTHING = "nothing"
+    MODELS = "models"
+    HARDWARE = "hardware"
+    HOST = "host"
+
+
+def rules(
+    prefixes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CODE…]", show_default=False, help="Only these: SD104, or SD1 for a group."),
+    ] = None,
+    *,
+    needs: Annotated[
+        Needs | None, typer.Option(show_default=False, help="Only those that need this besides the profile.")
+    ] = None,
+    severity: Annotated[
+        Severity | None, typer.Option(show_default=False, help="Only those of this severity.")
+    ] = None,
+    format: Annotated[Format, typer.Option(help="How the catalogue is written.")] = Format.TEXT,
+) -> None:
+    """List every code with its severity, what it needs, its name and what it finds.
+
+    SD0 is about the file itself, SD1 about the profile alone, SD2 about models and tokenizers, SD3 about
+    memory and hardware, SD4 about this host and vLLM's versions.
+
+    \b
+    specserve rules
+    specserve rules SD2 --severity error
+    specserve rules --needs nothing --format json
+    """
+    from specserve.errors import UsageError
+    from specserve.report.catalogue import listing, listing_json
+    from specserve.report.console import out, say
+    from specserve.report.manual import pages
+
+    wanted = tuple(prefix.upper() for prefix in prefixes or ("",))
+    known = pages()
+    strange = [prefix for prefix in wanted if not any(code.startswith(prefix) for code in known)]
+    if strange:
+        raise UsageError(f"no code starts with `{strange[0]}`", hint="`specserve rules` lists them all")
+    chosen = [
+        page
+        for page in known.values()
+        if page.code.startswith(wanted)
+        and (needs is None or page.needs == needs)
+        and (severity is None or page.severity is severity)
+    ]
+    if format is Format.JSON:
+        out(listing_json(chosen))
+        return
+    if chosen:
+        out(listing(chosen))
+    say(f"{len(chosen)} of {len(known)} codes; `specserve explain CODE` describes one")

@@ -1,0 +1,228 @@
+"""The SD0xx codes with their manual pages: what can be wrong with a file before any rule looks at it. Finds nothing."""
+
+from __future__ import annotations
+
+from specserve.diagnostics import Code, Severity
+
+CODES: tuple[Code, ...] = tuple(
+    Code(code, name, Severity.ERROR, doc)
+    for code, name, doc in (
+        (
+            "SD001",
+            "unreadable-file",
+            """A file or folder that cannot be opened, or that is not UTF-8.
+
+            ## Why is this bad?
+            Nothing of it was judged. A run that passed over it would be green for the wrong reason.
+
+            ## Example
+                $ specserve lint no/such.yaml
+
+            ## Use instead
+                $ specserve lint configs/demo.yaml
+
+            ## Source
+            specserve, profile/load.py
+            """,
+        ),
+        (
+            "SD002",
+            "invalid-yaml",
+            """The text is not YAML, or YAML of a kind that has no meaning in a profile.
+
+            ## Why is this bad?
+            What a parser guesses from broken text is not what its author meant. A tag such as `!!python/object`
+            asks for code to be run, a character that YAML does not allow hides from the eye.
+
+            ## Example
+                target: {model: org/target
+
+            ## Use instead
+                target: {model: org/target}
+
+            ## Source
+            specserve, profile/source.py
+            """,
+        ),
+        (
+            "SD003",
+            "not-a-mapping",
+            """The file holds a list, a single value, several documents or nothing, where a profile is one mapping.
+
+            ## Why is this bad?
+            It is another kind of file, or the wrong one was named.
+
+            ## Example
+                - target: {model: org/target}
+
+            ## Use instead
+                target: {model: org/target}
+
+            ## Source
+            specserve, profile/source.py
+            """,
+        ),
+        (
+            "SD004",
+            "duplicate-key",
+            """A key that stands twice in one mapping.
+
+            ## Why is this bad?
+            YAML parsers keep one of the two, most of them the last, and say nothing: half of the readers of
+            the file look at the value that is not used.
+
+            ## Example
+                target: {model: org/target}
+                engine:
+                  max_num_seqs: 64
+                  max_num_seqs: 128
+
+            ## Use instead
+                target: {model: org/target}
+                engine:
+                  max_num_seqs: 128
+
+            ## Source
+            specserve, profile/build.py
+            """,
+        ),
+        (
+            "SD005",
+            "unknown-key",
+            """A key that a profile does not have, or has elsewhere.
+
+            ## Why is this bad?
+            A misspelt key is a setting that is not made. specserve drops nothing silently.
+
+            ## Example
+                target: {model: org/target}
+                speculation: {method: ngram, num_speculative_token: 5, num_speculative_tokens: 4}
+
+            ## Use instead
+                target: {model: org/target}
+                speculation: {method: ngram, num_speculative_tokens: 5}
+
+            ## Source
+            specserve, profile/schema.py
+            """,
+        ),
+        (
+            "SD006",
+            "wrong-value",
+            """A value of the wrong type, or out of its range.
+
+            ## Why is this bad?
+            vLLM would end with a usage error, or read something else than was meant.
+
+            ## Example
+                target: {model: org/target, tensor_parallel_size: four}
+
+            ## Use instead
+                target: {model: org/target, tensor_parallel_size: 4}
+
+            ## Source
+            specserve, profile/values.py
+            """,
+        ),
+        (
+            "SD007",
+            "missing-key",
+            """A key that has to be there is not.
+
+            ## Why is this bad?
+            There is no default for it: a profile needs a target, a block of speculation needs its method, and
+            most methods need a model and a number of tokens.
+
+            ## Example
+                target: {model: org/target}
+                speculation: {method: draft_model, num_speculative_tokens: 5}
+
+            ## Use instead
+                target: {model: org/target}
+                speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
+
+            ## Source
+            specserve, profile/blocks.py
+            """,
+        ),
+        (
+            "SD008",
+            "too-complex",
+            """The file is larger or deeper than any profile, or refers to itself.
+
+            ## Why is this bad?
+            Aliases of aliases can make a short file take all memory. The limits (1 MB, 50 levels, 20,000 values)
+            are far above what a profile needs.
+
+            ## Example
+                target: {model: org/target}
+                engine: &a {b: *a}
+
+            ## Use instead
+                target: {model: org/target}
+                engine: {max_num_seqs: 64}
+
+            ## Source
+            specserve, profile/build.py
+            """,
+        ),
+        (
+            "SD009",
+            "bad-extends",
+            """The parent that `extends` names cannot be used.
+
+            ## Why is this bad?
+            It is not there, is no profile, goes round in a circle or lies outside of the repository. Without
+            it the profile is not known, and nothing else can be said about what it would launch.
+
+            ## Example
+                extends: ./no-such-parent.yaml
+                target: {model: org/target}
+
+            ## Use instead
+                target: {model: org/target}
+
+            ## Source
+            specserve, profile/extends.py
+            """,
+        ),
+        (
+            "SD010",
+            "unknown-schema",
+            """The profile is written for another number of the profile schema.
+
+            ## Why is this bad?
+            Its keys may mean something else there. The newer specserve that reads it may know more.
+
+            ## Example
+                schema: 2
+                target: {model: org/target}
+
+            ## Use instead
+                schema: 1
+                target: {model: org/target}
+
+            ## Source
+            specserve, profile/schema.py
+            """,
+        ),
+        (
+            "SD011",
+            "ambiguous-scalar",
+            """A plain value that YAML reads otherwise than a person does.
+
+            ## Why is this bad?
+            YAML 1.1 takes `010` for eight, a person takes it for ten. Which was meant stands nowhere.
+
+            ## Example
+                target: {model: org/target, tensor_parallel_size: 010}
+
+            ## Use instead
+                target: {model: org/target, tensor_parallel_size: 8}
+
+            ## Source
+            specserve, profile/scalars.py
+            """,
+        ),
+    )
+)

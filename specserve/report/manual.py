@@ -1,0 +1,149 @@
+"""The manual page of every code: found, read and laid out for a terminal. Knows no profile."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from inspect import cleandoc
+from textwrap import fill
+from typing import TextIO
+
+from specserve.checks.catalogue import RULES
+from specserve.checks.rule import Need
+from specserve.checks.suppress import UNUSED_IGNORE
+from specserve.diagnostics import Severity
+from specserve.errors import UsageError
+from specserve.profile.codes import CODES
+from specserve.profile.problems import did_you_mean, quoted
+from specserve.report.console import styled
+
+HOME = "https://github.com/specserve/specserve"
+_WIDTH = 80
+_CODE_INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is written about one code. `needs`: what has to be known before it can be found."""
+
+    code: str
+    name: str
+    severity: Severity
+    needs: Need
+    doc: str
+
+    @property
+    def summary(self) -> str:
+        """The first sentence: the finding's message, in general."""
+        return " ".join(self.parts[""].split("\n\n", maxsplit=1)[0].split())
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The text under each heading; under "" what stands above the first."""
+        head, *rest = re.split(r"^## +(.+)$", cleandoc(self.doc), flags=re.M)
+        return {"": head.strip(), **{rest[i]: rest[i + 1].strip("\n") for i in range(0, len(rest), 2)}}
+
+    @property
+    def anchor(self) -> str:
+        """Where it stands in docs/rules.md."""
+        return f"{self.code.lower()}-{self.name}"
+
+    @property
+    def url(self) -> str:
+        """Its page on the web."""
+        return f"{HOME}/blob/main/docs/rules.md#{self.anchor}"
+
+    @property
+    def silence(self) -> str | None:
+        """The comment that hides such a finding; None for what cannot be hidden."""
+        if self.code.startswith("SD0") or self.code == UNUSED_IGNORE.code:
+            return None
+        return f"# specserve: ignore[{self.code}] reason"
+
+
+def pages() -> dict[str, Page]:
+    """Every page by its code, in the order of the codes."""
+    plain = [
+        Page(code.code, code.name, code.severity, "nothing", code.doc) for code in (*CODES, UNUSED_IGNORE)
+    ]
+    rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc) for rule in RULES]
+    return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
+
+
+def find(word: str) -> Page:
+    """The page of a code or name, in any case. Raises UsageError where there is none."""
+    everything = pages()
+    names = {page.name: page for page in everything.values()}
+    found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
+    if found:
+        return found
+    guess = did_you_mean(word, [*everything, *names])
+    hint = f"did you mean `specserve explain {guess}`?" if guess else "`specserve rules` lists them"
+    raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
+
+
+def manual(page: Page, *, stream: TextIO | None = None) -> str:
+    """The page as text of at most 80 columns; code stands as it was written."""
+    stream = stream or sys.stdout
+    head = f"{styled(page.code, 'bold', stream=stream)}  {page.name}"
+    lines = [f"{head}  ({page.severity}, needs {page.needs})"]
+    for heading, text in page.parts.items():
+        lines.append("")
+        indent = "  " if heading else ""
+        if heading:
+            lines.append(styled(heading, "bold", stream=stream))
+        lines += _laid_out(text, indent=indent)
+    lines += ["", styled("Silence it", "bold", stream=stream)]
+    if page.silence:
+        lines.append(f"  {page.silence}")
+    else:
+        lines.append("  It cannot be silenced.")
+    return "\n".join(lines) + "\n"
+
+
+def _laid_out(text: str, *, indent: str) -> Iterator[str]:
+    for number, (kind, block) in enumerate(blocks(text)):
+        if number and kind != "item":
+            yield ""
+        if kind == "code":
+            yield from (f"{indent}{line}".rstrip() for line in block.split("\n"))
+        else:
+            first, rest = (f"{indent}- ", f"{indent}  ") if kind == "item" else (indent, indent)
+            yield fill(
+                block,
+                _WIDTH,
+                initial_indent=first,
+                subsequent_indent=rest,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+
+
+def blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The pieces of a page's text in order: `text` (a paragraph), `item` (of a list) or `code` (lines)."""
+    kind, lines = "", list[str]()
+    for line in [*text.split("\n"), ""]:
+        now = _kind(line, kind)
+        if now != kind or line.startswith("- "):
+            if any(lines):
+                yield kind, _joined(kind, lines)
+            kind, lines = now, []
+        lines.append(line)
+    if any(lines):
+        yield kind, _joined(kind, lines)
+
+
+def _kind(line: str, before: str) -> str:
+    if line.startswith(_CODE_INDENT):
+        return "code"
+    if not line.strip():
+        return "code" if before == "code" else ""
+    return "item" if line.startswith("- ") or (before == "item" and line.startswith("  ")) else "text"
+
+
+def _joined(kind: str, lines: list[str]) -> str:
+    if kind == "code":
+        return "\n".join(line.removeprefix(_CODE_INDENT) for line in lines).strip("\n")
+    return " ".join(line.strip() for line in lines).removeprefix("- ")
