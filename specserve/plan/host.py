@@ -140,7 +140,7 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     named = {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(plan.engine_kwargs)
     if named or _value(plan, environ, "VLLM_CPU_KVCACHE_SPACE"):
         return plan
-    size = max(_GIB // 4, min(4 * _GIB, host.free_bytes // 4) // (_GIB // 4) * (_GIB // 4))
+    size = default_kv_bytes(host.free_bytes)
     why = "vLLM would claim 92 % of all memory; a quarter of what is free, at most 4 GiB, is assumed to do"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
     return replace(
@@ -150,6 +150,12 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
         added=(*plan.added, Added("--kv-cache-memory-bytes", why)),
         origins=(*plan.origins, Origin("--kv-cache-memory-bytes", str(size), None)),
     )
+
+
+def default_kv_bytes(free_bytes: int) -> int:
+    """The KV cache of a CPU launch whose profile names none: a quarter of what is free, 0.25 to 4 GiB."""
+    quarter = _GIB // 4
+    return max(quarter, min(4 * _GIB, free_bytes // 4) // quarter * quarter)
 
 
 def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:

@@ -1,0 +1,112 @@
+"""The memory verdict of one arm on one machine: what it needs and has, and what to turn. Knows no rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specserve.facts.accelerators import Machine
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.estimate import Interval, MemoryEstimate, PerGpu
+from specserve.plan.memory.knobs import knobs
+from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
+from specserve.plan.memory.situation import Situation, situation
+from specserve.plan.memory.verdict import certain, verdict
+from specserve.profile.schema import Profile
+from specserve.profile.speculation import Speculation
+
+
+def estimate(
+    profile: Profile,
+    *,
+    target: ModelFacts,
+    machine: Machine,
+    version: str,
+    speculation: Speculation | None = None,
+    draft: ModelFacts | None = None,
+    path: str = "speculation",
+) -> MemoryEstimate:
+    """What a profile with one way to speculate (None: none) needs of every GPU of a machine, by one vLLM version.
+
+    `draft`: the facts of `speculation.model`, where the method has a second model; `path`: where the block stands
+    in the profile, for the knobs. Raises FactError where a model's facts do not say enough.
+    """
+    arm = situation(
+        profile, target=target, machine=machine, version=version, speculation=speculation, draft=draft
+    )
+    return assess(arm, path=path)
+
+
+def assess(s: Situation, *, path: str = "speculation") -> MemoryEstimate:
+    """The same for a situation that is worked out already."""
+    r = reckon(s)
+    s, r, notes = _fitted_length(s, r)
+    found = verdict(s, r)
+    at = r.poorest
+    stage, demand = r.demand.stages[at], r.demand
+    if s.not_modelled:
+        notes.append(f"not modelled, and not counted: {', '.join(f'`{name}`' for name in s.not_modelled)}")
+    return MemoryEstimate(
+        verdict=found,
+        rank=stage.rank,
+        per_gpu_bytes=_per_gpu(s, r, at),
+        target_kv_bytes_per_token=stage.target_kv_bytes_per_token,
+        draft_kv_bytes_per_token=stage.draft_kv_bytes_per_token,
+        target_kv_bytes_fixed=stage.target_kv_bytes_fixed,
+        draft_kv_bytes_fixed=stage.draft_kv_bytes_fixed,
+        max_model_len=s.settings.max_model_len,
+        kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high)),
+        max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high)),
+        largest_max_model_len=_longest(s, r),
+        without_speculation_kv_cache_tokens=_baseline(s) if s.method else None,
+        basis=demand.basis,
+        calibration=_calibration(r),
+        certain=found == "does_not_fit" and certain(s, r),
+        knobs=knobs(s, r, verdict=found, path=path) if found != "fit" else (),
+        notes=(*demand.notes, *notes),
+    )
+
+
+def _fitted_length(s: Situation, r: Reckoning) -> tuple[Situation, Reckoning, list[str]]:
+    """With `max_model_len: auto`, the length that vLLM will surely come down to."""
+    if not s.is_auto_length:
+        return s, r, []
+    limit = s.settings.max_model_len
+    low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
+    if low in (0, limit):
+        return s, r, []
+    s = replace(s, settings=replace(s.settings, max_model_len=low))
+    return s, reckon(s), [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
+
+
+def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:
+    stage, kv = r.demand.stages[at], r.kv_cache[at]
+    return PerGpu(
+        total=s.machine.accelerator.total_bytes,
+        budget=r.budget,
+        target_weights=stage.target_weights_bytes,
+        draft_weights=stage.draft_weights_bytes,
+        activation=r.activation[at],
+        other=r.other[at],
+        kv_cache=Interval(max(0.0, kv.low), max(0.0, kv.high)),
+    )
+
+
+def _concurrency(s: Situation, r: Reckoning, kv_bytes: list[int]) -> float:
+    return r.demand.concurrency(kv_bytes) if r.demand.groups else float(s.settings.max_num_seqs)
+
+
+def _longest(s: Situation, r: Reckoning) -> Interval:
+    """The largest max_model_len that fits, up to what the model is made for."""
+    limit = max(s.longest, s.settings.max_model_len)
+    return Interval(*(r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high)))
+
+
+def _baseline(s: Situation) -> Interval:
+    alone = reckon(without_speculation(s))
+    return Interval(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high))
+
+
+def _calibration(r: Reckoning) -> str:
+    rules = r.regime
+    name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
+    return f"{name}, vLLM {rules.since} and later: {rules.source}"

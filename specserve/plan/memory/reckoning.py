@@ -1,0 +1,169 @@
+"""Demand against budget, stage by stage: how much is left for the KV cache. Judges nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from specserve.plan.memory.bounds import (
+    Drafting,
+    activation,
+    buffers,
+    excess,
+    graphs,
+    outside,
+)
+from specserve.plan.memory.constants import Regime, regime
+from specserve.plan.memory.defaults import capture_sizes
+from specserve.plan.memory.demand import Demand, Stage, demand
+from specserve.plan.memory.estimate import Interval
+from specserve.plan.memory.shape import Shape, shape
+from specserve.plan.memory.situation import Situation
+
+_GIB = 2**30
+_CONTEXT = 0.5 * _GIB
+"""The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
+_UNSURE_WEIGHTS = 0.03
+"""Where not every weight is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """The memory of one arm on one machine, in bytes per GPU; the intervals stand in the order of the stages."""
+
+    demand: Demand
+    regime: Regime
+    budget: int
+    """What vLLM may take: its share of the memory, or all of it where the KV cache is told outright."""
+    activation: tuple[Interval, ...]
+    other: tuple[Interval, ...]
+    kv_cache: tuple[Interval, ...]
+    """Negative where nothing is left."""
+    slack: float
+    """Memory outside of the budget that serving may use."""
+    excess: float
+    """What serving takes at its peak beyond what vLLM counts."""
+    weights_margin: float = 0.0
+
+    @property
+    def low(self) -> list[int]:
+        """What is left for the KV cache at least, by stage."""
+        return [math.floor(kv.low) for kv in self.kv_cache]
+
+    @property
+    def high(self) -> list[int]:
+        """What is left for the KV cache at most, by stage."""
+        return [math.floor(kv.high) for kv in self.kv_cache]
+
+    @property
+    def poorest(self) -> int:
+        """The stage that decides how many blocks there are."""
+        stages = self.demand.stages
+        return min(range(len(stages)), key=lambda at: _blocks(stages[at], self.kv_cache[at]))
+
+
+def _blocks(stage: Stage, kv: Interval) -> float:
+    return kv.low / max(1, stage.bytes_per_block)
+
+
+def reckon(s: Situation) -> Reckoning:
+    """What is needed, what there is, and what is left. Raises FactError where the demand cannot be known."""
+    needed = _demand(s)
+    rules = regime(s.settings.version, runner=s.runner)
+    model, drafting = shape(s.target, dtype=s.settings.dtype), _drafting(s)
+    last = len(needed.stages) - 1
+    peaks = tuple(
+        activation(model, settings=s.settings, regime=rules, drafting=drafting, samples=at == last)
+        for at in range(last + 1)
+    )
+    captured = graphs(model, regime=rules, sizes=_sizes(s))
+    others = tuple(_other(s, model, rules, drafting, captured, is_last=at == last) for at in range(last + 1))
+    margin = _UNSURE_WEIGHTS if needed.notes and needed.basis == "formula" else 0.0
+    total = s.machine.accelerator.total_bytes
+    told = s.kv_cache_memory_bytes
+    budget = math.ceil(total * s.gpu_memory_utilization) if told is None else total
+    kv = tuple(
+        _left(budget, stage, peak, other, margin) if told is None else Interval(told, told)
+        for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
+    )
+    profiled = peaks[last].low
+    beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting, profiled=profiled)
+    counted = (
+        None
+        if told is None
+        else max(
+            stage.weights_bytes * (1 + margin) + peak.high + other.high + told
+            for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
+        )
+    )
+    slack = _slack(s, rules, captured, counted=counted)
+    return Reckoning(needed, rules, budget, peaks, others, kv, slack, beyond, margin)
+
+
+def _demand(s: Situation) -> Demand:
+    return demand(
+        s.target,
+        s.draft,
+        settings=s.settings,
+        method=s.method,
+        num_speculative_tokens=s.num_speculative_tokens,
+        draft_kv_cache_dtype=s.draft_kv_cache_dtype,
+    )
+
+
+def without_speculation(s: Situation) -> Situation:
+    """The same server that does not speculate."""
+    return replace(
+        s, draft=None, method=None, num_speculative_tokens=0, is_probabilistic=False, draft_kv_cache_dtype=None,
+        tiers=1,
+    )  # fmt: skip
+
+
+def _drafting(s: Situation) -> Drafting:
+    draft: Shape | None = shape(s.draft, dtype=s.settings.dtype) if s.draft else None
+    return Drafting(s.method, s.num_speculative_tokens, s.is_probabilistic, draft, s.tiers)
+
+
+def _sizes(s: Situation) -> int:
+    if s.enforce_eager or s.runner == "cpu":
+        return 0
+    if s.capture_sizes is not None:
+        return s.capture_sizes
+    capability = s.machine.accelerator.compute_capability or (0, 0)
+    return capture_sizes(
+        max_num_seqs=s.settings.max_num_seqs,
+        decode_tokens=1 + s.num_speculative_tokens,
+        tiers=s.tiers,
+        blackwell=capability[0] == 10,
+    )
+
+
+def _other(
+    s: Situation, model: Shape, rules: Regime, drafting: Drafting, captured: Interval, *, is_last: bool
+) -> Interval:
+    capability = s.machine.accelerator.compute_capability or (0, 0)
+    fast = capability in ((8, 0), (9, 0), (10, 0), (10, 3))  # the ones that come with NVLink
+    held = outside(settings=s.settings, regime=rules, nvlink=fast)
+    kept = buffers(model, settings=s.settings, regime=rules, drafting=drafting) if is_last else 0.0
+    deducted = captured if rules.graphs_deducted else Interval(0, 0)
+    return Interval(held.low + kept + deducted.low, held.high + kept + deducted.high)
+
+
+def _left(budget: int, stage: Stage, peak: Interval, other: Interval, margin: float) -> Interval:
+    weights = stage.weights_bytes
+    low = budget - weights * (1 + margin) - peak.high - other.high
+    return Interval(low, budget - weights * (1 - margin) - peak.low - other.low)
+
+
+def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | None) -> float:
+    """Memory that nobody has a claim on. `counted`: what is used, where the KV cache is told outright."""
+    total = s.machine.accelerator.total_bytes
+    if s.runner == "cpu":
+        free = (s.machine.free_bytes or (total,))[0]
+        ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
+        return free - ranks * counted if counted is not None else total * (1 - s.gpu_memory_utilization)
+    several = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
+    context = _CONTEXT * (2 if several else 1)
+    not_deducted = 0.0 if rules.graphs_deducted else (captured.low + captured.high) / 2
+    taken = total * s.gpu_memory_utilization if counted is None else counted
+    return total - taken - context - not_deducted

@@ -1,0 +1,231 @@
+"""One arm on one machine, as far as its memory depends on it: a profile after vLLM's defaults. Knows no formula."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specserve.facts.accelerators import Machine
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.constants import Runner, minor
+from specserve.plan.memory.defaults import batch_defaults, gpu_memory_utilization
+from specserve.plan.memory.length import longest
+from specserve.plan.memory.runner import runner as runner_of
+from specserve.plan.memory.settings import Settings
+from specserve.profile.numbers import human_int
+from specserve.profile.schema import Expectation, Profile
+from specserve.profile.speculation import Speculation
+
+_GIB = 2**30
+NOT_MODELLED = (
+    "cpu_offload_gb", "enable_lora", "num_gpu_blocks_override", "decode_context_parallel_size",
+    "prefill_context_parallel_size", "enable_eplb", "enable_dbo", "kv_sharing_fast_prefill", "hf_overrides",
+    "kv_transfer_config", "offload_config", "performance_mode",
+)  # fmt: skip
+"""Engine arguments that change the memory in ways that are not modelled: nothing is certain with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """So many requests of so many tokens, prompt and output, at one time."""
+
+    concurrency: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the memory of one arm depends on."""
+
+    target: ModelFacts
+    machine: Machine
+    settings: Settings
+    runner: Runner
+    gpu_memory_utilization: float
+    draft: ModelFacts | None = None
+    method: str | None = None
+    num_speculative_tokens: int = 0
+    is_probabilistic: bool = False
+    draft_kv_cache_dtype: str | None = None
+    tiers: int = 1
+    """Different K of a schedule by batch size."""
+    kv_cache_memory_bytes: int | None = None
+    enforce_eager: bool = False
+    capture_sizes: int | None = None
+    """How many sizes the profile asks graphs for; None: vLLM's default."""
+    is_auto_length: bool = False
+    """`max_model_len: auto`: vLLM lowers it to what fits."""
+    longest: int = 0
+    """The longest sequence that the target is made for."""
+    promises: tuple[Promise, ...] = ()
+    not_modelled: tuple[str, ...] = ()
+
+
+def situation(
+    profile: Profile,
+    *,
+    target: ModelFacts,
+    machine: Machine,
+    version: str,
+    speculation: Speculation | None = None,
+    draft: ModelFacts | None = None,
+) -> Situation:
+    """A profile with one way to speculate (None: none) on one machine, by one vLLM version.
+
+    Raises FactError where config.json of a model lacks what must be known, or has it of a wrong type.
+    """
+    engine = profile.engine
+    keys = dict(speculation.keys) if speculation else {}
+    limit = longest(target)
+    length = profile.target.max_model_len
+    runner: Runner = (
+        "cpu"
+        if machine.is_cpu
+        else runner_of(version, speculation=keys, architectures=target.architectures, env=profile.env)
+    )
+    length = limit if length is None or length == -1 else length
+    if draft and speculation and speculation.method == "draft_model" and runner == "v2":
+        length = min(length, _draft_limit(keys, draft))
+    settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
+    utilization = _number(engine.get("gpu_memory_utilization"))
+    return Situation(
+        target=target,
+        machine=machine,
+        settings=settings,
+        runner=runner,
+        gpu_memory_utilization=gpu_memory_utilization(minor(version)) if utilization is None else utilization,
+        draft=draft,
+        method=speculation.method if speculation else None,
+        num_speculative_tokens=_k(speculation, draft, target),
+        is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
+        draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
+        tiers=len({row[2] for row in keys.get("num_speculative_tokens_per_batch_size") or ()}) or 1,
+        kv_cache_memory_bytes=_kv_bytes(profile, machine),
+        enforce_eager=_is_eager(engine),
+        capture_sizes=_capture_sizes(engine),
+        is_auto_length=profile.target.max_model_len == -1,
+        longest=limit,
+        promises=tuple(filter(None, (_promise(item) for item in profile.expect))),
+        not_modelled=tuple(name for name in NOT_MODELLED if engine.get(name) not in (None, False, 0, 1)),
+    )
+
+
+def _settings(
+    profile: Profile, *, machine: Machine, version: str, length: int, runner: Runner, keys: Mapping[str, Any]
+) -> Settings:
+    engine, target = profile.engine, profile.target
+    ranks = target.tensor_parallel_size * target.pipeline_parallel_size
+    tokens, seqs = batch_defaults(machine, world_size=ranks)
+    seqs = _integer(engine.get("max_num_seqs")) or seqs
+    told = _integer(engine.get("max_num_batched_tokens"))
+    if told is None:
+        chunked = engine.get("enable_chunked_prefill") is not False
+        told = min(tokens if chunked else max(tokens, length), seqs * length)
+    block = _integer(engine.get("block_size"))
+    prefix = engine.get("enable_prefix_caching")
+    serial = keys.get("method") in ("ngram", "suffix", "custom_class") and runner != "v2"
+    return Settings(
+        max_model_len=length,
+        max_num_seqs=min(seqs, told),
+        max_num_batched_tokens=told,
+        tensor_parallel_size=target.tensor_parallel_size,
+        pipeline_parallel_size=target.pipeline_parallel_size,
+        data_parallel_size=_integer(engine.get("data_parallel_size")) or 1,
+        enable_expert_parallel=engine.get("enable_expert_parallel") is True,
+        dtype=target.dtype,
+        quantization=target.quantization,
+        kv_cache_dtype=_text(engine.get("kv_cache_dtype")) or "auto",
+        block_size=block,
+        enable_prefix_caching=prefix is not False,
+        mamba_cache_mode=_text(engine.get("mamba_cache_mode")),
+        mamba_cache_dtype=_text(engine.get("mamba_cache_dtype")) or "auto",
+        mamba_ssm_cache_dtype=_text(engine.get("mamba_ssm_cache_dtype")) or "auto",
+        disable_hybrid_kv_cache_manager=engine.get("disable_hybrid_kv_cache_manager") is True,
+        async_scheduling=not (serial or machine.is_cpu or engine.get("async_scheduling") is False),
+        version=version,
+        platform="cpu" if machine.is_cpu else "cuda",
+    )
+
+
+def _draft_limit(keys: Mapping[str, Any], draft: ModelFacts) -> int:
+    """The V2 runner lowers the target to a draft's context. Source: vllm/config/vllm.py 0.33, 3025-3051."""
+    return _integer(keys.get("max_model_len")) or longest(draft)
+
+
+def _k(speculation: Speculation | None, draft: ModelFacts | None, target: ModelFacts) -> int:
+    if speculation is None:
+        return 0
+    told = speculation.num_speculative_tokens
+    if told is not None:
+        return told
+    for facts in filter(None, (draft, target)):
+        for name in (
+            "num_nextn_predict_layers",
+            "mtp_num_hidden_layers",
+            "num_lookahead_tokens",
+            "block_size",
+        ):
+            value = facts.config.get(name)
+            if type(value) is int and 0 < value <= 128:
+                return value - 1 if name == "block_size" and speculation.method == "dflash" else value
+    return 1
+
+
+def _kv_bytes(profile: Profile, machine: Machine) -> int | None:
+    """The KV cache that is told outright; on a CPU specserve sets one where the profile sets none."""
+    told = _integer(profile.engine.get("kv_cache_memory_bytes"))
+    if told is not None or not machine.is_cpu:
+        return told
+    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "")
+    if space.strip().isdigit() and int(space):
+        return int(space) * _GIB
+    if profile.engine.get("gpu_memory_utilization") is not None:
+        return None
+    from specserve.plan.host import default_kv_bytes
+
+    return default_kv_bytes((machine.free_bytes or (machine.accelerator.total_bytes,))[0])
+
+
+def _is_eager(engine: Mapping[str, Any]) -> bool:
+    compilation = engine.get("compilation_config")
+    mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
+    no_graphs = str(mode).upper() in ("NONE", "0") if mode is not None else False
+    return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
+
+
+def _capture_sizes(engine: Mapping[str, Any]) -> int | None:
+    compilation = engine.get("compilation_config")
+    inner = compilation.get("cudagraph_capture_sizes") if isinstance(compilation, Mapping) else None
+    sizes = engine.get("cudagraph_capture_sizes", inner)
+    return len(sizes) if isinstance(sizes, (list, tuple)) else None
+
+
+def _promise(item: Expectation) -> Promise | None:
+    if item.concurrency is None:
+        return None
+    lengths = [_longest_share(part) for part in (item.prompt_tokens, item.output_tokens)]
+    return Promise(item.concurrency, sum(filter(None, lengths))) if all(lengths) else None
+
+
+def _longest_share(part: Mapping[str, float] | None) -> int | None:
+    """The p50 of a length: requests in flight at one time are of every length, not all of the longest."""
+    return int(part["p50"]) if part and part.get("p50") else None
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, str):
+        value = human_int(value)
+    return value if type(value) is int and value > 0 else None
+
+
+def _number(value: Any) -> float | None:
+    return (
+        float(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
+        else None
+    )
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

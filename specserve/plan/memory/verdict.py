@@ -1,0 +1,66 @@
+"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache. Knows no knob."""
+
+from __future__ import annotations
+
+from specserve.plan.memory.estimate import MemoryVerdict
+from specserve.plan.memory.reckoning import Reckoning
+from specserve.plan.memory.situation import Promise, Situation
+
+_GIB = 2**30
+_SAFE = 1.10
+"""A promised concurrency fits where this much more would."""
+_FREE_MARGIN = 0.5 * _GIB
+_DOUBT = 0.02
+"""Share of the memory by which the upper bound must fall short before nothing is left to doubt."""
+
+
+def verdict(s: Situation, r: Reckoning) -> MemoryVerdict:
+    """FIT: starts and serves what is promised at the lower bound; DOES NOT FIT: does not start at the upper one."""
+    if not _starts(s, r, r.high) or _overfull(s, r):
+        return "does_not_fit"
+    promised = all(keeps(r, promise, r.low) for promise in s.promises)
+    if _starts(s, r, r.low) and promised and r.slack >= r.excess and _is_free(s, r):
+        return "fit"
+    return "tight"
+
+
+def certain(s: Situation, r: Reckoning) -> bool:
+    """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
+    if s.not_modelled:
+        return False
+    more = [high + int(_DOUBT * r.budget) for high in r.high]
+    return not _starts(s, r, r.high if s.kv_cache_memory_bytes is not None else more) or _overfull(s, r)
+
+
+def keeps(r: Reckoning, promise: Promise, kv_bytes: list[int]) -> bool:
+    """Whether so many requests of these lengths run at one time, with a margin."""
+    per_request = r.demand.blocks_per_request(promise.tokens + r.demand.lookahead_tokens)
+    return (
+        r.demand.blocks(kv_bytes) - 1 >= _SAFE * promise.concurrency * per_request
+        if r.demand.groups
+        else True
+    )
+
+
+def _starts(s: Situation, r: Reckoning, kv_bytes: list[int]) -> bool:
+    """Whether one request of max_model_len fits; with `auto`, one of any length."""
+    if not r.demand.groups:
+        return all(left >= 0 for left in kv_bytes)
+    if s.is_auto_length:
+        return r.demand.largest_max_model_len(kv_bytes, limit=s.settings.max_model_len) > 0
+    return r.demand.is_enough(kv_bytes)
+
+
+def _overfull(s: Situation, r: Reckoning) -> bool:
+    """Whether weights and a KV cache that is told outright are more than the memory."""
+    told = s.kv_cache_memory_bytes
+    weights = max(stage.weights_bytes for stage in r.demand.stages)
+    return told is not None and weights * (1 - r.weights_margin) + told > s.machine.accelerator.total_bytes
+
+
+def _is_free(s: Situation, r: Reckoning) -> bool:
+    """Whether every GPU that was found has the share free that vLLM asks for."""
+    free = s.machine.free_bytes
+    if free is None or s.kv_cache_memory_bytes is not None:
+        return True
+    return min(free) >= r.budget + (0 if s.runner == "cpu" else _FREE_MARGIN)
