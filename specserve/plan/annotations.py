@@ -103,7 +103,7 @@ def find(package: Package, module: Module, name: str) -> tuple[Module, ast.stmt]
         if isinstance(statement, ast.Import):
             return None
         origin = next(item.name for item in statement.names if (item.asname or item.name) == name)
-        target = package.module(_absolute(module, statement))
+        target = package.module(absolute_name(module, statement))
         if target is None:
             return None
         module, name = target, origin
@@ -113,14 +113,15 @@ def find(package: Package, module: Module, name: str) -> tuple[Module, ast.stmt]
 def _find_starred(package: Package, module: Module, name: str) -> tuple[Module, ast.stmt] | None:
     for statement in module.tree.body:
         if isinstance(statement, ast.ImportFrom) and any(item.name == "*" for item in statement.names):
-            target = package.module(_absolute(module, statement))
+            target = package.module(absolute_name(module, statement))
             found = find(package, target, name) if target is not None else None
             if found is not None:
                 return found
     return None
 
 
-def _absolute(module: Module, statement: ast.ImportFrom) -> str:
+def absolute_name(module: Module, statement: ast.ImportFrom) -> str:
+    """The dotted name of the module that this import takes from."""
     if not statement.level:
         return statement.module or ""
     up = statement.level - module.is_package

@@ -1,0 +1,116 @@
+"""The model registries: what ships for each version, and how they are read from sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from specserve.plan.registry import dumps, loads, registry, transformers_names
+from specserve.plan.registrysource import read_registry, read_transformers
+from specserve.plan.support import known_versions
+
+SOURCES = {
+    "model_executor/models/registry.py": """
+        _TEXT_GENERATION_MODELS = {"PlainForCausalLM": ("plain", "PlainForCausalLM")}
+        _EMBEDDING_MODELS = {"PlainForCausalLM": ("plain", "PlainForCausalLM"), "BareModel": ("plain", "Bare")}
+        _MULTIMODAL_MODELS = {"SplitForConditionalGeneration": ("vllm.models.split", "Split")}
+        _SPECULATIVE_DECODING_MODELS = {"EaglePlainForCausalLM": ("gone", "EaglePlain")}
+        _PREVIOUSLY_SUPPORTED_MODELS = {"OldForCausalLM": "0.9.2", "PlainForCausalLM": "0.1"}
+    """,
+    "model_executor/models/interfaces.py": """
+        class SupportsPP: ...
+        class SupportsEagle3: ...
+    """,
+    "model_executor/models/plain.py": """
+        import torch.nn as nn
+        from .interfaces import SupportsEagle3, SupportsPP
+
+        class Bare(nn.Module): ...
+
+        class Decoder(nn.Module):
+            supports_aux_hidden_states_over_pp = True
+
+        class PlainForCausalLM(Bare, SupportsPP, SupportsEagle3): ...
+    """,
+    "models/split/__init__.py": """
+        if platform.is_cuda():
+            from .nvidia import Split
+        else:
+            from vllm.model_executor.models.plain import Bare as Split
+    """,
+    "models/split/nvidia.py": """
+        from vllm.model_executor.models.interfaces import SupportsEagle3
+        class Split(SupportsEagle3): ...
+    """,
+    "model_executor/layers/quantization/__init__.py": 'QuantizationMethods = Literal["awq", "fp8"]',
+    "config/speculative.py": """
+        class SpeculativeConfig:
+            def hf_config_override(hf_config):
+                if hf_config.model_type in ("wide_v3", "wide_v4") or hf_config.architectures[0] == "DeepForCausalLM":
+                    hf_config.model_type = "wide_mtp"
+    """,
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for name, text in SOURCES.items():
+        file = tmp_path / "vllm" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(dedent(text), encoding="utf-8")
+    return tmp_path / "vllm"
+
+
+def test_a_class_has_what_its_bases_bring_on_any_platform(package: Path) -> None:
+    known = read_registry(package, version="0.99.0").classes
+    assert known["PlainForCausalLM"].traits == {"pp", "eagle3", "aux_pp"}
+    assert known["SplitForConditionalGeneration"].traits >= {"eagle3"}
+    assert known["BareModel"].lacks("pp") and known["BareModel"].lacks("eagle3")
+
+
+def test_a_class_that_is_not_found_is_not_said_to_lack_anything(package: Path) -> None:
+    head = read_registry(package, version="0.99.0").classes["EaglePlainForCausalLM"]
+    assert head.kind == "draft" and not head.complete and not head.lacks("eagle3")
+
+
+def test_a_name_of_two_lists_serves_as_a_generator(package: Path) -> None:
+    assert read_registry(package, version="0.99.0").classes["PlainForCausalLM"].kind == "text"
+
+
+def test_a_name_that_is_there_again_is_not_removed(package: Path) -> None:
+    assert read_registry(package, version="0.99.0").removed == {"OldForCausalLM": "0.9.2"}
+
+
+def test_the_names_compared_for_mtp_are_read(package: Path) -> None:
+    assert read_registry(package, version="0.99.0").mtp == {"wide_v3", "wide_v4", "DeepForCausalLM"}
+
+
+def test_a_registry_survives_its_file(package: Path) -> None:
+    read = read_registry(package, version="0.99.0")
+    assert loads(dumps(read)) == read
+
+
+def test_the_names_of_transformers_are_classes(tmp_path: Path) -> None:
+    (tmp_path / "models" / "auto").mkdir(parents=True)
+    (tmp_path / "models" / "auto" / "modeling_auto.py").write_text(
+        'NAMES = OrderedDict([("llama", "LlamaForCausalLM"), ("x-y", "MPTModel")])\nLOG = "LOG"',
+        encoding="utf-8",
+    )
+    assert read_transformers(tmp_path) == ["LlamaForCausalLM", "MPTModel"]
+
+
+@pytest.mark.parametrize("minor", known_versions())
+def test_every_known_version_has_a_registry(minor: str) -> None:
+    known = registry(minor)
+    assert known.classes["LlamaForCausalLM"].traits >= {"pp", "eagle3"}
+    assert known.classes["Eagle3LlamaForCausalLM"].kind == "draft"
+    assert "compressed-tensors" in known.quantizations
+    assert {"deepseek_v3", "MiMoForCausalLM"} <= known.mtp
+    assert sum(item.kind == "text" for item in known.classes.values()) > 100
+
+
+def test_the_library_has_what_every_version_takes_from_it() -> None:
+    named = {"SmolLM3ForCausalLM", "LlamaForCausalLM", "StarCoder2ForCausalLM", "Starcoder2ForCausalLM"}
+    assert named - transformers_names() == {"StarCoder2ForCausalLM"}
