@@ -13,6 +13,7 @@ from specserve.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
     "up": "specserve.cli.up:up",
+    "check": "specserve.cli.check:check",
     "lint": "specserve.cli.lint:lint",
     "explain": "specserve.cli.explain:explain",
     "rules": "specserve.cli.rules:rules",

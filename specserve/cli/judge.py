@@ -35,7 +35,7 @@ def judge(
     settings: Iterable[str] = (),
 ) -> int:
     """Judge files, folders, globs and stdin; findings to stdout, the sum to stderr. Returns the exit code."""
-    files = _files(list(paths), pick=pick, stdin_filename=stdin_filename)
+    files = inputs(list(paths), pick=pick, stdin_filename=stdin_filename)
     report = lint(files, settings=settings)
     try:
         show(report, format=format or default_format())
@@ -50,7 +50,7 @@ def default_format() -> Format:
     return Format.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else Format.TEXT
 
 
-def _files(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[str]:
+def inputs(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[str]:
     """The profiles to judge, each once. Raises UsageError where there is none, and none was picked from."""
     found: dict[str, str] = {}
     for path in paths:

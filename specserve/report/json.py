@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specserve.diagnostics import Finding, Report, Severity, Span
+from specserve.checks.check import Checked
+from specserve.diagnostics import Finding, Report, Severity, Span, Verdict
+from specserve.facts.comparison import TokenizerComparison
+from specserve.plan.memory.estimate import Interval, MemoryEstimate
 
 
 def report_json(report: Report) -> str:
@@ -23,10 +26,7 @@ def report_json(report: Report) -> str:
             }
             for item in report.skipped
         ],
-        "profiles": [
-            {"file": item.file, "name": item.name, "fingerprint": item.fingerprint, "verdict": item.verdict}
-            for item in report.verdicts
-        ],
+        "profiles": [_profile(item) for item in report.verdicts],
         "summary": {
             "profiles": report.profiles,
             "errors": report.count(Severity.ERROR),
@@ -36,6 +36,79 @@ def report_json(report: Report) -> str:
         },
     }
     return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _profile(verdict: Verdict) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "file": verdict.file,
+        "name": verdict.name,
+        "fingerprint": verdict.fingerprint,
+        "verdict": verdict.verdict,
+    }
+    if isinstance(verdict, Checked):
+        content["tokenizer"] = _tokenizer(verdict.tokenizer)
+        content["memory"] = _memory(verdict.memory)
+    return content
+
+
+def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
+    if comparison is None:
+        comparison = TokenizerComparison("not_applicable")
+    first = comparison.first_difference
+    return {
+        "verdict": comparison.verdict,
+        "overlap": comparison.overlap,
+        "mismatch_by_occurrence": comparison.mismatch_by_occurrence,
+        "first_difference": {"id": first.id, "target": first.target, "draft": first.draft} if first else None,
+        "reasons": list(comparison.reasons),
+    }
+
+
+def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
+    if estimate is None:
+        return None
+    per_gpu, alone = estimate.per_gpu_bytes, estimate.without_speculation_kv_cache_tokens
+    return {
+        "verdict": estimate.verdict,
+        "rank": estimate.rank,
+        "per_gpu_bytes": {
+            "total": per_gpu.total,
+            "budget": per_gpu.budget,
+            "target_weights": per_gpu.target_weights,
+            "draft_weights": per_gpu.draft_weights,
+            "activation": _bytes(per_gpu.activation),
+            "other": _bytes(per_gpu.other),
+            "kv_cache": _bytes(per_gpu.kv_cache),
+        },
+        "kv_bytes_per_token": {
+            "target": estimate.target_kv_bytes_per_token,
+            "draft": estimate.draft_kv_bytes_per_token,
+        },
+        "kv_bytes_per_request_fixed": {
+            "target": estimate.target_kv_bytes_fixed,
+            "draft": estimate.draft_kv_bytes_fixed,
+        },
+        "max_model_len": estimate.max_model_len,
+        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
+        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
+        "max_concurrency": _bounds(estimate.max_concurrency),
+        "without_speculation": {"kv_cache_tokens": _bytes(alone)} if alone else None,
+        "knobs": [
+            {"path": knob.path, "value": knob.value, "frees_bytes": knob.frees_bytes, "verdict": knob.verdict}
+            for knob in estimate.knobs
+        ],
+        "basis": estimate.basis,
+        "calibration": estimate.calibration,
+        "notes": list(estimate.notes),
+    }
+
+
+def _bytes(interval: Interval) -> dict[str, int]:
+    return {"low": int(interval.low), "high": int(interval.high)}
+
+
+def _bounds(interval: Interval) -> dict[str, float]:
+    return {"low": round(interval.low, 2), "high": round(interval.high, 2)}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -1,0 +1,157 @@
+"""`check`: every rule over profiles, with models, machine and host; what did not run is said. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from specserve.checks.catalogue import RULES
+from specserve.checks.gather import Known, Read, Unread, Wanted, gather
+from specserve.checks.here import on_this_machine
+from specserve.checks.rule import Context, Need
+from specserve.checks.run import examined_in, rules_for
+from specserve.checks.unread import skipped, unreadable
+from specserve.diagnostics import Finding, Report, Severity, Skipped, Verdict
+from specserve.profile.fingerprint import fingerprint
+from specserve.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
+    from specserve.facts.comparison import TokenizerComparison
+    from specserve.plan.memory.estimate import MemoryEstimate
+
+GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One group of rules over one profile."""
+
+    name: Need
+    rules: int
+    findings: tuple[Finding, ...] = ()
+    skipped: str | None = None
+    """Why it did not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked(Verdict):
+    """A profile's verdict with what it rests on: the arm that would be launched."""
+
+    versions: tuple[str, ...] = ()
+    machine: Machine | None = None
+    tokenizer: TokenizerComparison | None = None
+    memory: MemoryEstimate | None = None
+    groups: tuple[Group, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    @property
+    def undone(self) -> bool:
+        """Whether a model of the Hub could not be read although it was asked for."""
+        return any(item.error.cause in {"not_found", "gated", "unreachable"} for item in self.unread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    checked: Checked
+    findings: list[Finding]
+    skipped: list[Skipped]
+    hidden: int
+
+
+def check(
+    profiles: Iterable[tuple[str, Profile | None, list[Finding]]], *, wanted: Wanted, read: Read | None = None
+) -> Report:
+    """All rules over profiles that were examined: `(path, profile or None, problems of the file)`."""
+    findings: dict[Finding, None] = {}
+    outcomes = []
+    for path, profile, problems in profiles:
+        if profile is None:
+            findings |= dict.fromkeys(problems)
+            outcomes.append(_Outcome(Checked(path, None, None, "invalid"), problems, [], 0))
+            continue
+        outcome = checked(path, profile, problems=problems, wanted=wanted, read=read)
+        findings |= dict.fromkeys(outcome.findings)
+        outcomes.append(outcome)
+    return Report(
+        tuple(findings),
+        skipped=tuple(item for outcome in outcomes for item in outcome.skipped),
+        verdicts=tuple(outcome.checked for outcome in outcomes),
+        suppressed=sum(outcome.hidden for outcome in outcomes),
+        rules=len(RULES),
+    )
+
+
+def checked(
+    path: str, profile: Profile, *, problems: Iterable[Finding], wanted: Wanted, read: Read | None
+) -> _Outcome:
+    """One profile."""
+    known = gather(profile, wanted=wanted, read=read)
+    plan, host, why = (
+        on_this_machine(profile, machine=known.context.machine) if wanted.here else (None, None, "")
+    )
+    context = replace(known.context, plan=plan, host=host)
+    broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
+    found, hidden = examined_in(context, problems=[*problems, *filter(None, broken)])
+    missing = dict(known.missing)
+    if host is None and why:
+        missing["host"] = why
+    left_out = _left_out(profile, known, context, missing)
+    outcome = Checked(
+        path,
+        profile.name,
+        fingerprint(profile),
+        _verdict(found, left_out),
+        versions=context.versions,
+        machine=context.machine,
+        tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
+        memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
+        groups=tuple(_group(name, found, context, left_out) for name in GROUPS),
+        unread=known.unread,
+    )
+    return _Outcome(outcome, found, left_out, hidden)
+
+
+def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Need, str]) -> list[Skipped]:
+    """The groups that did not run, or not for every model."""
+    ran = {rule.code for rule in rules_for(context)}
+    items = [
+        skipped(item.error, profile, codes=_codes("models"))
+        for item in known.unread
+        if item.path == "target.model" or unreadable(item.error, profile, path=item.path) is None
+    ]
+    for group, reason in missing.items():
+        codes = tuple(code for code in _codes(group) if code not in ran)
+        if codes:
+            items.append(Skipped(profile.file, group, codes, reason, _cause(group)))
+    return items
+
+
+def _cause(group: Need) -> str:
+    return "by_request" if group == "host" else "unsupported"
+
+
+def _codes(group: Need) -> tuple[str, ...]:
+    return tuple(rule.code for rule in RULES if rule.needs == group)
+
+
+def _verdict(findings: list[Finding], left_out: list[Skipped]) -> str:
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        return "errors"
+    if left_out:
+        return "incomplete"
+    return "warnings" if Severity.WARNING in severities else "ok"
+
+
+def _group(name: Need, findings: list[Finding], context: Context, left_out: list[Skipped]) -> Group:
+    codes = set(_codes(name))
+    own = tuple(finding for finding in findings if finding.code in codes or _of_file(name, finding))
+    ran = {rule.code for rule in rules_for(context)}
+    reason = next((item.reason for item in left_out if item.group == name), None)
+    return Group(name, len(codes), own, reason if not codes & ran else None)
+
+
+def _of_file(name: Need, finding: Finding) -> bool:
+    return name == "nothing" and finding.code.startswith("SD0")

@@ -1,0 +1,186 @@
+"""What `check` knows of a profile: models, tokenizers, machine, memory. Reads, and judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.checks.blocks import blocks
+from specserve.checks.rule import Arm, Context, Need
+from specserve.errors import FactError
+from specserve.plan.support import in_range
+from specserve.profile.schema import Profile
+
+if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
+    from specserve.facts.model import ModelFacts
+    from specserve.plan.memory.estimate import MemoryEstimate
+
+Read = Callable[[str, str | None], "ModelFacts"]
+"""The facts of a model at a revision. Raises FactError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a check."""
+
+    offline: bool = False
+    machine: Machine | None = None
+    """`--assume`."""
+    ask_vllm: bool = False
+    version: str | None = None
+    """`--vllm`: judged by this version alone, whatever the profile's range says."""
+    locked: bool = False
+    """Models come from the lock, and from nowhere else."""
+    here: bool = True
+    """Whether the machine that runs this is looked at."""
+    tell: Callable[[str], None] = field(default=lambda _: None)
+    """Takes a few words on what is being done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A model that could not be read, with the dotted path that names it."""
+
+    path: str
+    error: FactError
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The context of the rules, and why what is not in it is missing, by group."""
+
+    context: Context
+    unread: tuple[Unread, ...] = ()
+    missing: Mapping[Need, str] = field(default_factory=dict)
+
+
+def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Known:
+    """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
+    versions = (wanted.version,) if wanted.version else in_range(profile.vllm or "")
+    context = Context(profile, versions)
+    target, drafts, unread = _models(profile, read or _reader(wanted))
+    arms = tuple(Arm(path, block, drafts.get(path)) for path, block in blocks(context))
+    missing: dict[Need, str] = {}
+    if target:
+        wanted.tell("comparing tokenizers")
+        arms = tuple(_compared(target, arm) for arm in arms)
+    machine, why = _machine(profile, wanted)
+    if machine is None:
+        missing["hardware"] = why
+    context = replace(context, target=target, arms=arms, machine=machine)
+    if machine and target:
+        wanted.tell("estimating memory")
+        context = _weighed(context, wanted, missing)
+    elif machine:
+        context = replace(context, machine=None)
+        missing["hardware"] = "the target could not be read"
+    return Known(context, unread, missing)
+
+
+def _models(
+    profile: Profile, read: Read
+) -> tuple[ModelFacts | None, dict[str, ModelFacts], tuple[Unread, ...]]:
+    """The target, the drafts by path of their block, and what could not be read."""
+    unread = []
+    target = None
+    try:
+        target = read(profile.target.model, profile.target.revision)
+    except FactError as error:
+        unread.append(Unread("target.model", error))
+    drafts = {}
+    for path, block in blocks(Context(profile, ())):
+        if block.model is None or block.method == "custom_class":
+            continue
+        try:
+            drafts[path] = read(block.model, block.keys.get("revision"))
+        except FactError as error:
+            unread.append(Unread(f"{path}.model", error))
+    return target, drafts, tuple(unread)
+
+
+def _reader(wanted: Wanted) -> Read:
+    """Reads each model once."""
+    from specserve.facts.read import read_model
+
+    seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
+
+    def read(model: str, revision: str | None) -> ModelFacts:
+        key = (model, revision)
+        if key not in seen:
+            wanted.tell(f"reading {model}")
+            try:
+                seen[key] = read_model(model, revision=revision, folder=Path.cwd(), offline=wanted.offline)
+            except FactError as error:
+                seen[key] = error
+        found = seen[key]
+        if isinstance(found, FactError):
+            raise found
+        return found
+
+    return read
+
+
+def _compared(target: ModelFacts, arm: Arm) -> Arm:
+    """The arm with its tokenizer against the target's, where there are two."""
+    if arm.draft is None or arm.speculation.method != "draft_model":
+        return arm
+    from specserve.facts.tokenizers.compare import compare
+
+    return replace(arm, tokenizer=compare(target, arm.draft))
+
+
+def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
+    """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
+    from specserve.facts.accelerators import assume, this_cpu
+    from specserve.facts.nvml import find
+    from specserve.plan.support import installed
+
+    if wanted.machine:
+        return wanted.machine, ""
+    hardware = profile.hardware
+    if hardware and hardware.accelerator:
+        text = f"{hardware.nodes}x{hardware.count}x{hardware.accelerator}"
+        return assume(text, basis="profile"), ""
+    found = find() if wanted.here else None
+    if found:
+        return found, ""
+    vllm = installed() if wanted.here else None
+    if vllm and vllm.platform == "cpu" and not hardware:
+        return this_cpu(), ""
+    return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
+
+
+def _weighed(context: Context, wanted: Wanted, missing: dict[Need, str]) -> Context:
+    """The context with the memory of each arm; a model whose shape is not known leaves the group out."""
+    try:
+        arms = tuple(
+            replace(arm, memory=_estimate(context, arm, wanted)) if _complete(arm) else arm
+            for arm in context.arms
+        )
+        alone = None if context.profile.speculation else _estimate(context, None, wanted)
+    except FactError as error:
+        missing["hardware"] = error.message
+        return replace(context, machine=None)
+    return replace(context, arms=arms, memory=alone)
+
+
+def _complete(arm: Arm) -> bool:
+    return arm.draft is not None or arm.speculation.model is None
+
+
+def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstimate:
+    from specserve.plan.memory.judge import estimate
+
+    assert context.target is not None and context.machine is not None
+    del wanted
+    return estimate(
+        context.profile,
+        context.target,
+        speculation=arm.speculation if arm else None,
+        draft=arm.draft if arm else None,
+        machine=context.machine,
+        version=(context.versions or ("0.33",))[-1],
+    )

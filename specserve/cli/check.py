@@ -1,0 +1,143 @@
+"""`specserve check`: every rule, with the models, the memory and the machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import typer
+
+from specserve.checks.gather import Wanted
+from specserve.cli import judge
+from specserve.cli.judge import Format
+from specserve.diagnostics import Finding, Report, Severity
+from specserve.profile.schema import Profile
+from specserve.report.console import clean, is_terminal, mute, out, say
+
+
+def check(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROFILE…", help="Profiles, folders of them, `-` for stdin; or -- and a vLLM command."
+        ),
+    ],
+    *,
+    assume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[NODESx]COUNTxNAME", show_default=False, help="Judge for this machine: 4xH100-80GB."
+        ),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Cache, directories and lock only.")] = False,
+    locked: Annotated[bool, typer.Option("--locked", help="Profile and lock, nothing else.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped groups fail too.")] = False,
+    vllm: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", show_default=False, help="What this vLLM would refuse or change."),
+    ] = None,
+    ask_vllm: Annotated[
+        bool, typer.Option("--ask-vllm", help="The installed vLLM computes the memory (about 10 s).")
+    ] = False,
+    format: Annotated[
+        Format | None, typer.Option(show_default="text", help="How findings are written.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+    ] = None,
+) -> None:
+    """Prove before the launch that the pair agrees and fits: tokenizers, models, memory, hardware, this host.
+
+    Models are read from directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never
+    a weight. What did not run is said, and is never ok. Exit code 1: errors were found; 2: a model could not be
+    read.
+
+    \b
+    specserve check configs/demo.yaml
+    specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
+    specserve check my.yaml --offline --strict --format json
+    specserve check -- vllm serve ./llama --speculative-config '{"method": "ngram", …}'
+    """
+    from specserve.facts.accelerators import assume as machine_of
+
+    del locked
+    wanted = Wanted(
+        offline=offline,
+        machine=machine_of(assume) if assume else None,
+        ask_vllm=ask_vllm,
+        version=_minor(vllm) if vllm else None,
+        tell=_teller(),
+    )
+    report = run(paths, wanted=wanted, settings=settings or ())
+    _tell_nothing_more()
+    try:
+        show(report, format=format)
+    except BrokenPipeError:
+        mute(sys.stdout)  # the exit code is still of use to a pipeline
+    raise typer.Exit(exit_code(report, strict=strict))
+
+
+def run(paths: Iterable[str], *, wanted: Wanted, settings: Iterable[str] = ()) -> Report:
+    """The check of files, folders and stdin. Raises UsageError where there is no profile."""
+    from specserve.checks.check import check as check_profiles
+
+    return check_profiles(list(_examined(list(paths), settings=tuple(settings))), wanted=wanted)
+
+
+def _examined(
+    paths: list[str], *, settings: tuple[str, ...]
+) -> Iterable[tuple[str, Profile | None, list[Finding]]]:
+    from specserve.profile.load import examine
+
+    for file in judge.inputs(paths, pick=False, stdin_filename=None):
+        yield (file, *examine(file, settings=settings))
+
+
+def show(report: Report, *, format: Format | None) -> None:
+    """Findings and figures to stdout, the sum to stderr."""
+    from specserve.report.check import check_summary, check_text
+
+    format = format or judge.default_format()
+    if format is Format.TEXT:
+        out(check_text(report))
+        say(check_summary(report))
+    else:
+        judge.show(report, format=format)
+
+
+def exit_code(report: Report, *, strict: bool) -> int:
+    """2 where a model of the Hub could not be read, 1 for errors (and warnings and skips, if strict), else 0."""
+    from specserve.checks.check import Checked
+
+    if any(isinstance(verdict, Checked) and verdict.undone for verdict in report.verdicts):
+        return 2
+    bad = report.count(Severity.ERROR)
+    if strict:
+        bad += report.count(Severity.WARNING) + len(report.skipped)
+    return 1 if bad else 0
+
+
+def _minor(version: str) -> str:
+    from specserve.plan.support import table
+
+    return table(version).minor
+
+
+def _teller() -> Callable[[str], None]:
+    """Says on a terminal what is being done, in one line that goes away."""
+    if not is_terminal(sys.stderr):
+        return lambda _: None
+    return lambda text: _line(clean(text))
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"\r\x1b[K{text} …"[:100])
+    sys.stderr.flush()
+
+
+def _tell_nothing_more() -> None:
+    if is_terminal(sys.stderr):
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

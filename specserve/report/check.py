@@ -1,0 +1,167 @@
+"""A check as text: what ran, the findings, tokenizers and memory. Plain first, coloured on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from specserve.checks.check import Checked, Group
+from specserve.diagnostics import Finding, Report, Severity
+from specserve.facts.accelerators import Machine
+from specserve.facts.comparison import TokenizerComparison
+from specserve.plan.memory.estimate import Interval, MemoryEstimate
+from specserve.report.console import clean, styled
+from specserve.report.text import render
+
+_GIB = 2**30
+_TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host"}
+_BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}
+_VERDICTS = {
+    "identical": "identical",
+    "padding_only": "the same tokens; vocab_size differs by padding",
+    "special_tokens_differ": "special tokens differ",
+    "overlap": "different",
+    "incompatible": "incompatible",
+    "not_checked": "not checked",
+}
+_MEMORY = {"fit": ("fits", "green"), "tight": ("tight", "yellow"), "does_not_fit": ("does not fit", "red")}
+
+
+def check_text(report: Report) -> str:
+    """Every profile with its groups, then its findings, tokenizers and memory."""
+    parts = []
+    for verdict in report.verdicts:
+        own = [finding for finding in report.findings if finding.span.file == verdict.file]
+        blocks = []
+        if isinstance(verdict, Checked) and verdict.verdict != "invalid":
+            blocks.append(_head(verdict))
+            own = [finding for group in verdict.groups for finding in group.findings] or own
+            own += [item for item in report.findings if item not in own and item.span.file == verdict.file]
+        if own:
+            unique = sorted(dict.fromkeys(own), key=lambda finding: finding.sort_key)
+            blocks.append(render(unique, stream=sys.stdout).rstrip("\n"))
+        if isinstance(verdict, Checked):
+            blocks += _facts(verdict)
+        parts.append("\n\n".join(blocks))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def check_summary(report: Report) -> str:
+    """The last line: what was found, and what did not run."""
+    counts = [(report.count(severity), severity.value) for severity in Severity]
+    found = [
+        f"{number} {word}{'s' if number > 1 and word != 'info' else ''}" for number, word in counts if number
+    ]
+    profiles = f"{report.profiles} profile{'' if report.profiles == 1 else 's'}"
+    skipped = len({code for item in report.skipped for code in item.codes})
+    tail = f", {skipped} rules skipped" if skipped else ""
+    hidden = f", {report.suppressed} ignored" if report.suppressed else ""
+    if found:
+        return f"Found {' and '.join(found)} in {profiles}{tail}{hidden}"
+    if skipped:
+        return f"No errors found in {profiles}{tail}{hidden}"
+    return f"All checks passed: {profiles}, {report.rules} rules{hidden}"
+
+
+def _head(verdict: Checked) -> str:
+    on = f" on {machine_text(verdict.machine)}" if verdict.machine else ""
+    versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
+    lines = [f"Checking `{clean(verdict.name or verdict.file)}`{on}{versions}", ""]
+    lines += [
+        f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  {_state(group)}" for group in verdict.groups
+    ]
+    return "\n".join(lines)
+
+
+def machine_text(machine: Machine) -> str:
+    """`2 nodes of 8 x H100-80GB (assumed)`."""
+    nodes = f"{machine.nodes} nodes of " if machine.nodes > 1 else ""
+    kind = "the CPU" if machine.is_cpu else f"{machine.count} x {machine.accelerator.name}"
+    return f"{nodes}{kind} ({_BASIS[machine.basis]})"
+
+
+def _state(group: Group) -> str:
+    if group.skipped:
+        return styled(f"skipped: {clean(group.skipped)}", "yellow", stream=sys.stdout)
+    words = list(_counts(group.findings))
+    if not words:
+        return styled("ok", "green", stream=sys.stdout)
+    return ", ".join(words)
+
+
+def _counts(findings: tuple[Finding, ...]) -> Iterator[str]:
+    colours = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+    for severity in Severity:
+        number = sum(finding.severity is severity for finding in findings)
+        if number:
+            plural = "s" if number > 1 and severity is not Severity.INFO else ""
+            yield styled(f"{number} {severity}{plural}", colours[severity], stream=sys.stdout)
+
+
+def _facts(verdict: Checked) -> Iterator[str]:
+    if verdict.tokenizer:
+        yield _tokenizers(verdict.tokenizer)
+    if verdict.memory and verdict.machine:
+        yield _memory(verdict.memory, verdict.machine)
+
+
+def _tokenizers(comparison: TokenizerComparison) -> str:
+    lines = [f"Tokenizers: {_VERDICTS.get(comparison.verdict, comparison.verdict)}"]
+    if comparison.verdict == "overlap" and comparison.overlap is not None:
+        lines[0] += f"; the target has {comparison.overlap:.1%} of the draft's tokens"
+    return "\n".join([*lines, *(f"  {clean(reason)}" for reason in comparison.reasons)])
+
+
+def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
+    """The figures of the fullest GPU; a range where a term is bounded, not known."""
+    words, colour = _MEMORY[estimate.verdict]
+    where = "Memory" if machine.is_cpu else "Memory per GPU"
+    per_gpu = estimate.per_gpu_bytes
+    rows = [
+        ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
+        ("draft weights", _gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
+        ("activations", _range(per_gpu.activation), "", "estimated"),
+        ("other", _range(per_gpu.other), "", "estimated"),
+        ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
+        ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
+    ]  # fmt: skip
+    shown = [row for row in rows if row[0] != "draft weights" or per_gpu.draft_weights]
+    lines = [f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"]
+    lines += [f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip() for name, size, share, note in shown]
+    alone = estimate.without_speculation_kv_cache_tokens
+    if alone and alone.high > 0:
+        lost = 1 - estimate.kv_cache_tokens.high / alone.high
+        lines.append(f"  speculation costs {lost:.1%} of the KV cache's {_tokens(alone)} tokens without it")
+    lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
+    lines += [f"  {_knob(knob.path, knob.value)}: {_MEMORY[knob.verdict][0]}" for knob in estimate.knobs[:4]]
+    lines.append(f"  basis: {estimate.basis}; {clean(estimate.calibration)}")
+    return "\n".join([*lines, *(f"  {clean(note)}" for note in estimate.notes)])
+
+
+def _knob(path: str, value: float | str | bool) -> str:
+    return f"with `{path}: {str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _kv(estimate: MemoryEstimate) -> str:
+    sequences = estimate.max_concurrency
+    low, high = f"{sequences.low:.1f}", f"{sequences.high:.1f}"
+    many = low if low == high else f"{low}-{high}"
+    return f"{_tokens(estimate.kv_cache_tokens)} tokens = {many} sequences of {estimate.max_model_len:,}"
+
+
+def _tokens(interval: Interval) -> str:
+    low, high = int(interval.low), int(interval.high)
+    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def _gib(size_bytes: float) -> str:
+    return f"{size_bytes / _GIB:.2f}"
+
+
+def _range(interval: Interval) -> str:
+    low, high = _gib(interval.low), _gib(interval.high)
+    return low if low == high else f"{low}-{high}"
+
+
+def _share(size_bytes: float, total_bytes: float) -> str:
+    return f"{size_bytes / total_bytes:.0%}" if total_bytes else ""
