@@ -1,0 +1,65 @@
+"""Three findings over two files: a mismatch between both, a misspelt key, a warning with evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
+
+BASE = """\
+target:
+  model: org/target
+  tensor_parallel_size: 4
+"""
+CHILD = """\
+extends: ./_base.yaml
+speculation:
+  method: draft_model
+  model: org/draft
+  draft_tensor_parallel_size: 2
+engine: {max_num_sequences: 64}
+env:
+  VLLM_LOGING_LEVEL: DEBUG
+"""
+SPLIT = Finding(
+    "SD104",
+    "split-draft",
+    Severity.ERROR,
+    "draft tensor parallelism is not the target's",
+    Span("child.yaml", 5, 31, 5, 32, "speculation.draft_tensor_parallel_size"),
+    label="draft asks for 2",
+    related=(
+        Related(Span("_base.yaml", 3, 25, 3, 26, "target.tensor_parallel_size"), "target runs on 4 [all]"),
+    ),
+    help="write `draft_tensor_parallel_size: 4`, or leave it out",
+)
+MISSPELT = Finding(
+    "SD102",
+    "unknown-argument",
+    Severity.ERROR,
+    "vLLM has no engine argument `max_num_sequences`",
+    Span("child.yaml", 6, 10, 6, 27, "engine.max_num_sequences"),
+    help="did you mean `max_num_seqs`?",
+)
+WARNED = Finding(
+    "SD106",
+    "unknown-variable",
+    Severity.WARNING,
+    "vLLM knows no variable `VLLM_LOGING_LEVEL`",
+    Span("child.yaml", 8, 3, 8, 20, "env.VLLM_LOGING_LEVEL"),
+    notes=("it holds 100% of the log's level, and more: a note",),
+)
+
+
+@pytest.fixture
+def three(write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Report:
+    """A report of one profile, in whose folder the test then is."""
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    write(BASE, "_base.yaml")
+    write(CHILD, "child.yaml")
+    verdict = Verdict("child.yaml", "child", "0" * 64, "errors")
+    return Report((SPLIT, MISSPELT, WARNED), verdicts=(verdict,), rules=3)

@@ -1,0 +1,98 @@
+"""Workflow commands: one line each, escaped as the runner unescapes them, at a place that GitHub takes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.diagnostics import Finding, Severity, Span
+from specserve.report.github import github
+
+AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
+FINDING = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", AT)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def parsed(command: str) -> tuple[str, dict[str, str], str]:
+    """What a runner reads out of one line."""
+    match = re.fullmatch(r"::(\w+) ([^\n]*?)::([^\n\r]*)\n", command)
+    assert match, command
+    properties = dict(item.split("=", 1) for item in match[2].split(","))
+    return match[1], {name: unquote(value) for name, value in properties.items()}, unquote(match[3])
+
+
+def test_a_finding_is_a_command_with_its_place_and_its_words() -> None:
+    command, properties, text = parsed(github([FINDING]))
+    assert command == "error"
+    assert properties == {
+        "title": "specserve (SD104)",
+        "file": "child.yaml",
+        "line": "5",
+        "col": "31",
+        "endLine": "5",
+        "endColumn": "32",
+    }
+    assert text == "child.yaml:5:31: SD104 draft is split"
+
+
+@pytest.mark.parametrize(
+    ("severity", "command"),
+    [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.INFO, "notice")],
+)
+def test_each_severity_has_its_command(severity: Severity, command: str) -> None:
+    assert parsed(github([replace(FINDING, severity=severity)]))[0] == command
+
+
+def test_columns_are_left_out_where_a_finding_spans_lines() -> None:
+    over = replace(FINDING, span=Span("child.yaml", 5, 31, 7, 4))
+    _, properties, _ = parsed(github([over]))
+    assert set(properties) == {"title", "file", "line", "endLine"}
+    assert properties["endLine"] == "7"
+
+
+@pytest.mark.parametrize("name", ["-", "--set server.port"])
+def test_what_is_no_file_has_no_place(name: str) -> None:
+    _, properties, text = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
+    assert set(properties) == {"title"}
+    assert text.startswith(f"{name}:5:31: ")
+
+
+def test_a_file_is_seen_from_the_checkout_wherever_the_step_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "serving" / "configs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "serving")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    for name in ("configs/a.yaml", "./configs/../configs/a.yaml", str(tmp_path / "serving/configs/a.yaml")):
+        _, properties, _ = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
+        assert properties["file"] == "serving/configs/a.yaml"
+
+
+def test_without_a_checkout_the_repository_around_is_the_root(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path / "sub")
+    _, properties, _ = parsed(github([FINDING]))
+    assert properties["file"] == "sub/child.yaml"
+
+
+@given(message=st.text(), name=st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=30))
+def test_no_text_can_break_out_of_its_command(message: str, name: str) -> None:
+    span = replace(AT, file=f"x{name}")
+    written = github([replace(FINDING, span=span, message=message, label=message, help=message)])
+    assert written.count("\n") == 1 and "\r" not in written
+    command, properties, _ = parsed(written)
+    assert (command, properties["title"]) == ("error", "specserve (SD104)")

@@ -1,0 +1,151 @@
+"""SARIF: valid by the standard's own schema, and good for code scanning.
+
+`schemas/sarif-2.1.0.json` is the schema of OASIS, as the JSON Schema Store (Apache-2.0) carries it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.checks.run import lint
+from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
+from specserve.report.manual import pages
+from specserve.report.sarif import sarif
+
+SCHEMA = Path(__file__).parent / "schemas" / "sarif-2.1.0.json"
+AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
+FINDING = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", AT)
+
+
+@lru_cache
+def validator() -> Any:
+    return jsonschema.Draft7Validator(
+        json.loads(SCHEMA.read_text(encoding="utf-8")), format_checker=jsonschema.FormatChecker()
+    )
+
+
+def log(*findings: Finding, **more: Any) -> Any:
+    """The one run of a report, checked by the schema."""
+    content = json.loads(sarif(Report(tuple(findings), **more)))
+    validator().validate(content)
+    (run,) = content["runs"]
+    return run
+
+
+def test_the_schema_does_refuse() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        validator().validate({"version": "2.1.0", "runs": [{"tool": {"driver": {}}}]})
+    with pytest.raises(jsonschema.ValidationError):
+        validator().validate({"version": "2.1.0", "runs": [], "more": 1})
+
+
+def test_three_findings_are_valid(three: Report) -> None:
+    validator().validate(json.loads(sarif(three)))
+
+
+def test_a_run_of_lint_is_valid(write: Callable[..., Path]) -> None:
+    report = lint([str(write("target: {model: a/b, x: 1}\nvllm: 3\nserver: [")), "no-such.yaml"])
+    assert report.findings
+    validator().validate(json.loads(sarif(report)))
+
+
+def test_no_finding_is_a_run_with_no_result() -> None:
+    run = log()
+    assert run["results"] == [] and run["tool"]["driver"]["rules"] == []
+    assert run["invocations"][0]["executionSuccessful"] is True
+
+
+def test_every_code_has_a_description_for_code_scanning() -> None:
+    findings = [replace(FINDING, code=code) for code in pages()]
+    rules = log(*findings)["tool"]["driver"]["rules"]
+    assert [rule["id"] for rule in rules] == list(pages())
+    for rule in rules:
+        assert rule["shortDescription"]["text"] and rule["fullDescription"]["text"]
+        assert "## Why is this bad?" in rule["help"]["markdown"]
+        assert rule["helpUri"].endswith(f"docs/rules.md#{rule['id'].lower()}-{rule['name']}")
+
+
+def test_results_point_to_their_rules(three: Report) -> None:
+    run = log(*three.findings)
+    rules = run["tool"]["driver"]["rules"]
+    for result, finding in zip(run["results"], three.findings, strict=True):
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == finding.code
+
+
+def test_the_other_side_is_a_related_location_that_the_message_links(three: Report) -> None:
+    result = log(*three.findings)["results"][0]
+    (related,) = result["relatedLocations"]
+    assert related["id"] == 1
+    assert related["physicalLocation"]["artifactLocation"]["uri"] == "_base.yaml"
+    assert "[target runs on 4 \\[all\\]](1)" in result["message"]["text"]
+    assert "draft asks for 2" in result["message"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("severity", "level"),
+    [(Severity.ERROR, "error"), (Severity.WARNING, "warning"), (Severity.INFO, "note")],
+)
+def test_each_severity_has_its_level(severity: Severity, level: str) -> None:
+    assert log(replace(FINDING, severity=severity))["results"][0]["level"] == level
+
+
+@pytest.mark.parametrize(
+    ("name", "uri"),
+    [
+        ("a b/ü%.yaml", "a%20b/%C3%BC%25.yaml"),
+        ("a#b?c.yaml", "a%23b%3Fc.yaml"),
+        ("./x/../child.yaml", "child.yaml"),
+        ("no\udcff.yaml", "no%FF.yaml"),
+        ("/elsewhere/a b.yaml", "file:///elsewhere/a%20b.yaml"),
+    ],
+)
+def test_a_file_is_a_percent_encoded_uri_seen_from_the_root(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, uri: str
+) -> None:
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    result = log(replace(FINDING, span=replace(AT, file=name)))["results"][0]
+    place = result["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert place["uri"] == uri
+    assert ("uriBaseId" in place) is not uri.startswith("file:")
+
+
+def test_what_is_no_file_has_a_logical_place_only() -> None:
+    result = log(replace(FINDING, span=Span("-", 3, 1, 3, 2)))["results"][0]
+    assert result["locations"] == [{"logicalLocations": [{"fullyQualifiedName": "-"}]}]
+
+
+def fingerprint(run: Any, number: int = 0) -> str:
+    return str(run["results"][number]["partialFingerprints"]["specserve/v1"])
+
+
+def test_a_finding_keeps_its_fingerprint_when_lines_move_and_no_two_share_one() -> None:
+    moved = replace(FINDING, span=replace(AT, line=50, end_line=50))
+    elsewhere = replace(FINDING, span=replace(AT, path="a.c"))
+    assert fingerprint(log(FINDING)) == fingerprint(log(moved))
+    run = log(FINDING, FINDING, elsewhere)
+    assert len({fingerprint(run, number) for number in range(3)}) == 3
+
+
+def test_a_group_that_did_not_run_is_told() -> None:
+    skipped = Skipped("a.yaml", "models", ("SD201", "SD202"), "no network", "unreachable")
+    (note,) = log(skipped=(skipped,))["invocations"][0]["toolExecutionNotifications"]
+    assert note["message"]["text"] == "a.yaml: SD201, SD202 did not run: no network"
+
+
+@given(text=st.text(), name=st.text(st.characters(exclude_characters="\0/"), max_size=20))
+def test_any_text_gives_a_valid_log(text: str, name: str) -> None:
+    related = (Related(replace(AT, file=f"y{name}"), text), Related(AT))
+    span = replace(AT, file=f"x{name}", path=text)
+    run = log(replace(FINDING, span=span, message=text or "m", label=text, notes=(text,), related=related))
+    assert len(run["results"]) == 1
