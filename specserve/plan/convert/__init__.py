@@ -1,1 +1,1 @@
-"""Old command lines, scripts and calls to a profile that works today. Runs nothing of what it reads."""
+"""Old and foreign launches to profiles: command lines, shell scripts, compose files, Python, SGLang. Runs nothing."""

@@ -1,0 +1,63 @@
+"""The words of a command line, each with its place in one line of text. Knows no flag."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from specserve.diagnostics import Span
+
+COMMAND = "<command>"
+"""The file name of a command line that was given as arguments."""
+_QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One argument. `columns` holds the column of each character and of the end; empty where they are unknown."""
+
+    text: str
+    span: Span
+    columns: tuple[int, ...] = ()
+
+    def part(self, start: int, end: int | None = None) -> Word:
+        """The characters from `start` to `end` as a word of their own."""
+        end = len(self.text) if end is None else end
+        if not self.columns:
+            return replace(self, text=self.text[start:end])
+        columns = self.columns[start : end + 1]
+        span = replace(self.span, column=columns[0], end_column=max(columns[-1], columns[0] + 1))
+        return Word(self.text[start:end], span, columns)
+
+
+def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:
+    """The command line as one line that a shell reads back, and its words with their columns in it."""
+    line = ""
+    words: list[Word] = []
+    for text in argv:
+        line += " " if words else ""
+        shown, columns = _shown(text, start=len(line) + 1)
+        span = Span(file, 1, len(line) + 1, 1, len(line) + 1 + max(1, len(shown)))
+        words.append(Word(text, span, columns))
+        line += shown
+    return line, words
+
+
+def _shown(text: str, *, start: int) -> tuple[str, tuple[int, ...]]:
+    """A word as `shlex.quote` writes it, line ends as spaces, and the column of each of its characters."""
+    if shlex.quote(text) == text:
+        return text, tuple(range(start, start + len(text) + 1))
+    shown, columns = "'", []
+    for character in text:
+        columns.append(start + len(shown))
+        shown += _QUOTED_QUOTE if character == "'" else " " if character in "\n\r\t" else character
+    return f"{shown}'", (*columns, start + len(shown))
+
+
+def starred(line: str, places: Iterable[Span]) -> str:
+    """The line with these places hidden, and nothing moved."""
+    for span in places:
+        start, end = span.column - 1, span.end_column - 1
+        line = line[:start] + "*" * (end - start) + line[end:]
+    return line
