@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError
-from specserve.plan.support import in_range
+from specserve.plan.support import in_range, known_versions
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -178,9 +178,10 @@ def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstima
     del wanted
     return estimate(
         context.profile,
-        context.target,
+        target=context.target,
+        machine=context.machine,
+        version=(context.versions or known_versions()[-1:])[-1],
         speculation=arm.speculation if arm else None,
         draft=arm.draft if arm else None,
-        machine=context.machine,
-        version=(context.versions or ("0.33",))[-1],
+        path=arm.path if arm else "speculation",
     )
