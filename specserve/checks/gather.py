@@ -36,6 +36,8 @@ class Wanted:
     """Models come from the lock, and from nowhere else."""
     here: bool = True
     """Whether the machine that runs this is looked at."""
+    launch: bool = False
+    """A launch here is to follow: what is found counts, whatever the profile says."""
     tell: Callable[[str], None] = field(default=lambda _: None)
     """Takes a few words on what is being done."""
 
@@ -141,15 +143,15 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     if wanted.machine:
         return wanted.machine, ""
     hardware = profile.hardware
-    if hardware and hardware.accelerator:
+    if hardware and hardware.accelerator and not wanted.launch:
         text = f"{hardware.nodes}x{hardware.count}x{hardware.accelerator}"
         return assume(text, basis="profile"), ""
-    found = find() if wanted.here else None
+    vllm = installed() if wanted.here else None
+    if vllm and vllm.platform == "cpu" and (wanted.launch or not hardware):
+        return this_cpu(), ""
+    found = find(devices=hardware.devices if hardware else None) if wanted.here else None
     if found:
         return found, ""
-    vllm = installed() if wanted.here else None
-    if vllm and vllm.platform == "cpu" and not hardware:
-        return this_cpu(), ""
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 

@@ -61,6 +61,7 @@ def generate(
     from pathlib import Path
 
     from specserve.cli import batch
+    from specserve.cli.preflight import preflight
     from specserve.cli.prepare import prepare
     from specserve.errors import UsageError
     from specserve.report.console import say
@@ -78,6 +79,10 @@ def generate(
         baseline=baseline,
         check=not no_check,
     )
+    if not no_check:
+        preflight(
+            profile, settings=settings or (), alternative=alternative, baseline=baseline, devices=devices
+        )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
     data = batch.read_input(source)

@@ -38,7 +38,7 @@ def prepare(
 
     profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=baseline)
     if devices is not None:
-        profile = _on_devices(profile, devices)
+        profile = on_devices(profile, devices)
     if check:
         _refuse_errors(profile, starts=starts)
     here = None if vllm else _installed(profile, needed=starts)
@@ -87,7 +87,8 @@ def _refuse_errors(
         say(render(warnings))
 
 
-def _on_devices(profile: Profile, text: str) -> Profile:
+def on_devices(profile: Profile, text: str) -> Profile:
+    """The profile with `--devices` over its `hardware.devices`. Raises UsageError."""
     devices = tuple(
         int(part) if part.isdigit() else part for part in text.replace(" ", "").split(",") if part
     )

@@ -91,6 +91,12 @@ def up(
         check=not no_check,
         starts=not dry_run,
     )
+    if not (dry_run or no_check):
+        from specserve.cli.preflight import preflight
+
+        preflight(
+            profile, settings=settings or (), alternative=alternative, baseline=baseline, devices=devices
+        )
     if dry_run:
         show(plan, format=format)
     elif exec_:

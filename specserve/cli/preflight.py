@@ -1,0 +1,134 @@
+"""Models, memory and machine checked before a launch, in a child: what it needs is freed before vLLM starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any
+
+from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.errors import CheckFailed, SpecserveError
+from specserve.report.console import clean, is_terminal, say, styled
+
+_CHILD = "from specserve.cli.preflight import child; child()"
+
+
+def preflight(
+    path: str,
+    *,
+    settings: Iterable[str] = (),
+    alternative: str | None = None,
+    baseline: bool = False,
+    devices: str | None = None,
+) -> None:
+    """Check what is to be launched here; says warnings, and what could not be checked. Raises CheckFailed."""
+    from specserve.profile.texts import recall
+
+    asked = {
+        "path": path,
+        "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
+        "settings": list(settings),
+        "alternative": alternative,
+        "baseline": baseline,
+        "devices": devices,
+    }
+    answer = _ask(asked)
+    findings = tuple(_finding(item) for item in answer["findings"])
+    for reason in answer["missing"]:
+        say(f"{styled('warning', 'yellow')}: not checked: {clean(reason)}")
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    if errors:
+        text = f"`{path}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
+        raise CheckFailed(text, findings=findings, hint="`--no-check` starts it all the same")
+    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+    if warnings:
+        from specserve.report.text import render
+
+        say(render(warnings))
+
+
+def _ask(asked: dict[str, Any]) -> dict[str, Any]:
+    """Run the child, show on a terminal what it is at, return its answer."""
+    answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
+    live = is_terminal(sys.stderr)
+    with subprocess.Popen(
+        [sys.executable, "-c", _CHILD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(asked))
+        process.stdin.close()
+        for line in process.stdout:
+            content = json.loads(line)
+            if "tell" not in content:
+                answer = content
+            elif live:
+                sys.stderr.write(f"\r\x1b[K{clean(content['tell'])[:90]} …")
+                sys.stderr.flush()
+    if live:
+        sys.stderr.write("\r\x1b[K")
+    return answer
+
+
+def _finding(content: dict[str, Any]) -> Finding:
+    """A finding that came as JSON."""
+    related = tuple(Related(Span(**item["span"]), item["label"]) for item in content["related"])
+    return Finding(
+        **{
+            **content,
+            "severity": Severity(content["severity"]),
+            "span": Span(**content["span"]),
+            "related": related,
+            "notes": tuple(content["notes"]),
+        }
+    )
+
+
+def child() -> None:
+    """The child: one JSON document on stdin; lines of JSON on stdout, the last one with the findings."""
+    asked = json.load(sys.stdin)
+    try:
+        findings, missing = _checked(asked)
+    except SpecserveError as error:
+        findings, missing = [], [error.message]
+    except Exception as error:  # a bug in a rule must not keep a server from starting
+        findings, missing = [], [f"the check itself failed: {type(error).__name__}: {error}"]
+    _write({"findings": [asdict(finding) for finding in findings], "missing": missing})
+
+
+def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
+    from specserve.checks.catalogue import RULES
+    from specserve.checks.gather import Wanted, gather
+    from specserve.checks.run import examined_in
+    from specserve.checks.unread import UNREADABLE, unreadable
+    from specserve.cli.prepare import on_devices
+    from specserve.profile.load import load_profile, with_alternative
+    from specserve.profile.texts import keep
+
+    if asked["text"] is not None:
+        keep("-", asked["text"].encode("utf-8", "surrogateescape"))
+    profile = load_profile(asked["path"], settings=asked["settings"])
+    profile = with_alternative(profile, asked["alternative"], baseline=asked["baseline"])
+    # arms that are not launched cannot stop the launch
+    profile = replace(profile, alternatives={})
+    if asked["devices"] is not None:
+        profile = on_devices(profile, asked["devices"])
+    known = gather(profile, wanted=Wanted(launch=True, tell=lambda text: _write({"tell": text})))
+    broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
+    found, _ = examined_in(known.context, problems=list(filter(None, broken)))
+    codes = {rule.code for rule in RULES if rule.needs in ("models", "hardware")} | {UNREADABLE.code}
+    missing = [
+        item.error.message for item in known.unread if unreadable(item.error, profile, path=item.path) is None
+    ]
+    return [finding for finding in found if finding.code in codes], missing
+
+
+def _write(content: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content) + "\n")
+    sys.stdout.flush()
