@@ -16,6 +16,10 @@ _LAYERS = 32
 _UNSURE = Interval(0.8, 1.25)
 """Mixtures of experts with quantised weights: their kernels' workspaces differ."""
 _FRAGMENTATION = 0.3 * _GIB
+_FLASHINFER = 394 * 2**20
+"""The attention backend of Blackwell. Source: vllm/envs.py, VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE."""
+_NVLINK = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
+"""GPUs that come with NVLink: communication over it keeps larger buffers."""
 _ENCODER = 1.5 * _GIB
 """The most that profiling an image encoder took on top."""
 
@@ -108,12 +112,14 @@ def graphs(shape: Shape, *, regime: Regime, sizes: int) -> Interval:
     )
 
 
-def outside(*, settings: Settings, regime: Regime, nvlink: bool) -> Interval:
-    """Memory outside of torch: CUDA libraries, and communication where several GPUs share the model."""
+def outside(*, settings: Settings, regime: Regime, capability: tuple[int, int]) -> Interval:
+    """Memory outside of torch: CUDA libraries, workspaces, communication where several GPUs share the model."""
+    workspace = _FLASHINFER if capability >= (10, 0) else 0
     if settings.tensor_parallel_size == 1:
-        return regime.one_gpu_bytes
+        return Interval(regime.one_gpu_bytes.low, regime.one_gpu_bytes.high + workspace)
     several = regime.several_gpus_bytes
-    return several if nvlink else Interval(several.low, max(several.low, several.high / 2))
+    high = several.high if capability in _NVLINK else max(several.low, several.high / 2)
+    return Interval(several.low, high + workspace)
 
 
 def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting, profiled: float) -> float:

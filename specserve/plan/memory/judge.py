@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
+from specserve.plan.memory.demand import Demand
 from specserve.plan.memory.estimate import Interval, MemoryEstimate, PerGpu
 from specserve.plan.memory.knobs import knobs
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
@@ -24,21 +25,23 @@ def estimate(
     speculation: Speculation | None = None,
     draft: ModelFacts | None = None,
     path: str = "speculation",
+    needed: Demand | None = None,
 ) -> MemoryEstimate:
     """What a profile with one way to speculate (None: none) needs of every GPU of a machine, by one vLLM version.
 
     `draft`: the facts of `speculation.model`, where the method has a second model; `path`: where the block stands
-    in the profile, for the knobs. Raises FactError where a model's facts do not say enough.
+    in the profile, for the knobs; `needed`: weights and KV cache, where vLLM itself was asked for them. Raises
+    FactError where a model's facts do not say enough.
     """
     arm = situation(
         profile, target=target, machine=machine, version=version, speculation=speculation, draft=draft
     )
-    return assess(arm, path=path)
+    return assess(arm, path=path, needed=needed)
 
 
-def assess(s: Situation, *, path: str = "speculation") -> MemoryEstimate:
+def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
     """The same for a situation that is worked out already."""
-    r = reckon(s)
+    r = reckon(s, needed=needed)
     s, r, notes = _fitted_length(s, r)
     found = verdict(s, r)
     at = r.poorest
@@ -75,7 +78,8 @@ def _fitted_length(s: Situation, r: Reckoning) -> tuple[Situation, Reckoning, li
     if low in (0, limit):
         return s, r, []
     s = replace(s, settings=replace(s.settings, max_model_len=low))
-    return s, reckon(s), [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
+    r = replace(r, demand=replace(r.demand, max_model_len=low))
+    return s, r, [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
 
 
 def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:

@@ -37,9 +37,12 @@ def knobs(s: Situation, r: Reckoning, *, verdict: MemoryVerdict, path: str) -> t
     Of each knob the first position that fits; else the one that frees the most.
     """
     found = []
-    for positions in (_seqs(s), _tokens(s), _length(s, r), _share(s), _pool(s, r), _greedy(s, path), _k(s, path), _fp8(s),
-                      _graphs(s), _parallel(s), _none(s, path)):  # fmt: skip
-        best = _best(positions, r, verdict)
+    positions = (
+        _seqs(s), _tokens(s), _length(s, r), _share(s), _pool(s, r), _greedy(s, path), _k(s, path), _fp8(s),
+        _graphs(s), _parallel(s), _none(s, path),
+    )  # fmt: skip
+    for turns in positions:
+        best = _best(turns, r, verdict)
         if best:
             found.append(best)
     better = [knob for knob in found if _ORDER.index(knob.verdict) < _ORDER.index(verdict)]

@@ -66,9 +66,12 @@ def _blocks(stage: Stage, kv: Interval) -> float:
     return kv.low / max(1, stage.bytes_per_block)
 
 
-def reckon(s: Situation) -> Reckoning:
-    """What is needed, what there is, and what is left. Raises FactError where the demand cannot be known."""
-    needed = _demand(s)
+def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
+    """What is needed, what there is, and what is left. `needed`: the demand, where vLLM itself was asked.
+
+    Raises FactError where the demand cannot be known.
+    """
+    needed = needed or _demand(s)
     rules = regime(s.settings.version, runner=s.runner)
     model, drafting = shape(s.target, dtype=s.settings.dtype), _drafting(s)
     last = len(needed.stages) - 1
@@ -142,8 +145,7 @@ def _other(
     s: Situation, model: Shape, rules: Regime, drafting: Drafting, captured: Interval, *, is_last: bool
 ) -> Interval:
     capability = s.machine.accelerator.compute_capability or (0, 0)
-    fast = capability in ((8, 0), (9, 0), (10, 0), (10, 3))  # the ones that come with NVLink
-    held = outside(settings=s.settings, regime=rules, nvlink=fast)
+    held = outside(settings=s.settings, regime=rules, capability=capability)
     kept = buffers(model, settings=s.settings, regime=rules, drafting=drafting) if is_last else 0.0
     deducted = captured if rules.graphs_deducted else Interval(0, 0)
     return Interval(held.low + kept + deducted.low, held.high + kept + deducted.high)

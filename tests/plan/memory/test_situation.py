@@ -1,0 +1,181 @@
+"""A profile after vLLM's defaults, as far as memory depends on it: batch sizes, runner, length, K, promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.accelerators import assume
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.defaults import capture_sizes
+from specserve.plan.memory.length import longest
+from specserve.plan.memory.runner import runner
+from specserve.plan.memory.shape import shape
+from specserve.plan.memory.situation import Promise, Situation, situation
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def facts(**config: Any) -> ModelFacts:
+    return ModelFacts("org/m", "directory", {**CONFIG, **config})
+
+
+def of(
+    profile: Profile, machine: str = "1xH100-80GB", *, version: str = "0.33", draft: ModelFacts | None = None
+) -> Situation:
+    return situation(
+        profile,
+        target=facts(),
+        machine=assume(machine),
+        version=version,
+        speculation=profile.speculation,
+        draft=draft,
+    )
+
+
+@pytest.mark.parametrize(
+    ("machine", "tokens", "seqs"),
+    [
+        ("1xH100-80GB", 8192, 1024),
+        ("8xB200-180GB", 16384, 1024),
+        ("1xA100-80GB", 2048, 256),
+        ("1xL4-24GB", 2048, 256),
+        ("cpu", 2048, 128),
+    ],
+)
+def test_batch_sizes_depend_on_the_machine(profile: Load, machine: str, tokens: int, seqs: int) -> None:
+    found = of(profile(""), machine).settings
+    assert (found.max_num_batched_tokens, found.max_num_seqs) == (tokens, seqs)
+
+
+def test_what_the_profile_says_wins_over_the_defaults(profile: Load) -> None:
+    text = """
+        target: {model: org/m, max_model_len: 2K, tensor_parallel_size: 2, pipeline_parallel_size: 3}
+        engine: {max_num_seqs: 64, max_num_batched_tokens: 4k, gpu_memory_utilization: 0.8, enforce_eager: true,
+          kv_cache_dtype: fp8, enable_prefix_caching: false, kv_cache_memory_bytes: 2G}
+    """
+    found = of(profile(text))
+    assert (found.settings.max_model_len, found.settings.max_num_batched_tokens) == (2048, 4000)
+    assert (found.settings.tensor_parallel_size, found.settings.pipeline_parallel_size) == (2, 3)
+    assert (found.gpu_memory_utilization, found.enforce_eager, found.settings.kv_cache_dtype) == (
+        0.8,
+        True,
+        "fp8",
+    )
+    assert (found.kv_cache_memory_bytes, found.settings.enable_prefix_caching) == (2**31, False)
+
+
+def test_the_share_of_the_memory_depends_on_the_version(profile: Load) -> None:
+    assert of(profile("")).gpu_memory_utilization == 0.92
+    assert of(profile(""), version="0.19").gpu_memory_utilization == 0.9
+
+
+def test_a_v2_draft_lowers_the_target_to_its_own_context(profile: Load) -> None:
+    text = "speculation: {method: draft_model, model: org/d, num_speculative_tokens: 3}"
+    short = facts(max_position_embeddings=1024)
+    assert of(profile(text), draft=short).settings.max_model_len == 1024
+    assert of(profile(text), version="0.26", draft=short).settings.max_model_len == 4096
+
+
+def test_the_cache_of_a_cpu_is_told_by_the_profile_its_environment_or_specserve(profile: Load) -> None:
+    assert of(profile("engine: {kv_cache_memory_bytes: 1G}"), "cpu").kv_cache_memory_bytes == 2**30
+    assert of(profile('env: {VLLM_CPU_KVCACHE_SPACE: "3"}'), "cpu").kv_cache_memory_bytes == 3 * 2**30
+    assert of(profile("engine: {gpu_memory_utilization: 0.5}"), "cpu").kv_cache_memory_bytes is None
+    assert 2**28 <= (of(profile(""), "cpu").kv_cache_memory_bytes or 0) <= 2**32
+    assert of(profile("")).kv_cache_memory_bytes is None
+
+
+def test_a_promise_counts_where_it_says_how_long_its_requests_are(profile: Load) -> None:
+    text = """
+        expect:
+          - {concurrency: 16, prompt_tokens: {p50: 800, p95: 4000}, output_tokens: {p50: 300}}
+          - {concurrency: 8}
+    """
+    assert of(profile(text)).promises == (Promise(16, 1100),)
+
+
+@pytest.mark.parametrize(
+    ("version", "keys", "env", "expected"),
+    [
+        ("0.33", {}, {}, "v2"),
+        ("0.32.1", {"method": "eagle3"}, {}, "v2"),
+        ("0.33", {"method": "suffix"}, {}, "v1"),
+        ("0.33", {"method": "draft_model", "use_heterogeneous_vocab": True}, {}, "v1"),
+        ("0.33", {"method": "eagle", "parallel_drafting": True}, {}, "v1"),
+        ("0.33", {"method": "dflash", "parallel_drafting": True}, {}, "v2"),
+        ("0.33", {}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "v1"),
+        ("0.26", {}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "v2"),
+        ("0.26", {}, {}, "v1"),
+        ("0.26", {"method": "dspark"}, {}, "v2"),
+    ],
+)
+def test_the_runner_is_the_one_that_vllm_would_take(
+    version: str, keys: dict[str, Any], env: dict[str, str], expected: str
+) -> None:
+    assert runner(version, speculation=keys, env=env) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, 4096),
+        ({"max_position_embeddings": None}, 2048),
+        ({"max_position_embeddings": None, "n_positions": 1024}, 1024),
+        ({"model_max_length": 8192}, 8192),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 2048}, 2048),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, 8192),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096),
+        ({"text_config": {**CONFIG, "max_position_embeddings": 512}}, 512),
+    ],
+)
+def test_the_longest_sequence_is_the_one_that_vllm_derives(config: dict[str, Any], expected: int) -> None:
+    assert longest(facts(**config)) == expected
+
+
+def test_the_shape_of_experts_is_that_of_the_shared_ones_and_one_of_the_others() -> None:
+    dense = shape(facts())
+    assert (dense.intermediate, dense.experts_per_token, dense.dtype_bytes) == (128, 0, 2)
+    mixed = shape(facts(num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=3))
+    assert (mixed.intermediate, mixed.experts_per_token, mixed.expert_intermediate) == (96, 2, 32)
+    assert shape(facts(vision_config={}, quantization_config={"quant_method": "fp8"})).is_multimodal
+    assert shape(facts(), dtype="float32").dtype_bytes == 4
+
+
+def test_there_is_a_graph_for_each_batch_size_and_for_each_number_of_drafts() -> None:
+    assert capture_sizes(max_num_seqs=256) == 51
+    assert capture_sizes(max_num_seqs=1) == 2
+    assert capture_sizes(max_num_seqs=256, decode_tokens=4) > capture_sizes(max_num_seqs=256)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(st.sampled_from([*CONFIG, "factor"]), inner, max_size=3),
+    max_leaves=5,
+)
+KEYS = st.sampled_from(
+    [*CONFIG, "rope_scaling", "rope_parameters", "text_config", "n_positions", "num_experts_per_tok",
+     "moe_intermediate_size", "n_shared_experts", "model_max_length", "torch_dtype", "quantization_config"]
+)  # fmt: skip
+
+
+@given(st.dictionaries(KEYS, JUNK, max_size=4))
+def test_a_configuration_of_any_content_gives_sizes_or_a_fact_error(config: dict[str, Any]) -> None:
+    for read in (longest, shape):
+        try:
+            read(facts(**config))
+        except FactError as error:
+            assert "config.json" in error.message
