@@ -35,6 +35,7 @@ def main() -> None:
     from rich.console import Console
     from rich.text import Text
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
     with Path(os.devnull).open("w") as sink, tempfile.TemporaryDirectory() as folder:
         screen = Console(record=True, width=WIDTH, file=sink)
         for command, text in session(Path(folder)):
