@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
-from specserve.plan.support import known_versions, table, versions_with
+from specserve.plan.support import table, versions_with
 from specserve.plan.table import Section
 
 
 def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
     """Each problem once, with the versions that have it where they do not all have it."""
-    # a range of newer versions only is judged by the newest known one
-    versions = ctx.versions or known_versions()[-1:]
     seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
-    for version in versions:
+    for version in judged(ctx):
         for problem in problems(ctx.profile, table(version)):
             if problem.kind in kinds:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
@@ -24,14 +23,9 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
         message = problem.message
         if problem.kind == "unknown" and len(found) > 1:
             message = message.replace(f"vLLM {found[0]} has", "vLLM has", 1)
-        notes: tuple[str, ...] = ()
-        if len(found) < len(versions):
-            notes = (
-                f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",
-            )
         help_text = (_elsewhen(path) if problem.kind == "unknown" else None) or problem.help
         at_key = problem.kind != "value" and not path.endswith(".method")
-        yield Hit(path, message, notes=notes, help=help_text, at_key=at_key)
+        yield Hit(path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key)
 
 
 def _elsewhen(path: str) -> str | None:

@@ -130,24 +130,3 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
             notes=("a key guards /v1 and its like; /metrics, /health and /invocations stay open",),
             help="name a variable in `server.api_key_env`, or listen on 127.0.0.1 behind a proxy",
         )
-
-
-@rule("SD111", "remote-code", Severity.WARNING)
-def remote_code(ctx: Context) -> Iterator[Hit]:
-    """The profile lets vLLM run Python code that comes with a model.
-
-    ## Why is this bad?
-    `trust_remote_code` runs whatever the repository holds on the day of the download.
-
-    ## Example
-        engine: {trust_remote_code: true}
-
-    ## Use instead
-        engine: {trust_remote_code: false}
-
-    ## Source
-    vllm/config/model.py, `trust_remote_code: bool = False`
-    """
-    if ctx.profile.engine.get("trust_remote_code") is True:
-        text = "vLLM will run code that comes with the model (`trust_remote_code`)"
-        yield Hit("engine.trust_remote_code", text, help="pin `target.revision` to a commit that was read")

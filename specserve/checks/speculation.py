@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.retype import retyped
-from specserve.profile.speculation import Speculation
 
 MAX_K = 128
-
-
-def _blocks(ctx: Context) -> Iterator[tuple[str, Speculation]]:
-    if ctx.profile.speculation:
-        yield "speculation", ctx.profile.speculation
-    for name, block in ctx.profile.alternatives.items():
-        yield f"alternatives.{name}", block
 
 
 @rule("SD101", "retyped-draft", Severity.ERROR)
@@ -37,7 +30,7 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     """
-    for path, block in _blocks(ctx):
+    for path, block in blocks(ctx):
         model = block.model or (ctx.profile.target.model if block.method == "mtp" else None)
         change = retyped(block.method, model) if model else None
         if change:
@@ -60,18 +53,18 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
     ranks in any case (vllm-project/vllm#31886). Any other size is refused at once.
 
     ## Example
-        target: {model: org/target, tensor_parallel_size: 4}
-        speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
+        target: {model: ./target, tensor_parallel_size: 4}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
 
     ## Use instead
-        target: {model: org/target, tensor_parallel_size: 4}
-        speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
+        target: {model: ./target, tensor_parallel_size: 4}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
 
     ## Source
     vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
     size = ctx.profile.target.tensor_parallel_size
-    for path, block in _blocks(ctx):
+    for path, block in blocks(ctx):
         draft = block.keys.get("draft_tensor_parallel_size")
         ignored = draft == 1 and block.method != "draft_model"
         if draft is not None and draft != size and not ignored:
@@ -92,15 +85,15 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     The rejection sampler asserts at most 128, at the first request: the server starts, and then dies.
 
     ## Example
-        speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_max: 4}
+        speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
 
     ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
+        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
 
     ## Source
     vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
-    for path, block in _blocks(ctx):
+    for path, block in blocks(ctx):
         count = block.num_speculative_tokens
         if count is not None and count > MAX_K:
             yield Hit(

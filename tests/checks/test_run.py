@@ -11,7 +11,7 @@ from specserve.checks.run import lint
 from specserve.diagnostics import Report, Severity
 
 Write = Callable[..., Path]
-WIDE = "target: {model: org/target}\nserver:\n  host: 0.0.0.0"
+WIDE = "target: {model: ./target}\nserver:\n  host: 0.0.0.0"
 
 
 def codes(report: Report) -> list[str]:
@@ -21,10 +21,10 @@ def codes(report: Report) -> list[str]:
 def test_one_bad_profile_does_not_hide_the_others(write: Write, tmp_path: Path) -> None:
     files = [
         write("target: [", "broken.yaml"),
-        write('target: {model: a/b}\nvllm: "==0.28"', "old.yaml"),
-        write("target: {model: a/b}", "good.yaml"),
+        write('target: {model: ./m}\nvllm: "==0.28"', "old.yaml"),
+        write("target: {model: ./m}", "good.yaml"),
         write(WIDE, "wide.yaml"),
-        write("target: {model: a/b}\nenv: {VLLM_X: y}", "warned.yaml"),
+        write("target: {model: ./m}\nenv: {VLLM_X: y}", "warned.yaml"),
     ]
     report = lint([*map(str, files), str(tmp_path / "none.yaml")])
     assert [item.verdict for item in report.verdicts] == [
@@ -36,7 +36,7 @@ def test_one_bad_profile_does_not_hide_the_others(write: Write, tmp_path: Path) 
 
 
 def test_what_a_shared_parent_says_wrong_is_told_once_and_fails_each_child(write: Write) -> None:
-    write("target: {model: org/target}\nengine: {max_num_sequences: 3}", "_base.yaml")
+    write("target: {model: ./target}\nengine: {max_num_sequences: 3}", "_base.yaml")
     children = [write("extends: ./_base.yaml", f"{name}.yaml") for name in "ab"]
     report = lint(map(str, children))
     assert codes(report) == ["SD102"]
@@ -45,7 +45,7 @@ def test_what_a_shared_parent_says_wrong_is_told_once_and_fails_each_child(write
 
 
 def test_findings_stand_in_the_order_of_the_file(write: Write) -> None:
-    file = write("server: {host: 0.0.0.0}\nenv: {VLLM_X: y}\ntarget: {model: a/b}\nengine: {x: 1}")
+    file = write("server: {host: 0.0.0.0}\nenv: {VLLM_X: y}\ntarget: {model: ./m}\nengine: {x: 1}")
     assert codes(lint([str(file)])) == ["SD108", "SD106", "SD102"]
 
 
@@ -60,8 +60,8 @@ def test_a_comment_hides_the_finding_of_its_line(write: Write, comment: str) -> 
 
 def test_a_comment_at_a_related_place_hides_it_too(write: Write) -> None:
     file = write("""
-        target: {model: org/target, tensor_parallel_size: 4}  # specserve: ignore[SD104] patched build
-        speculation: {method: draft_model, model: a/b, num_speculative_tokens: 2, draft_tensor_parallel_size: 1}
+        target: {model: ./target, tensor_parallel_size: 4}  # specserve: ignore[SD104] patched build
+        speculation: {method: draft_model, model: ./m, num_speculative_tokens: 2, draft_tensor_parallel_size: 1}
     """)
     assert codes(lint([str(file)])) == []
 
@@ -90,16 +90,16 @@ def test_a_comment_in_a_parent_hides_what_is_wrong_there_and_is_never_called_unu
 
 
 def test_a_comment_for_a_rule_that_needs_a_machine_is_not_called_unused_without_one(write: Write) -> None:
-    file = write("target: {model: a/b}\nengine:\n  enforce_eager: false  # specserve: ignore[SD401, SD999]")
+    file = write("target: {model: ./m}\nengine:\n  enforce_eager: false  # specserve: ignore[SD401, SD999]")
     assert [item.message for item in lint([str(file)]).findings] == ["this comment hides no finding SD999"]
 
 
 def test_problems_of_the_file_itself_cannot_be_hidden(write: Write) -> None:
-    assert codes(lint([str(write("target: {model: a/b}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
+    assert codes(lint([str(write("target: {model: ./m}\nnmae: x  # specserve: ignore[SD005]"))])) == ["SD005"]
 
 
 def test_an_override_is_judged_like_what_it_overrides(write: Write) -> None:
-    file = str(write("target: {model: a/b}"))
+    file = str(write("target: {model: ./m}"))
     (finding,) = lint([file], settings=["server.host=0.0.0.0"]).findings
     assert finding.code == "SD108"
     assert finding.span.file.startswith("--set server.host")

@@ -37,13 +37,13 @@ def test_three_findings_read_like_this(
     write: Write, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write("target:\n  model: org/target\n  tensor_parallel_size: 4", "_base.yaml")
+    write("target:\n  model: ./target\n  tensor_parallel_size: 4", "_base.yaml")
     write(
         """
         extends: ./_base.yaml
         speculation:
           method: draft_model
-          model: org/eagle3-draft
+          model: ./eagle3-draft
           num_speculative_tokens: 5
           draft_tensor_parallel_size: 2
         engine: {max_num_sequences: 64}

@@ -1,0 +1,225 @@
+"""SD1xx about vLLM's two model runners: what the one that will serve does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specserve.checks.blocks import blocks
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import SWITCH, choice, on_cpu, switch
+from specserve.checks.versions import judged, only_in
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Profile
+from specserve.profile.speculation import Speculation
+
+_ASYNC_METHODS = frozenset({"ngram_gpu", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
+_BY_RUNNER = "0.33"
+"""Since this version asynchronous scheduling depends on the runner; before, on the method alone."""
+
+
+@rule("SD122", "unsupported-runner", Severity.ERROR)
+def unsupported_runner(ctx: Context) -> Iterator[Hit]:
+    """The model runner that will serve does not know what the profile asks for.
+
+    ## Why is this bad?
+    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something,
+    and where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet
+    support` or its twin.
+
+    ## Example
+        speculation: {method: suffix, num_speculative_tokens: 16}
+        env: {VLLM_USE_V2_MODEL_RUNNER: 1}
+
+    ## Use instead
+        speculation: {method: suffix, num_speculative_tokens: 16}
+
+    ## Source
+    vllm/config/vllm.py, `Model Runner V2 does not yet support: `
+    """
+    for path, block in blocks(ctx):
+        found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
+        for version in judged(ctx):
+            taken = choice(ctx.profile, block, path, version=version)
+            for what, place in taken.lacks if taken else ():
+                assert taken is not None
+                found.setdefault((what, place, taken.runner), (taken.reason, []))[1].append(version)
+        for (what, place, name), (reason, versions) in found.items():
+            yield Hit(
+                place,
+                f"the {name} model runner does not know {what}",
+                related=((f"env.{SWITCH}", "the runner is chosen here"),)
+                if switch(ctx.profile) is not None
+                else (),
+                notes=(f"it is {name}: {reason}", *only_in(ctx, versions)),
+                help=f"leave `{SWITCH}` out, and vLLM chooses" if switch(ctx.profile) is not None else None,
+            )
+
+
+@rule("SD123", "unsupported-async-scheduling", Severity.ERROR)
+def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
+    """Asynchronous scheduling is demanded where vLLM cannot speculate with it.
+
+    ## Why is this bad?
+    Left out, vLLM switches it on where it can. Written as `true`, it is a demand, and vLLM refuses to start with
+    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1
+    runner. Since 0.33 the V2 runner takes `ngram` too.
+
+    ## Example
+        speculation: {method: suffix, num_speculative_tokens: 16}
+        engine: {async_scheduling: true}
+
+    ## Use instead
+        speculation: {method: suffix, num_speculative_tokens: 16}
+
+    ## Source
+    vllm/config/vllm.py, `Currently, async scheduling is only supported `
+    """
+    if ctx.profile.engine.get("async_scheduling") is not True:
+        return
+    for path, block in blocks(ctx):
+        found: dict[tuple[str, str], list[str]] = {}
+        for version in judged(ctx):
+            reason = _sync_only(ctx.profile, block, path, version=version)
+            if reason:
+                found.setdefault(reason, []).append(version)
+        for (what, place), versions in found.items():
+            yield Hit(
+                "engine.async_scheduling",
+                f"vLLM refuses asynchronous scheduling with {what}",
+                related=((place, "which stands here"),),
+                notes=only_in(ctx, versions),
+                help="leave it out: vLLM switches it on where it can",
+            )
+
+
+def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str) -> tuple[str, str] | None:
+    """What makes this version refuse asynchronous scheduling, and where it stands."""
+    taken = choice(profile, block, path, version=version)
+    v1 = taken is not None and taken.runner == "V1"
+    if version == _BY_RUNNER and not v1:
+        return None
+    if block.method not in _ASYNC_METHODS:
+        return f"`{block.method}`", f"{path}.method"
+    if block.keys.get("disable_padded_drafter_batch") is True:
+        return "`disable_padded_drafter_batch`", f"{path}.disable_padded_drafter_batch"
+    # 0.32 asks this last, when the CPU platform has switched asynchronous scheduling off
+    spared = version == "0.26" or (version == "0.32" and on_cpu(profile))
+    if v1 and not spared and profile.target.pipeline_parallel_size > 1:
+        return "pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"
+    return None
+
+
+@rule("SD124", "unpadded-drafter-batch", Severity.WARNING)
+def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
+    """The padding of the drafter's batch is switched off, as old examples do.
+
+    ## Why is this bad?
+    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the
+    V1 runner `draft_model` and parallel drafting refuse to start with it.
+
+    ## Example
+        vllm: ">=0.32"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
+
+    ## Use instead
+        vllm: ">=0.32"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
+    """
+    for path, block in blocks(ctx):
+        if block.keys.get("disable_padded_drafter_batch") is not True:
+            continue
+        extra = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
+        found = [version for version in judged(ctx) if extra and _on_v1(ctx.profile, block, path, version)]
+        if found:
+            text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
+            yield Hit(
+                f"{path}.disable_padded_drafter_batch", text, notes=only_in(ctx, found),
+                help="leave it out", severity=Severity.ERROR,
+            )  # fmt: skip
+        else:
+            text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
+            yield Hit(f"{path}.disable_padded_drafter_batch", text, help="leave it out")
+
+
+def _on_v1(profile: Profile, block: Speculation, path: str, version: str) -> bool:
+    taken = choice(profile, block, path, version=version)
+    return taken is not None and taken.runner == "V1"
+
+
+@rule("SD125", "refused-logits-processor", Severity.ERROR)
+def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
+    """Logits processors of one's own, on a runner that cannot speculate with them.
+
+    ## Why is this bad?
+    The V1 runner refuses the pair at the start. The V2 runner, which serves most methods on GPUs since 0.32, takes
+    processors written for it.
+
+    ## Example
+        vllm: ">=0.32"
+        speculation: {method: suffix, num_speculative_tokens: 16}
+        engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
+
+    ## Use instead
+        vllm: ">=0.32"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+        engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
+
+    ## Source
+    vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when speculative decoding`
+    """
+    if not ctx.profile.engine.get("logits_processors"):
+        return
+    for path, block in blocks(ctx):
+        found = [version for version in judged(ctx) if _on_v1(ctx.profile, block, path, version)]
+        if found:
+            yield Hit(
+                "engine.logits_processors",
+                f"the V1 runner, which will serve `{block.method}`, takes no logits processors with speculation",
+                related=((f"{path}.method", "speculation"),),
+                notes=only_in(ctx, found),
+                help="leave one of the two out",
+            )
+
+
+@rule("SD126", "eager-draft", Severity.INFO)
+def eager_draft(ctx: Context) -> Iterator[Hit]:
+    """The draft model will run without CUDA graphs, on the V2 runner.
+
+    ## Why is this bad?
+    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them
+    for drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
+
+    ## Example
+        vllm: ">=0.32"
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
+        hardware: {accelerator: H100-80GB}
+        expect: [{concurrency: 1, min_speedup: 1.5}]
+
+    ## Use instead
+        vllm: ">=0.32"
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
+        hardware: {accelerator: H100-80GB}
+        expect: [{concurrency: 1, min_speedup: 1.5}]
+        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+
+    ## Source
+    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, `CUDA graph not yet supported for standalone AR`
+    """
+    promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
+    if not promised or ctx.profile.engine.get("enforce_eager") is True or switch(ctx.profile) is not None:
+        return
+    for path, block in blocks(ctx):
+        if block.method != "draft_model" or block.keys.get("enforce_eager") is True:
+            continue
+        taken = [(version, choice(ctx.profile, block, path, version=version)) for version in judged(ctx)]
+        found = [version for version, runner in taken if runner is not None and runner.runner == "V2"]
+        if found:
+            yield Hit(
+                f"{path}.method",
+                "the V2 runner drafts without CUDA graphs",
+                notes=only_in(ctx, found),
+                help=f'bench it with `env: {{{SWITCH}: "0"}}` too',
+            )

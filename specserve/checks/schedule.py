@@ -1,0 +1,205 @@
+"""SD1xx about `num_speculative_tokens_per_batch_size`: K by the number of running requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from specserve.checks.blocks import blocks
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import choice
+from specserve.checks.values import count
+from specserve.checks.versions import judged, only_in
+from specserve.diagnostics import Severity
+from specserve.profile.speculation import Speculation
+
+Row = tuple[int, int, int]
+KEY = "num_speculative_tokens_per_batch_size"
+_V1_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
+_WHOLE_DRAFT = frozenset({"draft_model", "ngram", "ngram_gpu"})
+_V1_CHECK_SINCE = ("0", "33")
+
+
+def problem_of(rows: tuple[Row, ...]) -> tuple[str, int | None] | None:
+    """What vLLM refuses in a schedule, and in which row (counted from 0); None where it takes it."""
+    if not rows:
+        return "the schedule is empty", None
+    for index, (first, last, _) in enumerate(rows):
+        if first < 1 or last < 1:
+            return "batch sizes start at 1", index
+        if first > last:
+            return f"the range starts at {first} and ends at {last}", index
+    order = sorted(range(len(rows)), key=lambda index: rows[index][0])
+    for before, after in pairwise(order):
+        if rows[after][0] <= rows[before][1]:
+            return f"the range overlaps the one that ends at {rows[before][1]}", after
+    if rows[order[0]][0] != 1:
+        return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
+    return None
+
+
+def _rows(block: Speculation) -> tuple[Row, ...] | None:
+    return block.keys.get(KEY)
+
+
+@rule("SD118", "broken-schedule", Severity.ERROR)
+def broken_schedule(ctx: Context) -> Iterator[Hit]:
+    """The schedule of K has a gap at its start, ranges that overlap, or a range that is none.
+
+    ## Why is this bad?
+    vLLM refuses it, and only once the weights are loaded: the scheduler reads it.
+
+    ## Example
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
+
+    ## Use instead
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+
+    ## Source
+    vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
+    """
+    for path, block in blocks(ctx):
+        rows = _rows(block)
+        found = None if rows is None else problem_of(rows)
+        # an empty list switches the schedule off: vLLM asks for its truth before it reads it
+        if found and rows:
+            message, index = found
+            place = f"{path}.{KEY}" if index is None else f"{path}.{KEY}[{index}]"
+            yield Hit(
+                place, message, help="write `[first, last, K]`, both ends included, from batch size 1 on"
+            )
+
+
+@rule("SD119", "clamped-schedule", Severity.WARNING)
+def clamped_schedule(ctx: Context) -> Iterator[Hit]:
+    """The schedule asks for more tokens than `num_speculative_tokens`.
+
+    ## Why is this bad?
+    `num_speculative_tokens` is the ceiling: vLLM drafts no more than that, and says nothing.
+
+    ## Example
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 3
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+
+    ## Use instead
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+
+    ## Source
+    vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
+    """
+    for path, block in blocks(ctx):
+        ceiling = block.num_speculative_tokens
+        for index, (_, _, k) in enumerate(_rows(block) or ()):
+            if ceiling is not None and k > ceiling:
+                yield Hit(
+                    f"{path}.{KEY}[{index}]",
+                    f"the schedule asks for {k} tokens; {ceiling} will be drafted",
+                    related=((f"{path}.num_speculative_tokens", f"the ceiling is {ceiling}"),),
+                    help=f"write `num_speculative_tokens: {k}`, or lower the row",
+                )
+                break
+
+
+@rule("SD120", "dropped-schedule", Severity.WARNING)
+def dropped_schedule(ctx: Context) -> Iterator[Hit]:
+    """vLLM drops the schedule and drafts the same K at any load.
+
+    ## Why is this bad?
+    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back
+    to the fixed K with one line in the log. The V1 runner does so for methods that cannot change K.
+
+    ## Example
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+        engine: {data_parallel_size: 2}
+
+    ## Use instead
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
+        engine: {data_parallel_size: 2}
+
+    ## Source
+    vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
+    """
+    parallel = count(ctx.profile.engine.get("data_parallel_size")) or 1
+    for path, block in blocks(ctx):
+        if not _rows(block):
+            continue
+        if parallel > 1:
+            yield Hit(
+                f"{path}.{KEY}",
+                f"vLLM ignores the schedule under data parallelism and drafts {_k(block)} at any load",
+                related=(("engine.data_parallel_size", f"{parallel} ranks"),),
+                help="pick the K for your usual load, or serve without data parallelism",
+            )
+            continue
+        found = [version for version in judged(ctx) if _v1_drops(ctx, block, path, version)]
+        if found:
+            text = (
+                f"the V1 runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
+            )
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, found))
+
+
+def _k(block: Speculation) -> str:
+    count = block.num_speculative_tokens
+    return f"{count} token{'s' if count != 1 else ''}" if count else "the same K"
+
+
+def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool:
+    taken = choice(ctx.profile, block, path, version=version)
+    newer = tuple(version.split(".")) >= _V1_CHECK_SINCE
+    return newer and taken is not None and taken.runner == "V1" and block.method not in _V1_METHODS
+
+
+@rule("SD121", "costly-schedule", Severity.INFO)
+def costly_schedule(ctx: Context) -> Iterator[Hit]:
+    """The schedule saves less than it reads: the draft still makes all its tokens.
+
+    ## Why is this bad?
+    The V2 runner lets `draft_model` and `ngram` draft `num_speculative_tokens` at any load and throws away what the
+    schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early.
+
+    ## Example
+        vllm: ">=0.32"
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 5
+          num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
+
+    ## Use instead
+        vllm: ">=0.32"
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, `range(1, self.num_speculative_steps)`
+    """
+    for path, block in blocks(ctx):
+        if not _rows(block) or block.method not in _WHOLE_DRAFT:
+            continue
+        taken = [(version, choice(ctx.profile, block, path, version=version)) for version in judged(ctx)]
+        found = [version for version, runner in taken if runner is not None and runner.runner == "V2"]
+        if found:
+            yield Hit(
+                f"{path}.{KEY}",
+                f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case",
+                notes=only_in(ctx, found),
+            )

@@ -1,0 +1,203 @@
+"""SD1xx about slots: the tokens of one step, the requests that share them, and what drafting adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specserve.checks.blocks import blocks
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import on_cpu, on_gpu
+from specserve.checks.values import count
+from specserve.checks.versions import judged, only_in
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Profile
+from specserve.profile.speculation import Speculation
+
+TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
+_LEAST_SEQUENCES = 256
+"""vLLM's smallest default of `max_num_seqs` on a GPU."""
+_HEADS = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
+_BLOCK_DRAFTS = frozenset({"dflash", "dspark"})
+
+
+def tokens(profile: Profile) -> int | None:
+    """`max_num_batched_tokens`, where the profile says it."""
+    return count(profile.engine.get("max_num_batched_tokens"))
+
+
+def sequences(profile: Profile) -> int | None:
+    """`max_num_seqs`, where the profile says it; else the least it can be."""
+    given, budget = count(profile.engine.get("max_num_seqs")), tokens(profile)
+    if given is None and budget is not None and on_gpu(profile):
+        return min(_LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
+    return given
+
+
+def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> int:
+    """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start.
+
+    `sequences` counts in 0.26 only, where every request needs its own. Source: `_set_max_num_scheduled_tokens`
+    in vllm/config/vllm.py, each version.
+    """
+    k, method = block.num_speculative_tokens or 0, block.method
+    parallel = block.keys.get("parallel_drafting") is True or method in _BLOCK_DRAFTS
+    if version == "0.26":
+        return (sequences or 0) * ((k - 1 if parallel else 0) + (method == "draft_model"))
+    if version == "0.32":
+        if method == "dflash":
+            return k
+        if parallel:
+            return k if method == "draft_model" else k - 1
+        return int(method == "draft_model")
+    if method == "dflash":
+        return k + 1
+    return k if method in _HEADS else 0
+
+
+@rule("SD135", "too-few-lora-slots", Severity.ERROR)
+def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
+    """With LoRA, a step has too few tokens for every request's drafts.
+
+    ## Why is this bad?
+    vLLM refuses to start unless `max_num_batched_tokens` holds K + 1 tokens of each of `max_num_seqs` requests.
+
+    ## Example
+        speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
+        engine: {enable_lora: true, max_num_seqs: 1024, max_num_batched_tokens: 8192}
+
+    ## Use instead
+        speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
+        engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
+
+    ## Source
+    vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
+    """
+    budget, requests = tokens(ctx.profile), sequences(ctx.profile)
+    if ctx.profile.engine.get("enable_lora") is not True or budget is None or requests is None:
+        return
+    for path, block in blocks(ctx):
+        k = block.num_speculative_tokens
+        if k is not None and budget < requests * (k + 1):
+            yield Hit(
+                TOKENS,
+                f"LoRA with speculation needs {requests * (k + 1)} tokens in a step; found {budget}",
+                related=(
+                    (SEQUENCES, f"{requests} requests"),
+                    (f"{path}.num_speculative_tokens", f"of {k + 1} tokens each"),
+                ),
+                help=f"write `max_num_batched_tokens: {requests * (k + 1)}`, or lower one of the others",
+            )
+
+
+@rule("SD136", "too-few-slots", Severity.ERROR)
+def too_few_slots(ctx: Context) -> Iterator[Hit]:
+    """A step has too few tokens to draft and verify at all.
+
+    ## Why is this bad?
+    vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, and more tokens than
+    drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
+
+    ## Example
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
+        engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
+        hardware: {accelerator: cpu}
+
+    ## Use instead
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
+        engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
+        hardware: {accelerator: cpu}
+
+    ## Source
+    vllm/config/vllm.py, `VllmConfig does not have enough slots to schedule a token and`
+    """
+    budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
+    if budget is None:
+        return
+    if given is not None and budget < given:
+        yield Hit(
+            TOKENS,
+            f"a step of {budget} tokens cannot hold one of each request",
+            related=((SEQUENCES, f"{given} requests"),),
+            help="lower `max_num_seqs`, or raise `max_num_batched_tokens`",
+        )
+        return
+    for path, block in blocks(ctx):
+        needs = {version: needed_slots(block, version=version, sequences=given) for version in judged(ctx)}
+        found = [version for version, needed in needs.items() if needed and budget <= needed]
+        if found:
+            least = max(needs[version] for version in found) + 1
+            yield Hit(
+                TOKENS,
+                f"drafting leaves no token of a step to schedule: at least {least} are needed; found {budget}",
+                related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
+                notes=only_in(ctx, found),
+                help="8192 is a good value for speculation",
+            )
+
+
+@rule("SD137", "fewer-active-requests", Severity.WARNING)
+def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
+    """The drafter's own pass has no room for as many requests as the profile allows.
+
+    ## Why is this bad?
+    `dflash` and `dspark` draft in a pass of their own, K + 1 or K tokens per request, which must fit into
+    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs`
+    says.
+
+    ## Example
+        vllm: ">=0.32"
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
+        engine: {max_num_seqs: 256, max_num_batched_tokens: 8192}
+
+    ## Use instead
+        vllm: ">=0.32"
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
+        engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
+
+    ## Source
+    vllm/config/vllm.py (0.33), `query tokens per request within `
+    """
+    budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
+    if budget is None or given is None or "0.33" not in judged(ctx):
+        return
+    active = count(ctx.profile.engine.get("max_num_active_seqs")) or given
+    for path, block in blocks(ctx):
+        needed = needed_slots(block, version="0.33", sequences=given)
+        if block.method in _BLOCK_DRAFTS and needed < budget and budget // needed < active:
+            yield Hit(
+                TOKENS,
+                f"the drafter's pass has room for {budget // needed} requests at a time",
+                related=(
+                    (SEQUENCES, f"{active} are allowed"),
+                    (f"{path}.method", f"takes {needed} tokens each"),
+                ),
+                notes=only_in(ctx, ["0.33"]),
+                help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
+            )
+
+
+@rule("SD138", "small-steps", Severity.INFO)
+def small_steps(ctx: Context) -> Iterator[Hit]:
+    """A step holds fewer than 8192 tokens, which vLLM calls too few for speculation.
+
+    ## Why is this bad?
+    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM
+    warns of it at the start.
+
+    ## Example
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+        engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
+
+    ## Use instead
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+        engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
+
+    ## Source
+    vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
+    """
+    budget = tokens(ctx.profile)
+    if ctx.profile.speculation is None or budget is None or on_cpu(ctx.profile):
+        return
+    if budget < 8192:
+        text = f"a step of {budget} tokens is small for speculation: vLLM warns below 8192"
+        yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, where the memory allows it")

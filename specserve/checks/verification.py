@@ -1,0 +1,253 @@
+"""SD1xx about how drafts are sampled and verified: what is not lossless, and what contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from specserve.checks.blocks import blocks
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import choice
+from specserve.checks.versions import judged, only_in
+from specserve.diagnostics import Severity
+from specserve.profile.speculation import Speculation
+
+_SYNTHETIC = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
+_SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""Methods whose drafts are drawn from a distribution of their own, with an arm `probabilistic`."""
+
+
+@rule("SD127", "synthetic-acceptance", Severity.ERROR)
+def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
+    """Drafts are accepted by a rate in the profile, whatever the target says of them.
+
+    ## Why is this bad?
+    It is a tool for benchmarks of the engine: the text is not the target's, and wrong.
+
+    ## Example
+        speculation:
+          method: eagle3
+          model: ./head
+          num_speculative_tokens: 3
+          rejection_sample_method: synthetic
+          synthetic_acceptance_length: 2.5
+
+    ## Use instead
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
+    """
+    for path, block in blocks(ctx):
+        if block.keys.get("rejection_sample_method") == "synthetic":
+            yield Hit(
+                f"{path}.rejection_sample_method",
+                "`synthetic` accepts drafts at a fixed rate: the server's text is made up",
+                help="leave it out; `# specserve: ignore[SD127] reason` where it is a test of the engine",
+            )
+
+
+@rule("SD128", "lossy-verification", Severity.WARNING)
+def lossy_verification(ctx: Context) -> Iterator[Hit]:
+    """Verification may keep tokens that the target would not have chosen.
+
+    ## Why is this bad?
+    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer
+    distributed as the target's own: measure quality before you serve it.
+
+    ## Example
+        vllm: ">=0.33"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
+
+    ## Use instead
+        vllm: ">=0.33"
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
+
+    ## Source
+    vllm/config/speculative.py (0.33), `FLy verification is a lossy speculative decoding method`
+    """
+    for path, block in blocks(ctx):
+        if block.keys.get("rejection_sample_method") == "fly":
+            yield Hit(
+                f"{path}.rejection_sample_method",
+                "`fly` is lossy: the text is no longer the target's own",
+                help="leave it out for lossless verification",
+            )
+
+
+@rule("SD129", "contradictory-verification", Severity.ERROR)
+def contradictory_verification(ctx: Context) -> Iterator[Hit]:
+    """Settings of the verification that vLLM refuses together.
+
+    ## Why is this bad?
+    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall
+    or do not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller
+    than K.
+
+    ## Example
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
+
+    ## Use instead
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
+    """
+    for path, block in blocks(ctx):
+        found = _synthetic(block) or _fly(block)
+        if found:
+            key, message = found
+            yield Hit(f"{path}.{key}", message)
+
+
+def _synthetic(block: Speculation) -> tuple[str, str] | None:
+    given = [name for name in _SYNTHETIC if block.keys.get(name) is not None]
+    if block.keys.get("rejection_sample_method") != "synthetic":
+        return (given[0], f"`{given[0]}` belongs to `rejection_sample_method: synthetic`") if given else None
+    if len(given) != 1:
+        return "rejection_sample_method", f"`synthetic` needs one of `{_SYNTHETIC[0]}` and `{_SYNTHETIC[1]}`"
+    value, k = block.keys[given[0]], block.num_speculative_tokens
+    if given[0] == _SYNTHETIC[1]:
+        if value < 1 or (k is not None and value > k + 1):
+            return given[0], f"a length of {value:g} is impossible: 1 to K + 1 is the range"
+    elif k is not None and len(value) != k:
+        return given[0], f"{len(value)} rates for {k} drafted tokens"
+    elif not all(0 <= rate <= 1 for rate in value):
+        return given[0], "a rate lies between 0 and 1"
+    elif any(after > before for before, after in pairwise(value)):
+        return given[0], "the rates rise; each counts the tokens before it too, so they can only fall"
+    return None
+
+
+def _fly(block: Speculation) -> tuple[str, str] | None:
+    k, window = block.num_speculative_tokens, block.keys.get("fly_window_size")
+    if block.keys.get("rejection_sample_method") != "fly" or k is None:
+        return None
+    if k < 2:
+        return "num_speculative_tokens", "`fly` needs at least 2 drafted tokens"
+    if window is not None and window >= k:
+        return "fly_window_size", f"the window of `fly` must be smaller than K, which is {k}; found {window}"
+    return None
+
+
+@rule("SD130", "ineffective-block-verification", Severity.WARNING)
+def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
+    """Block verification is asked for, on a runner that does not have it.
+
+    ## Why is this bad?
+    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily
+    under `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
+
+    ## Example
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 3
+          rejection_sample_method: block
+        hardware: {accelerator: cpu}
+
+    ## Use instead
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+        hardware: {accelerator: cpu}
+
+    ## Source
+    vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method == "standard"`
+    """
+    for path, block in blocks(ctx):
+        if block.keys.get("rejection_sample_method") != "block":
+            continue
+        found = []
+        for version in judged(ctx):
+            taken = choice(ctx.profile, block, path, version=version)
+            if taken is not None and taken.runner == "V1":
+                found.append(version)
+        if found:
+            text = "the V1 runner, which will serve this, verifies token by token and drafts greedily"
+            yield Hit(f"{path}.rejection_sample_method", text, notes=only_in(ctx, found), help="leave it out")
+
+
+@rule("SD131", "greedy-drafts", Severity.INFO)
+def greedy_drafts(ctx: Context) -> Iterator[Hit]:
+    """A promise at a temperature above 0 rests on drafts that ignore the temperature.
+
+    ## Why is this bad?
+    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample
+    the draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the
+    price of the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
+
+    ## Example
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
+
+    ## Use instead
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
+        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
+
+    ## Source
+    vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
+    """
+    index = next((i for i, promise in enumerate(ctx.profile.expect) if (promise.temperature or 0) > 0), None)
+    if index is None:
+        return
+    for path, block in blocks(ctx):
+        if block.method in _SAMPLED and not _greedy_by_choice(block):
+            yield Hit(
+                f"{path}.method",
+                f"`{block.method}` will draft greedily, and a temperature above 0 is promised",
+                related=((f"expect[{index}].temperature", "promised here"),),
+                help="bench `draft_sample_method: probabilistic` as an alternative",
+            )
+
+
+def _greedy_by_choice(block: Speculation) -> bool:
+    """Whether the drafts are sampled, cannot be, or are greedy by a word of the author's."""
+    tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")
+    return "draft_sample_method" in block.keys or any(block.keys.get(name) is True for name in tied)
+
+
+@rule("SD132", "contradictory-drafts", Severity.ERROR)
+def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
+    """Ways to draft that vLLM refuses together.
+
+    ## Why is this bad?
+    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives
+    neither logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
+
+    ## Example
+        speculation:
+          method: draft_model
+          model: ./draft
+          num_speculative_tokens: 3
+          use_heterogeneous_vocab: true
+          draft_sample_method: probabilistic
+
+    ## Use instead
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
+
+    ## Source
+    vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
+    """
+    for path, block in blocks(ctx):
+        argmax = block.keys.get("use_local_argmax_reduction") is True
+        probabilistic = block.keys.get("draft_sample_method") == "probabilistic"
+        if block.keys.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
+            other = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
+            found = [version for version in judged(ctx) if probabilistic or version == "0.33"]
+            if found:
+                yield Hit(
+                    f"{path}.{other}",
+                    "a draft of another vocabulary must draft greedily, from all its logits",
+                    related=((f"{path}.use_heterogeneous_vocab", "another vocabulary"),),
+                    notes=only_in(ctx, found),
+                    help="leave it out",
+                )
+        elif argmax and probabilistic:
+            taken = {version: choice(ctx.profile, block, path, version=version) for version in judged(ctx)}
+            found = [version for version, runner in taken.items() if runner and runner.runner == "V2"]
+            if found:
+                yield Hit(
+                    f"{path}.use_local_argmax_reduction",
+                    "local argmax has no probabilities for `draft_sample_method: probabilistic`",
+                    related=((f"{path}.draft_sample_method", "asks for probabilities"),),
+                    notes=only_in(ctx, found),
+                )

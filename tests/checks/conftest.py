@@ -1,0 +1,26 @@
+"""A profile of a few lines whose target is pinned, so that a finding is about what the lines say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+
+COMMIT = "0123456789012345678901234567890123456789"
+
+
+@pytest.fixture
+def profile(write: Callable[..., Path]) -> Callable[[str], Profile]:
+    """A profile of these lines; a pinned target stands already where the text has none."""
+
+    def load(text: str) -> Profile:
+        text = dedent(text)
+        target = f"target: {{model: org/target, revision: '{COMMIT}'}}\n"
+        return load_profile(write(text if "target:" in text else target + text))
+
+    return load
