@@ -1,0 +1,136 @@
+"""`specserve check`: what is judged, what is said to be left out, and the exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.app import _run
+from specserve.plan import support
+from tests.checks.checkpoints import beside
+
+Write = Callable[..., Path]
+
+PAIR = """\
+    target: {model: ./llama, max_model_len: 512}
+    speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
+    hardware: {accelerator: L40S-48GB}
+"""
+
+
+@pytest.fixture
+def pair(write: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a profile with the checkpoints it names, on a machine without a vLLM and without a Hub."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(support, "installed", lambda: None)
+
+    def made(text: str = PAIR) -> str:
+        file = write(text)
+        beside(file.parent, text)
+        return str(file)
+
+    return made
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
+    """The exit code and the JSON document."""
+    code = _run(["check", *arguments, "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_pair_that_agrees_and_fits_passes(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, content = answer(capsys, pair())
+    (judged,) = content["profiles"]
+    assert code == 0
+    assert judged["tokenizer"]["verdict"] == "identical"
+    assert judged["memory"]["verdict"] == "fit"
+    assert judged["memory"]["per_gpu_bytes"]["draft_weights"] > 0
+    assert judged["memory"]["without_speculation"]["kv_cache_tokens"]["high"] > 0
+
+
+def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, content = answer(capsys, pair())
+    (skipped,) = content["skipped"]
+    assert code == 0
+    assert skipped["group"] == "host" and "SD401" in skipped["codes"]
+    assert skipped["reason"] == "no vLLM is installed beside specserve"
+    assert content["profiles"][0]["verdict"] == "incomplete"
+    assert answer(capsys, pair(), "--strict")[0] == 1
+
+
+def test_without_a_machine_memory_is_not_judged_and_the_way_out_is_said(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: [])
+    file = pair(PAIR.replace("    hardware: {accelerator: L40S-48GB}\n", ""))
+    _, content = answer(capsys, file)
+    reasons = {item["group"]: item["reason"] for item in content["skipped"]}
+    assert "--assume 4xH100-80GB" in reasons["hardware"]
+    assert content["profiles"][0]["memory"] is None
+    _, content = answer(capsys, file, "--assume", "2xH100-80GB")
+    assert content["profiles"][0]["memory"]["verdict"] == "fit"
+
+
+def test_the_machine_on_the_command_line_counts_more_than_the_profiles(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, large = (
+        answer(capsys, pair(), "--assume", name)[1]["profiles"][0]["memory"]["per_gpu_bytes"]["total"]
+        for name in ("L4-24GB", "H200-141GB")
+    )
+    assert small < large
+
+
+def test_a_model_that_is_not_there_is_an_error_at_its_place(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, content = answer(capsys, pair(PAIR.replace("./llama-draft", "./nowhere")))
+    (finding,) = [item for item in content["findings"] if item["severity"] == "error"]
+    assert code != 0
+    assert finding["code"] == "SD290"
+    assert finding["location"]["path"] == "speculation.model"
+
+
+def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_under_strict(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pair("target: {model: some/model-that-nobody-has}\n")
+    code, content = answer(capsys, file, "--offline")
+    assert (code, content["profiles"][0]["verdict"]) == (0, "incomplete")
+    assert {item["cause"] for item in content["skipped"] if item["group"] == "models"} == {"by_request"}
+    assert answer(capsys, file, "--offline", "--strict")[0] == 1
+
+
+def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
+    pair: Callable[..., str], write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, content = answer(capsys, pair(), str(write("target: [", "broken.yaml")))
+    assert code == 1
+    assert [item["verdict"] for item in content["profiles"]] == ["incomplete", "invalid"]
+
+
+def test_the_text_says_what_ran_and_where_the_memory_goes(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["check", pair()]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert "Checking `p` on 1 x L40S-48GB (as the profile says)" in stdout
+    assert "Tokenizers: identical" in stdout
+    assert "Memory per GPU, GiB: fits" in stdout
+    assert "skipped: no vLLM is installed" in stdout
+    assert stderr.startswith("No errors found in 1 profile")
+
+
+def test_an_unknown_machine_is_a_usage_error(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["check", pair(), "--assume", "4xH100"]) == 2
+    assert "did you mean" in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""What stops a launch before it: models, memory and machine, judged in a child."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.preflight import preflight
+from specserve.errors import CheckFailed
+from tests.checks.checkpoints import beside
+
+Write = Callable[..., Path]
+PAIR = """\
+    target: {model: ./llama, max_model_len: 512}
+    speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
+    alternatives:
+      broken: {method: draft_model, model: ./nowhere, num_speculative_tokens: 3}
+"""
+
+
+@pytest.fixture
+def file(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A pair with an alternative whose draft is not there."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path = write(PAIR)
+    beside(path.parent, PAIR)
+    return str(path)
+
+
+def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -> None:
+    preflight(file)
+
+
+def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
+    with pytest.raises(CheckFailed) as caught:
+        preflight(file, alternative="broken")
+    assert [finding.code for finding in caught.value.findings] == ["SD290"]
+    assert caught.value.exit_code == 1
+    preflight(file, alternative="broken", baseline=True)
+
+
+def test_what_could_not_be_read_is_said_and_stops_nothing(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preflight(str(write("target: {model: some/model-that-nobody-has}")))
+    assert "not checked: " in capsys.readouterr().err
