@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specserve.errors import FactError
@@ -11,6 +11,8 @@ from specserve.facts.mistral import as_hugging_face
 from specserve.facts.model import ModelFacts, ModelFile, Origin, Tensor
 from specserve.facts.safetensors import Header, UnknownType
 from specserve.facts.weightfiles import CONFIG, GENERATION, PARAMS, weight_files
+
+ConfigFormat = Literal["hf", "mistral"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,19 @@ class Source:
 
 
 def assemble(
-    source: Source, *, model: str, origin: Origin, revision: str | None = None, commit: str | None = None
+    source: Source,
+    *,
+    model: str,
+    origin: Origin,
+    revision: str | None = None,
+    commit: str | None = None,
+    need_config: bool = True,
 ) -> ModelFacts:
-    """The facts of these files. Raises FactError without a readable configuration; the rest may be broken."""
-    config, config_format = _config(source)
+    """The facts of these files. Raises FactError without a readable configuration; the rest may be broken.
+
+    `need_config`: False for a repository that has a tokenizer only.
+    """
+    config, config_format = _config(source) if need_config or CONFIG in source.files else ({}, "hf")
     notes: list[str] = []
     broken: dict[str, str] = {}
     generation = None
@@ -42,7 +53,12 @@ def assemble(
     except FactError as error:
         weights = ()
         notes.append(error.message)
-    tensors = _tensors(source, weights, broken=broken, notes=notes)
+    hashes: dict[str, str] = {}
+    tensors = _tensors(source, weights, broken=broken, notes=notes, hashes=hashes)
+    files = {
+        name: replace(file, header_sha256=hashes[name]) if name in hashes else file
+        for name, file in source.files.items()
+    }
     return ModelFacts(
         model=model,
         origin=origin,
@@ -50,7 +66,7 @@ def assemble(
         revision=revision,
         commit=commit,
         generation_config=generation,
-        files=source.files,
+        files=files,
         tensors=tensors,
         notes=(*notes, *broken.values()),
         config_format=config_format,
@@ -59,7 +75,7 @@ def assemble(
     )
 
 
-def _config(source: Source) -> tuple[Mapping[str, Any], Literal["hf", "mistral"]]:
+def _config(source: Source) -> tuple[Mapping[str, Any], ConfigFormat]:
     if CONFIG in source.files:
         return source.read_object(CONFIG), "hf"
     if PARAMS in source.files:
@@ -70,11 +86,16 @@ def _config(source: Source) -> tuple[Mapping[str, Any], Literal["hf", "mistral"]
 
 
 def _tensors(
-    source: Source, weights: tuple[str, ...], *, broken: dict[str, str], notes: list[str]
+    source: Source,
+    weights: tuple[str, ...],
+    *,
+    broken: dict[str, str],
+    notes: list[str],
+    hashes: dict[str, str],
 ) -> dict[str, Tensor] | None:
     """Every tensor of the safetensors files; None where there are none, or one cannot be read.
 
-    What is wrong with a file goes to `broken`, what is unknown to `notes`.
+    What is wrong with a file goes to `broken`, what is unknown to `notes`, each header's sha256 to `hashes`.
     """
     names = [name for name in weights if name.endswith(".safetensors")]
     tensors: dict[str, Tensor] = {}
@@ -83,7 +104,9 @@ def _tensors(
         try:
             if name not in source.files:
                 raise FactError(f"`{name}` is missing")
-            tensors.update(source.read_header(name).tensors)
+            header = source.read_header(name)
+            tensors.update(header.tensors)
+            hashes[name] = header.sha256
         except UnknownType as error:
             notes.append(error.message)
             complete = False

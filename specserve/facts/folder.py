@@ -22,7 +22,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def read_folder(
-    folder: Path, *, model: str, origin: Origin, revision: str | None = None, commit: str | None = None
+    folder: Path,
+    *,
+    model: str,
+    origin: Origin,
+    revision: str | None = None,
+    commit: str | None = None,
+    need_config: bool = True,
 ) -> ModelFacts:
     """The facts of a directory. Raises ModelNotFound without one, FactError without a readable configuration."""
     source = Source(
@@ -31,7 +37,9 @@ def read_folder(
         read_object=lambda name: read_object(folder / name),
         read_header=lambda name: read_header(folder / name),
     )
-    return assemble(source, model=model, origin=origin, revision=revision, commit=commit)
+    return assemble(
+        source, model=model, origin=origin, revision=revision, commit=commit, need_config=need_config
+    )
 
 
 def list_files(folder: Path) -> dict[str, ModelFile]:

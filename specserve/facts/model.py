@@ -40,6 +40,8 @@ class ModelFile:
     """Known for large files of the Hub, and for files of a lock."""
     path: Path | None = None
     """Where it lies on this machine, where it does."""
+    header_sha256: str | None = None
+    """Of a safetensors header: what a lock knows of weights that lie in a directory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
@@ -22,28 +23,37 @@ def read_model(
     folder: Path | None = None,
     offline: bool = False,
     cache: Path | None = None,
+    need_config: bool = True,
 ) -> ModelFacts:
     """What is known of a model: its configuration, its files, its tensors.
 
     A model that stands in the Hub cache with its weights is read from there, without asking the Hub. `folder`: where
-    a relative path starts, by default the current directory; `cache`: another Hub cache than the environment's.
+    a relative path starts, by default the current directory; `cache`: another Hub cache than the environment's;
+    `need_config`: False for what has a tokenizer and perhaps no model.
     Raises FactError: ModelNotFound, GatedModel, NotCached, HubUnreachable, UnsupportedModel, or for broken files.
     """
     place = local_path(model, folder=folder)
     if place is not None:
         if place.is_file():
             raise UnsupportedModel(f"`{model}` is a file: specserve reads directories of models")
-        return read_folder(place, model=model, origin="directory", revision=revision)
+        return read_folder(place, model=model, origin="directory", revision=revision, need_config=need_config)
     refuse_no_hub_id(model, revision=revision)
     snapshot = find_snapshot(model, revision=revision, cache=cache or hub_cache())
-    cached = _read_cached(snapshot, model=model, revision=revision) if snapshot else None
-    if cached and is_complete(cached):
+    cached = (
+        _read_cached(snapshot, model=model, revision=revision, need_config=need_config) if snapshot else None
+    )
+    if cached and (is_complete(cached) or not need_config):
         return cached
     if offline or is_offline():
-        if cached:
-            return cached
-        raise _not_cached(model, revision, by_environment=not offline)
-    raise _not_cached(model, revision, by_environment=False)
+        from specserve.facts.store import recall
+
+        known = recall(model, revision=cached.commit if cached else revision) or cached
+        if known is None:
+            raise _not_cached(model, revision, by_environment=not offline)
+        return replace(known, revision=revision)
+    from specserve.facts.hub import read_from_hub
+
+    return read_from_hub(model, revision=revision, need_config=need_config, cache=cache)
 
 
 def local_path(model: str, *, folder: Path | None = None) -> Path | None:
@@ -72,10 +82,17 @@ def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
         raise ModelNotFound(f"`{revision}` cannot be a revision of `{model}`")
 
 
-def _read_cached(snapshot: Snapshot, *, model: str, revision: str | None) -> ModelFacts | None:
+def _read_cached(
+    snapshot: Snapshot, *, model: str, revision: str | None, need_config: bool
+) -> ModelFacts | None:
     try:
         return read_folder(
-            snapshot.folder, model=model, origin="cache", revision=revision, commit=snapshot.commit
+            snapshot.folder,
+            model=model,
+            origin="cache",
+            revision=revision,
+            commit=snapshot.commit,
+            need_config=need_config,
         )
     except FactError:
         return None  # without a readable configuration it is no more than the rest of a download

@@ -37,7 +37,7 @@ class Header:
     tensors: Mapping[str, Tensor]
     sha256: str
     """Of the header's bytes, its length in front of it left out."""
-    size_bytes: int
+    size_bytes: int | None
     """Of the whole file."""
 
 
@@ -74,8 +74,11 @@ def header_length(start: bytes, *, name: str, size_bytes: int) -> int:
     return length
 
 
-def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
-    """The tensors of a header whose file has this size. Raises FactError, UnknownType where a type is new."""
+def parse_header(data: bytes, *, name: str, size_bytes: int | None) -> Header:
+    """The tensors of a header whose file has this size. Raises FactError, UnknownType where a type is new.
+
+    Where the size is not known, whether the file is complete is not known either.
+    """
     try:
         content = json.loads(data, object_pairs_hook=_unique)
     except _Duplicate as error:
@@ -85,7 +88,7 @@ def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
     if not isinstance(content, dict):
         raise FactError(f"the header of `{name}` holds no JSON object")
     content.pop("__metadata__", None)
-    room = size_bytes - LENGTH_BYTES - len(data)
+    room = None if size_bytes is None else size_bytes - LENGTH_BYTES - len(data)
     tensors, places = {}, []
     for key, value in content.items():
         tensor, begin, end = _tensor(value, key=key, name=name)
@@ -97,9 +100,12 @@ def parse_header(data: bytes, *, name: str, size_bytes: int) -> Header:
 
 def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
     """One entry of a header, and where its bytes begin and end."""
-    entry = value if isinstance(value, dict) else {}
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not (isinstance(dtype, str) and _numbers(shape) and _numbers(offsets) and len(offsets) == 2):
+    entry: dict[str, Any] = value if isinstance(value, dict) else {}
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    sound = isinstance(dtype, str) and _numbers(shape) and _numbers(offsets) and len(offsets) == 2
+    if not sound:
         raise FactError(f"`{name}` does not say type, shape and place of {_quoted(key)} as it must")
     if dtype not in BITS:
         shown = dtype if _TYPE_NAME.fullmatch(dtype) else "with a strange name"
@@ -121,13 +127,15 @@ def _numbers(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < _MAX_DIMENSION for item in value)
 
 
-def _no_gaps(places: list[tuple[int, int]], *, room: int, name: str) -> None:
+def _no_gaps(places: list[tuple[int, int]], *, room: int | None, name: str) -> None:
     """Tensors fill the file without holes, as the library demands; what is missing was not downloaded."""
     end = 0
     for begin, following in sorted(places):
         if begin != end:
             raise FactError(f"the tensors of `{name}` leave holes, or overlap")
         end = following
+    if room is None:
+        return
     if end > room:
         raise FactError(f"`{name}` is cut short: {end - room} of {end} bytes of its tensors are missing")
     if end < room:
