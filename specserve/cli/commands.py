@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, str] = {
     "explain": "specserve.cli.explain:explain",
     "rules": "specserve.cli.rules:rules",
     "plan": "specserve.cli.plan:plan",
+    "diff": "specserve.cli.diff:diff",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "gpus": "specserve.cli.gpus:gpus",

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 
 def is_file(name: str) -> bool:
-    """Whether a span's file is one: `-` is stdin, `--set key` and a command's words are the command line."""
-    return not name.startswith("-")
+    """Whether a span's file is one: `-` is stdin, `--set key` and `<command>` are the command line."""
+    return not name.startswith(("-", "<"))
 
 
 def from_root(name: str) -> str:

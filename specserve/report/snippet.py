@@ -13,9 +13,11 @@ from specserve.report.console import clean
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
 _LEAD = 30
-# keys whose values are not shown, whatever they hold; shapes of well-known tokens, wherever they stand
+# keys whose values are not shown, whatever they hold; shapes of well-known tokens, wherever they stand.
+# `max_num_batched_tokens: 131072` is a number of tokens, and no secret
 _SECRETS = re.compile(
-    r"""(?ix) (?:api_?keys?|tokens?|secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
+    r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
+          |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
         (?P<named>[^\s"'#,{}\[\]]{6,})
       | (?P<shaped>(?<![a-z0-9])(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|akia)[\w-]{10,})"""
 )
@@ -48,6 +50,12 @@ class Sources:
                 end = span.end_column - 1 if span.end_line == place.line else len(text)
                 text = text[:start] + "*" * (len(text[start:end])) + text[end:]
         return _SECRETS.sub(_starred, text)
+
+
+def masked(key: str, value: str) -> str:
+    """A value as it may be shown beside its key: starred out where key or value look like a secret's."""
+    prefix = f"{key}: "
+    return _SECRETS.sub(_starred, prefix + value).removeprefix(prefix)
 
 
 def _starred(match: re.Match[str]) -> str:

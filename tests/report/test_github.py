@@ -61,7 +61,7 @@ def test_columns_are_left_out_where_a_finding_spans_lines() -> None:
     assert properties["endLine"] == "7"
 
 
-@pytest.mark.parametrize("name", ["-", "--set server.port"])
+@pytest.mark.parametrize("name", ["-", "--set server.port", "<command>"])
 def test_what_is_no_file_has_no_place(name: str) -> None:
     _, properties, text = parsed(github([replace(FINDING, span=replace(AT, file=name))]))
     assert set(properties) == {"title"}

@@ -1,0 +1,173 @@
+"""Two launches side by side: what differs, and where each value was written. Reads no file and no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from specserve.diagnostics import Span
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.profile.fingerprint import jsonable
+from specserve.profile.schema import Hardware, Profile, keys_of
+
+_BESIDES = ("vllm", "hardware", "expect", "alternatives")
+"""Sections of a profile that a launch does not show."""
+_BESIDES_SERVER = ("stall_timeout_s", "shutdown_timeout_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A value and where it was written; without a place: specserve added it, or a file says it that has no lines."""
+
+    value: Any
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that is not the same on both sides; None: it is not there."""
+
+    key: str
+    a: Written | None
+    b: Written | None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two: a profile and the launch that it makes."""
+
+    profile: Profile
+    plan: LaunchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What differs, by kind. `models` and `memory` are None where nothing is known of either side."""
+
+    argv: tuple[Difference, ...] = ()
+    env: tuple[Difference, ...] = ()
+    engine_kwargs: tuple[Difference, ...] = ()
+    profile: tuple[Difference, ...] = ()
+    """What a launch does not show: version range, hardware, promises, alternatives, time limits."""
+    models: tuple[Difference, ...] | None = None
+    memory: tuple[Difference, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many differences a person counts: engine arguments stand in the argv too, and count once."""
+        parts = (self.argv, self.env, self.profile, self.models or (), self.memory or ())
+        return sum(map(len, parts))
+
+
+def compare(a: Side, b: Side) -> Comparison:
+    """The launches and the profiles of two sides, key by key, in the order of the first."""
+    return Comparison(
+        argv=differences(_argv(a), _argv(b)),
+        env=differences(_env(a), _env(b)),
+        engine_kwargs=differences(_engine_kwargs(a), _engine_kwargs(b)),
+        profile=differences(_besides(a), _besides(b)),
+    )
+
+
+def differences(a: Mapping[str, Written], b: Mapping[str, Written]) -> tuple[Difference, ...]:
+    """The keys whose values are not the same; places do not count."""
+    return tuple(
+        Difference(key, a.get(key), b.get(key))
+        for key in dict.fromkeys([*a, *b])
+        if _value(a.get(key)) != _value(b.get(key))
+    )
+
+
+def _value(written: Written | None) -> tuple[str, Any] | None:
+    """A value that equals no other type's: True is not 1, but 1.0 is."""
+    if written is None:
+        return None
+    return ("flag" if isinstance(written.value, bool) else "", written.value)
+
+
+def flat(key: str, value: Any, *, spans: Mapping[str, Span], path: str) -> Iterator[tuple[str, Written]]:
+    """The leaves of nested mappings with dotted keys, each at its own place, or at that of what holds it."""
+    parts = [(f".{name}", item) for name, item in value.items()] if isinstance(value, Mapping) else []
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        parts = [(f"[{number}]", item) for number, item in enumerate(value)]
+    if parts:
+        for part, item in parts:
+            yield from flat(f"{key}{part}", item, spans=spans, path=f"{path}{part}")
+        return
+    place = path
+    while place and place not in spans:
+        place = place.rpartition(".")[0]
+    yield key, Written(value, spans.get(place))
+
+
+def _argv(side: Side) -> dict[str, Written]:
+    """The flags; of a JSON value each key by itself, as vLLM takes them too: `--speculative-config.method`."""
+    found: dict[str, Written] = {}
+    for origin in side.plan.origins:
+        if origin.key in side.plan.env:
+            continue
+        key, value = _negated(origin.key, origin.value)
+        path = origin.span.path if origin.span else ""
+        spans = side.profile.spans if origin.span else {}
+        found |= dict(flat(key, _parsed(value), spans=spans, path=path))
+    return found
+
+
+def _negated(flag: str, value: str) -> tuple[str, Any]:
+    """A flag without a value is on; `--no-x` is `--x`, off."""
+    if value or not flag.startswith("--"):
+        return flag, value
+    return (f"--{flag.removeprefix('--no-')}", False) if flag.startswith("--no-") else (flag, True)
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError):
+            return json.loads(value)
+    return value
+
+
+def _env(side: Side) -> dict[str, Written]:
+    spans = {origin.key: origin.span for origin in side.plan.origins if origin.key in side.plan.env}
+    return {
+        name: Written(f"${value.name}" if isinstance(value, FromEnv) else value, spans.get(name))
+        for name, value in side.plan.env.items()
+    }
+
+
+def _engine_kwargs(side: Side) -> dict[str, Written]:
+    found: dict[str, Written] = {}
+    spans = side.profile.spans
+    for name, value in side.plan.engine_kwargs.items():
+        path = "speculation" if name == "speculative_config" else f"engine.{name}"
+        path = f"target.{name}" if f"target.{name}" in spans else path
+        found |= dict(flat(name, value, spans=spans, path=path))
+    return found
+
+
+def _besides(side: Side) -> dict[str, Written]:
+    """The rest of the profile by dotted path, as far as it says something."""
+    profile = side.profile
+    found: dict[str, Written] = {}
+    for name in _BESIDES:
+        value = jsonable(getattr(profile, name))
+        if name == "alternatives":
+            value = {arm: jsonable(block.keys) for arm, block in profile.alternatives.items()}
+        if name == "hardware" and value:
+            defaults = keys_of(Hardware)
+            value = {key: item for key, item in value.items() if item != defaults[key].default}
+        found |= dict(flat(name, _said(value), spans=profile.spans, path=name))
+    for name in _BESIDES_SERVER:
+        path = f"server.{name}"
+        found |= dict(flat(path, getattr(profile.server, name), spans=profile.spans, path=path))
+    return {key: written for key, written in found.items() if written.value not in (None, {}, [])}
+
+
+def _said(value: Any) -> Any:
+    """Without the keys that nobody wrote."""
+    if isinstance(value, dict):
+        return {key: _said(item) for key, item in value.items() if item is not None}
+    return [_said(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,131 @@
+"""Two launches side by side, as text and as JSON. Knows no profile and no model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from specserve.diagnostics import Span
+from specserve.plan.compare import Comparison, Difference, Written
+from specserve.report.console import clean, styled
+from specserve.report.snippet import masked
+
+_TITLES = {
+    "argv": "arguments",
+    "env": "environment",
+    "profile": "not in the launch",
+    "models": "models",
+    "memory": "memory, estimated",
+}
+_WHERE_COLUMN = 44
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What a side is called, and what it was planned for."""
+
+    file: str
+    fingerprint: str
+    vllm: str
+    platform: str
+
+
+def difference_text(a: Named, b: Named, comparison: Comparison, *, stream: TextIO | None = None) -> str:
+    """One block a difference: the key, `-` with the first side's value and place, `+` with the second's."""
+    stream = stream or sys.stdout
+    lines = [
+        styled(f"--- {_head(a, b)}", "red", stream=stream),
+        styled(f"+++ {_head(b, a)}", "green", stream=stream),
+    ]
+    for name, title in _TITLES.items():
+        items = getattr(comparison, name) or ()
+        if items:
+            lines += ["", styled(title, "bold", stream=stream)]
+            words = _rounded if name in ("models", "memory") else _shown
+            lines += [line for item in items for line in _block(item, words, stream)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(side: Named, other: Named) -> str:
+    """A name with what differs of its frame."""
+    parts = [clean(side.file)]
+    if side.vllm != other.vllm:
+        parts.append(f"vLLM {side.vllm}")
+    if side.platform != other.platform:
+        parts.append(side.platform)
+    if side.fingerprint != other.fingerprint:
+        parts.append(f"fingerprint {side.fingerprint[:12]}")
+    return "  ".join(parts)
+
+
+def _block(item: Difference, words: Callable[[str, Any], str], stream: TextIO) -> Iterator[str]:
+    yield f"  {clean(item.key)}"
+    if item.a and item.b and words(item.key, item.a.value) == words(item.key, item.b.value):
+        words = _shown  # what differs must not be rounded away
+    for sign, written, style in (("-", item.a, "red"), ("+", item.b, "green")):
+        if written is not None:
+            value = f"    {sign} {clean(masked(item.key, words(item.key, written.value)))}"
+            where = f"  {clean(_place(written.span))}" if _place(written.span) else ""
+            yield styled(f"{value:<{_WHERE_COLUMN}}" if where else value, style, stream=stream) + where
+
+
+def _shown(key: str, value: Any) -> str:
+    del key
+    if isinstance(value, dict) and value.keys() == {"low", "high"}:
+        low, high = value.values()
+        return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _rounded(key: str, value: Any) -> str:
+    """The same for a person: bytes in units, large numbers with commas, intervals with both ends."""
+    if isinstance(value, dict) and value.keys() == {"low", "high"}:
+        low, high = (_rounded(key, end) for end in value.values())
+        return low if low == high else f"{low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return _shown(key, value)
+    if key.endswith("_bytes"):
+        return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
+    return f"{value:,}"
+
+
+def _place(span: Span | None) -> str:
+    return str(span) if span else ""
+
+
+def difference_json(a: Named, b: Named, comparison: Comparison) -> str:
+    """The stable form, `version` 1: a side without the key is null, `where` is null where nothing was written."""
+    content: dict[str, Any] = {"version": 1, "a": _side(a), "b": _side(b), "equal": not comparison.count}
+    for name in ("argv", "env", "engine_kwargs", "profile", "models", "memory"):
+        items = getattr(comparison, name)
+        content[name] = None if items is None else list(_items(items))
+    return json.dumps(content, indent=2, ensure_ascii=False)
+
+
+def _side(side: Named) -> dict[str, Any]:
+    return {
+        "file": side.file,
+        "fingerprint": side.fingerprint,
+        "vllm": side.vllm,
+        "platform": side.platform,
+    }
+
+
+def _items(items: Iterable[Difference]) -> Iterator[dict[str, Any]]:
+    for item in items:
+        yield {"key": item.key, "a": _written(item.key, item.a), "b": _written(item.key, item.b)}
+
+
+def _written(key: str, written: Written | None) -> dict[str, Any] | None:
+    if written is None:
+        return None
+    value = masked(key, written.value) if isinstance(written.value, str) else written.value
+    span = written.span
+    where = {"file": span.file, "line": span.line, "column": span.column} if span else None
+    return {"value": value, "where": where}
