@@ -19,16 +19,6 @@ from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
 COMMIT = "a" * 40
 
 
-@pytest.fixture(autouse=True)
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A cache of its own, and a Hub that cannot be there."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-
-
 def cached(model: str, *, commit: str = COMMIT, ref: str | None = "main", **kwargs: Any) -> Path:
     """A model in the Hub cache, its weights as a link to a blob."""
     repository = hub_cache() / f"models--{model.replace('/', '--')}"
@@ -41,7 +31,7 @@ def cached(model: str, *, commit: str = COMMIT, ref: str | None = "main", **kwar
 
 
 def test_a_directory_is_read_with_everything_in_it(tmp_path: Path) -> None:
-    folder = write_model(tmp_path / "m", **{"generation_config.json": b'{"temperature": 0.6}'})
+    folder = write_model(tmp_path / "m", files={"generation_config.json": b'{"temperature": 0.6}'})
 
     facts = read_model(str(folder))
 
@@ -155,7 +145,7 @@ def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         ({"HUGGINGFACE_HUB_CACHE": "/c", "HF_HOME": "/b"}, "/c"),
         ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/d"}, "/b/hub"),
         ({"XDG_CACHE_HOME": "/d"}, "/d/huggingface/hub"),
-        ({}, os.path.expanduser("~/.cache/huggingface/hub")),  # noqa: PTH111
+        ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
     ],
 )
 def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place: str) -> None:
@@ -184,7 +174,7 @@ def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place:
     ],
 )
 def test_a_configuration_that_is_none_is_a_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
-    write_model(tmp_path, **{"config.json": content})
+    write_model(tmp_path, files={"config.json": content})
     with pytest.raises(FactError, match=words) as error:
         read_model(str(tmp_path))
     assert "config.json" in error.value.message
@@ -228,7 +218,7 @@ def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path
     write_model(
         tmp_path,
         tensors=None,
-        **{
+        files={
             "model-1.safetensors": safetensors(one),
             "model-2.safetensors": safetensors(two),
             "other.safetensors": b"never read",
@@ -254,26 +244,26 @@ def test_shards_are_those_of_the_index_and_a_missing_one_is_named(tmp_path: Path
     ],
 )
 def test_an_index_that_is_none_is_a_note(tmp_path: Path, index: object) -> None:
-    write_model(tmp_path, **{"model.safetensors.index.json": json.dumps(index).encode()})
+    write_model(tmp_path, files={"model.safetensors.index.json": json.dumps(index).encode()})
     facts = read_model(str(tmp_path))
     assert facts.tensors is None and "has no `weight_map`" in facts.notes[0]
 
 
 def test_a_shard_promises_its_brothers(tmp_path: Path) -> None:
-    write_model(tmp_path, tensors=None, **{"model-00001-of-00003.safetensors": safetensors()})
+    write_model(tmp_path, tensors=None, files={"model-00001-of-00003.safetensors": safetensors()})
     facts = read_model(str(tmp_path))
     assert set(facts.broken) == {"model-00002-of-00003.safetensors", "model-00003-of-00003.safetensors"}
 
 
 def test_a_weight_file_cut_short_leaves_the_rest_of_the_facts(tmp_path: Path) -> None:
-    write_model(tmp_path, **{"model.safetensors": safetensors()[:-5]})
+    write_model(tmp_path, files={"model.safetensors": safetensors()[:-5]})
     facts = read_model(str(tmp_path))
     assert facts.tensors is None and facts.config == CONFIG
     assert "cut short" in facts.broken["model.safetensors"] and facts.notes
 
 
 def test_weights_of_torch_have_no_tensors_to_show(tmp_path: Path) -> None:
-    write_model(tmp_path, tensors=None, **{"pytorch_model.bin": b"x", "training_args.bin": b"x"})
+    write_model(tmp_path, tensors=None, files={"pytorch_model.bin": b"x", "training_args.bin": b"x"})
     facts = read_model(str(tmp_path))
     assert facts.weight_files == ("pytorch_model.bin",)
     assert (facts.tensors, facts.broken, facts.notes) == (None, {}, ())
@@ -291,7 +281,7 @@ def test_mistrals_own_files_are_taken_where_they_are_and_its_keys_translated(tmp
     }
     write_model(
         tmp_path,
-        **{
+        files={
             "params.json": json.dumps(params).encode(),
             "consolidated.safetensors": safetensors(),
             "tekken.json": b"{}",
@@ -305,7 +295,7 @@ def test_mistrals_own_files_are_taken_where_they_are_and_its_keys_translated(tmp
 
 
 def test_a_generation_config_that_cannot_be_read_is_a_note(tmp_path: Path) -> None:
-    write_model(tmp_path, **{"generation_config.json": b"{"})
+    write_model(tmp_path, files={"generation_config.json": b"{"})
     facts = read_model(str(tmp_path))
     assert facts.generation_config is None and "generation_config.json" in facts.broken
 

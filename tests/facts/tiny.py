@@ -46,7 +46,11 @@ def raw(header: bytes, *, body: int = 0, length: int | None = None) -> bytes:
 
 
 def write_model(
-    folder: Path, *, config: Mapping[str, Any] | None = None, tensors: Shapes | None = TENSORS, **files: bytes
+    folder: Path,
+    *,
+    config: Mapping[str, Any] | None = None,
+    tensors: Shapes | None = TENSORS,
+    files: Mapping[str, bytes] | None = None,
 ) -> Path:
     """A directory with a configuration, a tokenizer and weights; `files`: more of them, or others, by name."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,6 +59,6 @@ def write_model(
     (folder / "tokenizer_config.json").write_text("{}")
     if tensors is not None:
         (folder / "model.safetensors").write_bytes(safetensors(tensors))
-    for name, data in files.items():
+    for name, data in (files or {}).items():
         (folder / name).write_bytes(data)
     return folder

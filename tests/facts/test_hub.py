@@ -1,0 +1,260 @@
+"""The Hub is asked for small files and headers, never for weights; whatever it does, it ends in facts or an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, NotCached
+from specserve.facts.hub import current_commit
+from specserve.facts.hubcache import hub_cache
+from specserve.facts.read import read_model
+from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
+COMMIT = "1" * 40
+
+
+@pytest.fixture
+def model(tmp_path: Path, hub: HubServer) -> Iterator[Path]:
+    """A repository `org/m` with two shards, and files that nobody needs."""
+    first, second = dict(list(TENSORS.items())[:2]), dict(list(TENSORS.items())[2:])
+    names = {
+        name: f"model-0000{n}-of-00002.safetensors" for n, part in ((1, first), (2, second)) for name in part
+    }
+    files = {
+        "model-00001-of-00002.safetensors": safetensors(first),
+        "model-00002-of-00002.safetensors": safetensors(second),
+        "model.safetensors.index.json": json.dumps({"weight_map": names}).encode(),
+        "generation_config.json": b'{"temperature": 0.6}',
+        "README.md": b"#",
+    }
+    folder = write_model(tmp_path / "served", tensors=None, files=files)
+    (folder / "original").mkdir()
+    (folder / "original" / "consolidated.safetensors").write_bytes(b"never read")
+    hub.add("org/m", folder)
+    yield folder
+
+
+def test_facts_of_the_hub_are_those_of_the_files(model: Path, hub: HubServer) -> None:
+    facts = read_model("org/m")
+
+    assert (facts.origin, facts.commit, facts.revision) == ("hub", COMMIT, None)
+    assert facts.config == CONFIG and facts.generation_config == {"temperature": 0.6}
+    assert set(facts.tensors or ()) == set(TENSORS)
+    assert (facts.notes, facts.broken) == ((), {})
+    path = facts.files["tokenizer.json"].path
+    assert path and path.read_bytes() == (model / "tokenizer.json").read_bytes()
+    weights = facts.files["model-00001-of-00002.safetensors"]
+    assert weights.sha256 and weights.path is None and weights.size_bytes
+
+
+def test_weights_are_asked_for_by_range_and_the_rest_not_at_all(model: Path, hub: HubServer) -> None:
+    read_model("org/m")
+    assert all(
+        request.range and request.range.startswith("bytes=0-") for request in hub.sent("safetensors/") or ()
+    )
+    shards = [request for request in hub.requests if request.path.endswith(".safetensors")]
+    assert shards and all(request.range for request in shards)
+    assert not hub.sent("README") and not hub.sent("original")
+
+
+def test_a_header_longer_than_the_first_request_takes_a_second(tmp_path: Path, hub: HubServer) -> None:
+    many = {f"model.layers.{n}.some.rather.long.name.weight": ("BF16", (2, 2)) for n in range(2000)}
+    hub.add("org/long", write_model(tmp_path / "long", tensors=many))
+    assert len(read_model("org/long").tensors or ()) == 2000
+    assert len([request for request in hub.sent("/cdn/") if request.range]) == 2
+
+
+def test_what_was_read_of_a_commit_is_not_read_again(model: Path, hub: HubServer) -> None:
+    first = read_model("org/m")
+    hub.requests.clear()
+    again = read_model("org/m")
+    assert [request.path.split("?")[0] for request in hub.requests] == ["/api/models/org/m/revision/main"]
+    assert again == first
+
+
+def test_what_was_read_once_is_known_offline_and_by_its_commit(model: Path, hub: HubServer) -> None:
+    facts = read_model("org/m")
+    hub.close()
+    for revision in (None, COMMIT):
+        known = read_model("org/m", revision=revision, offline=True)
+        assert (known.origin, known.tensors, known.files) == ("cache", facts.tensors, facts.files)
+    with pytest.raises(NotCached):
+        read_model("org/m", revision="v2", offline=True)
+
+
+def test_the_hub_cache_is_left_as_it_is(model: Path) -> None:
+    read_model("org/m")
+    assert not hub_cache().exists()
+
+
+def test_a_branch_that_moves_is_followed(model: Path, hub: HubServer, tmp_path: Path) -> None:
+    read_model("org/m")
+    other = write_model(tmp_path / "other", config={**CONFIG, "hidden_size": 16})
+    hub.add("org/m", other, commit="2" * 40, commits={COMMIT: model})
+    assert current_commit("org/m") == "2" * 40
+    assert read_model("org/m").config["hidden_size"] == 16
+    assert read_model("org/m", revision=COMMIT).config["hidden_size"] == 8
+
+
+def test_small_files_that_the_hub_cache_has_are_not_fetched(model: Path, hub: HubServer) -> None:
+    write_model(hub_cache() / "models--org--m" / "snapshots" / COMMIT, tensors=None)
+    assert read_model("org/m").tensors
+    assert not hub.sent("/config.json") and hub.sent("/generation_config.json")
+
+
+def test_a_complete_cache_is_not_even_asked_about(hub: HubServer) -> None:
+    write_model(hub_cache() / "models--org--m" / "snapshots" / COMMIT)
+    assert read_model("org/m", revision=COMMIT).origin == "cache"
+    assert hub.requests == []
+
+
+def test_a_tokenizer_alone_can_be_read(tmp_path: Path, hub: HubServer) -> None:
+    folder = write_model(tmp_path / "t", tensors=None)
+    (folder / "config.json").unlink()
+    hub.add("org/t", folder)
+    with pytest.raises(FactError, match=r"has no config\.json"):
+        read_model("org/t")
+    assert read_model("org/t", need_config=False).files["tokenizer.json"].path
+
+
+def test_a_gated_model_says_what_to_do_and_opens_to_the_token(
+    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub.repositories["org/m"].gated = True
+    with pytest.raises(GatedModel, match=r"`org/m`: .* gated") as error:
+        read_model("org/m")
+    assert "accept the licence" in (error.value.hint or "") and error.value.cause == "gated"
+    monkeypatch.setenv("HF_TOKEN", "bad")
+    with pytest.raises(GatedModel):
+        read_model("org/m")
+    monkeypatch.delenv("HF_TOKEN")
+    (tmp_path / "no-token").write_text("good\n")  # where `hf auth login` writes it
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    assert read_model("org/m").tensors
+
+
+def test_a_token_goes_to_the_hub_and_is_never_shown(
+    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "zz-secret-zz")
+    hub.repositories["org/m"].private = True
+    with pytest.raises(FactError) as error:
+        read_model("org/m")
+    assert {request.token for request in hub.requests} == {"zz-secret-zz"}
+    text = f"{error.value} {error.value.hint} {error.value.__cause__}"
+    assert "zz-secret" not in text and "HF_TOKEN" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "words"),
+    [("org/none", None, "no such repository"), ("org/m", "v9", "`org/m` at `v9`: .*no such revision")],
+)
+def test_what_the_hub_does_not_have_is_not_found(
+    model: Path, name: str, revision: str | None, words: str
+) -> None:
+    with pytest.raises(ModelNotFound, match=words) as error:
+        read_model(name, revision=revision)
+    assert error.value.hint and error.value.cause == "not_found"
+
+
+def test_nobody_there_is_unreachable() -> None:
+    with pytest.raises(HubUnreachable, match="cannot be asked") as error:
+        read_model("org/m")
+    assert error.value.cause == "unreachable" and "--offline" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["nonsense", "http://", "ftp://127.0.0.1", "http://[", "http://127.0.0.1:99999"]
+)
+def test_an_endpoint_that_is_none_is_unreachable(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(HubUnreachable):
+        read_model("org/m")
+
+
+@pytest.mark.parametrize("on", ["/api/", "/resolve/", "/cdn/"])
+@pytest.mark.parametrize(
+    "fault", ["500", "stall", "stall-body", "endless", "reset", "short", "trickle", "truncated"]
+)
+def test_a_hub_that_fails_is_unreachable_in_bounded_time(
+    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, fault: str, on: str
+) -> None:
+    monkeypatch.delenv("HF_HUB_DOWNLOAD_TIMEOUT")
+    monkeypatch.setattr("specserve.facts.hubclient.DEFAULT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("specserve.facts.hubclient._TOTAL", 3)
+    hub.repositories["org/m"].fault, hub.repositories["org/m"].on = fault, on
+    begin = time.monotonic()
+    if on == "/cdn/" and fault in ("endless", "trickle"):
+        # a range was asked for: what comes after it is not read
+        with suppress(HubUnreachable):
+            read_model("org/m")
+    else:
+        with pytest.raises(HubUnreachable) as error:
+            read_model("org/m")
+        assert "`org/m`" in error.value.message
+    assert time.monotonic() - begin < 20
+
+
+def test_a_passing_error_is_passed_over(model: Path, hub: HubServer) -> None:
+    hub.repositories["org/m"].fault = "500-once"
+    assert read_model("org/m").tensors
+
+
+@pytest.mark.parametrize("fault", ["no-range", "no-size"])
+def test_a_plainer_hub_is_good_enough(model: Path, hub: HubServer, fault: str) -> None:
+    hub.repositories["org/m"].fault = fault
+    assert set(read_model("org/m").tensors or ()) == set(TENSORS)
+
+
+def test_a_hub_that_lies_about_sizes_is_not_believed(model: Path, hub: HubServer) -> None:
+    hub.repositories["org/m"].fault = "wrong-size"
+    with pytest.raises(HubUnreachable, match="`org/m`"):
+        read_model("org/m")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"<html>busy</html>", b"[]", b"{}", b'{"sha": "x"}', b'{"sha": 1, "siblings": []}', b"[" * 99999,
+     b'{"sha": "' + b"1" * 40 + b'", "siblings": 3}',
+     b'{"sha": "' + b"1" * 40 + b'", "siblings": [3, {}, {"rfilename": "../x"}, {"rfilename": "/etc/passwd"}]}'],
+)  # fmt: skip
+def test_a_listing_that_is_none_is_a_clear_error(model: Path, hub: HubServer, answer: bytes) -> None:
+    hub.repositories["org/m"].answer = answer
+    with pytest.raises(FactError, match="`org/m`"):
+        read_model("org/m")
+
+
+def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: HubServer) -> None:
+    hub.add("org/b", write_model(tmp_path / "b", files={"model.safetensors": safetensors()[:-3]}))
+    facts = read_model("org/b")
+    assert facts.tensors is None and "cut short" in facts.broken["model.safetensors"]
+
+
+def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
+    facts = read_model("org/m")
+    record = tmp_path / "own" / "models" / "org--m" / COMMIT / "specserve.json"
+    for text in ("", "{", '{"format": 99}', '{"format": 1, "facts": {"model": "org/other"}}'):
+        record.write_text(text)
+        assert read_model("org/m") == facts
+
+
+def test_a_cache_that_cannot_be_written_is_a_clear_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(FactError, match="cannot write") as error:
+        read_model("org/m")
+    assert "SPECSERVE_CACHE_DIR" in (error.value.hint or "")

@@ -1,0 +1,90 @@
+"""Facts come back from JSON as they were, and what a stranger wrote is checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.model import ModelFacts, ModelFile, Tensor
+from specserve.facts.read import read_model
+from specserve.facts.record import from_record, to_record
+from tests.facts.tiny import safetensors, write_model
+
+FACTS = ModelFacts(
+    "org/m",
+    "hub",
+    {"architectures": ["L"], "deep": {"x": [1, None, 0.5]}},
+    revision="main",
+    commit="a" * 40,
+    generation_config={"min_p": 0.1},
+    files={"config.json": ModelFile(3, "b" * 64), "model.safetensors": ModelFile(9, header_sha256="c" * 64)},
+    tensors={"w": Tensor("BF16", (2, 2))},
+    notes=("a note",),
+    weight_files=("model.safetensors",),
+    broken={"x": "why"},
+)
+
+
+def test_facts_come_back_through_json() -> None:
+    assert from_record(json.loads(json.dumps(to_record(FACTS))), origin="hub") == FACTS
+
+
+def test_the_facts_of_a_directory_come_back_without_their_places(tmp_path: Path) -> None:
+    facts = read_model(str(write_model(tmp_path, files={"generation_config.json": b"{}"})))
+    back = from_record(to_record(facts), origin="lock")
+    assert (back.config, back.tensors, back.weight_files) == (facts.config, facts.tensors, facts.weight_files)
+    assert back.files["model.safetensors"].size_bytes == len(safetensors())
+    assert all(file.path is None for file in back.files.values())
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return {**to_record(FACTS), **changes}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (None, "`a model` is no mapping"),
+        ([], "`a model` is no mapping"),
+        (changed(model=1), "`model` is no text"),
+        (changed(config=None), "`config` is no mapping"),
+        (changed(config_format="x"), "`config_format`"),
+        (changed(commit="main"), "`commit` is no commit"),
+        (changed(commit=["a" * 40]), "`commit` is no commit"),
+        (changed(files=[]), "`files` is no mapping"),
+        (changed(files={"../etc/passwd": {}}), "is no name of a file"),
+        (changed(files={"/etc/passwd": {}}), "is no name of a file"),
+        (changed(files={"a": {"size": -1}}), "is no size"),
+        (changed(files={"a": {"size": True}}), "is no size"),
+        (changed(files={"a": {"sha256": "x"}}), "is no sha256"),
+        (changed(weight_files=["a/../../b"]), "is no name of a file"),
+        (changed(weight_files="abc"), "`weight_files` is no list"),
+        (changed(tensors=[]), "`tensors` is no mapping"),
+        (changed(notes=[1]), "`notes` is no text"),
+        (changed(broken={"a": 1}), "`broken` is no text"),
+    ],
+)
+def test_what_is_no_record_is_a_clear_error(record: object, words: str) -> None:
+    with pytest.raises(FactError, match=words):
+        from_record(record, origin="lock")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(sorted(to_record(FACTS))), JSON)
+def test_any_value_in_any_place_is_facts_or_a_clear_error(key: str, value: Any) -> None:
+    try:
+        from_record(changed(**{key: value}), origin="lock")
+    except FactError as error:
+        assert error.message
