@@ -22,9 +22,9 @@ _EVERY = {
         "list", "Synthetic acceptance per position, for benchmarks.", items="float"
     ),
     "synthetic_acceptance_length": Key("float", "Synthetic mean acceptance length, for benchmarks."),
-    "fly_window_size": Key("int", "Window of the lossy `fly` verification (vLLM 0.33)."),
-    "fly_entropy_threshold": Key("float", "Entropy threshold of `fly` (vLLM 0.33)."),
-    "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly` (vLLM 0.33)."),
+    "fly_window_size": Key("int", "Window of the lossy `fly` verification (vLLM 0.33).", minimum=1),
+    "fly_entropy_threshold": Key("float", "Entropy threshold of `fly` (vLLM 0.33).", minimum=0),
+    "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly` (vLLM 0.33).", minimum=1),
     "disable_padded_drafter_batch": Key("bool", "Do not pad the drafter's batch."),
     "enforce_eager": Key("bool", "Run the drafter without graphs."),
 }
@@ -57,17 +57,17 @@ _NGRAM = {
 }
 _SUFFIX = {
     "suffix_decoding_max_tree_depth": Key("int", "Depth of the suffix tree.", minimum=1),
-    "suffix_decoding_max_cached_requests": Key("int", "Requests kept in the global tree."),
-    "suffix_decoding_max_spec_factor": Key("float", "Drafted tokens per matched token."),
-    "suffix_decoding_min_token_prob": Key("float", "Least probability of a drafted token."),
+    "suffix_decoding_max_cached_requests": Key("int", "Requests kept in the global tree.", minimum=0),
+    "suffix_decoding_max_spec_factor": Key("float", "Drafted tokens per matched token.", minimum=0),
+    "suffix_decoding_min_token_prob": Key(
+        "float", "Least probability of a drafted token.", minimum=0, maximum=1
+    ),
 }
 _HETEROGENEOUS = {
     "use_heterogeneous_vocab": Key("bool", "Draft with another tokenizer: only common tokens are drafted.")
 }
-_DSPARK = {
-    "dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1),
-    "xpress_topc": Key("int", "Candidates of XPress (vLLM 0.33).", minimum=1),
-}
+_DFLASH = {"xpress_topc": Key("int", "Candidates of an XPress drafter; 0: all (vLLM 0.33).", minimum=0)}
+_DSPARK = {"dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1)}
 
 METHODS: Mapping[str, Mapping[str, Key]] = {
     "draft_model": {**_METHOD, **_EVERY, **_DRAFT, **_HETEROGENEOUS},
@@ -77,7 +77,7 @@ METHODS: Mapping[str, Mapping[str, Key]] = {
     "eagle": {**_METHOD, **_EVERY, **_DRAFT},
     "eagle3": {**_METHOD, **_EVERY, **_DRAFT},
     "mtp": {**_METHOD, **_EVERY, **_DRAFT},
-    "dflash": {**_METHOD, **_EVERY, **_DRAFT},
+    "dflash": {**_METHOD, **_EVERY, **_DRAFT, **_DFLASH},
     "dspark": {**_METHOD, **_EVERY, **_DRAFT, **_DSPARK},
     "custom_class": {**_METHOD, **_EVERY, **_DRAFT},
 }

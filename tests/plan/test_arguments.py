@@ -115,7 +115,7 @@ def test_a_key_of_a_newer_vllm_is_unknown_to_an_older_one(profile: Load) -> None
 
 def test_an_alternative_is_judged_like_the_main_arm(profile: Load) -> None:
     loaded = profile(
-        "alternatives: {a: {method: dspark, model: org/d, num_speculative_tokens: 2, xpress_topc: 2}}"
+        "alternatives: {a: {method: dflash, model: org/d, num_speculative_tokens: 2, xpress_topc: 2}}"
     )
     assert [item.path for item in problems(loaded, table("0.32"))] == ["alternatives.a.xpress_topc"]
 
