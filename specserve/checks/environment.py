@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
-from specserve.plan.support import known_versions, table
+from specserve.plan.support import table
 from specserve.profile.problems import did_you_mean
 
 # the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
@@ -48,12 +49,22 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
     names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
     if not names:
         return
-    known = {name for version in ctx.versions or known_versions()[-1:] for name in table(version).env}
+    strict = ctx.profile.engine.get("fail_on_environ_validation") is True
+    known = {name for version in judged(ctx) for name in table(version).env}
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
             text = f"did you mean `{guess}`?" if guess else "leave it out"
-            yield Hit(f"env.{name}", f"vLLM knows no variable `{name}`", help=text, at_key=True)
+            yield Hit(
+                f"env.{name}",
+                f"vLLM knows no variable `{name}`",
+                related=(("engine.fail_on_environ_validation", "vLLM will refuse to start"),)
+                if strict
+                else (),
+                help=text,
+                at_key=True,
+                severity=Severity.ERROR if strict else None,
+            )
 
 
 @rule("SD107", "secret-in-profile", Severity.ERROR)
@@ -113,7 +124,9 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
         server: {host: 0.0.0.0}
 
     ## Use instead
-        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+        server:
+          host: 0.0.0.0
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
 
     ## Source
     vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`

@@ -9,6 +9,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import SWITCH, choice, on_cpu, switch
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
+from specserve.profile.problems import quoted
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
@@ -36,6 +37,10 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/config/vllm.py, `Model Runner V2 does not yet support: `
     """
+    written = ctx.profile.env.get(SWITCH)
+    if written is not None and switch(ctx.profile) is None:
+        text = f"`{SWITCH}` must be 0 or 1; found {quoted(written)}, which vLLM cannot read"
+        yield Hit(f"env.{SWITCH}", text)
     for path, block in blocks(ctx):
         found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
         for version in judged(ctx):

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.runners import choice
+from specserve.checks.runners import choice, on_gpu
 from specserve.checks.values import count
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
@@ -20,10 +20,13 @@ _WHOLE_DRAFT = frozenset({"draft_model", "ngram", "ngram_gpu"})
 _V1_CHECK_SINCE = ("0", "33")
 
 
-def problem_of(rows: tuple[Row, ...]) -> tuple[str, int | None] | None:
-    """What vLLM refuses in a schedule, and in which row (counted from 0); None where it takes it."""
+def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
+    """What vLLM refuses in a schedule, and in which row (counted from 0); None where it takes it.
+
+    An empty schedule is none: vLLM asks for its truth before it reads it.
+    """
     if not rows:
-        return "the schedule is empty", None
+        return None
     for index, (first, last, _) in enumerate(rows):
         if first < 1 or last < 1:
             return "batch sizes start at 1", index
@@ -67,15 +70,11 @@ def broken_schedule(ctx: Context) -> Iterator[Hit]:
     vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
     """
     for path, block in blocks(ctx):
-        rows = _rows(block)
-        found = None if rows is None else problem_of(rows)
-        # an empty list switches the schedule off: vLLM asks for its truth before it reads it
-        if found and rows:
+        found = problem_of(_rows(block) or ())
+        if found:
             message, index = found
-            place = f"{path}.{KEY}" if index is None else f"{path}.{KEY}[{index}]"
-            yield Hit(
-                place, message, help="write `[first, last, K]`, both ends included, from batch size 1 on"
-            )
+            help_text = "write `[first, last, K]`, both ends included, from batch size 1 on"
+            yield Hit(f"{path}.{KEY}[{index}]", message, help=help_text)
 
 
 @rule("SD119", "clamped-schedule", Severity.WARNING)
@@ -171,11 +170,12 @@ def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool
 
 @rule("SD121", "costly-schedule", Severity.INFO)
 def costly_schedule(ctx: Context) -> Iterator[Hit]:
-    """The schedule saves less than it reads: the draft still makes all its tokens.
+    """The schedule saves less than it reads, or costs something of its own.
 
     ## Why is this bad?
     The V2 runner lets `draft_model` and `ngram` draft `num_speculative_tokens` at any load and throws away what the
-    schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early.
+    schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1
+    runner gives up full CUDA graphs for a schedule, which every step pays for (vllm-project/vllm#49548).
 
     ## Example
         vllm: ">=0.32"
@@ -193,13 +193,15 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
     vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, `range(1, self.num_speculative_steps)`
     """
     for path, block in blocks(ctx):
-        if not _rows(block) or block.method not in _WHOLE_DRAFT:
+        if not _rows(block):
             continue
-        taken = [(version, choice(ctx.profile, block, path, version=version)) for version in judged(ctx)]
-        found = [version for version, runner in taken if runner is not None and runner.runner == "V2"]
-        if found:
-            yield Hit(
-                f"{path}.{KEY}",
-                f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case",
-                notes=only_in(ctx, found),
-            )
+        runners: dict[str, list[str]] = {}
+        for version in judged(ctx):
+            taken = choice(ctx.profile, block, path, version=version)
+            runners.setdefault(taken.runner if taken else "", []).append(version)
+        if "V2" in runners and block.method in _WHOLE_DRAFT:
+            text = f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case"
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, runners["V2"]))
+        elif "V1" in runners and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
+            text = "the V1 runner gives up full CUDA graphs for a schedule"
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, runners["V1"]))

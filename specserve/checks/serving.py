@@ -142,11 +142,14 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     engine to sleep, read its configuration and call methods on its workers.
 
     ## Example
-        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+        server:
+          host: 0.0.0.0
+          api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
         env: {VLLM_SERVER_DEV_MODE: 1}
 
     ## Use instead
-        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+        server: {host: 127.0.0.1}
+        env: {VLLM_SERVER_DEV_MODE: 1}
 
     ## Source
     vllm/entrypoints/launchers/api_server/routers.py, `if envs.VLLM_SERVER_DEV_MODE:`
@@ -194,4 +197,31 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
             "frontend.enable_per_request_metrics",
             "`enable_per_request_metrics` needs the statistics that `disable_log_stats` switches off",
             related=(("engine.disable_log_stats", "switched off here"),),
+        )
+
+
+@rule("SD159", "unguarded-invocations", Severity.INFO)
+def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
+    """The server is open to the network, and its key does not guard everything.
+
+    ## Why is this bad?
+    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and
+    /metrics tells everybody the model's name and its load.
+
+    ## Example
+        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+
+    ## Use instead
+        server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
+
+    ## Source
+    vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
+    """
+    server = ctx.profile.server
+    if server.api_key_env and not _LOOPBACK.fullmatch(server.host) and not ctx.profile.frontend.get("uds"):
+        yield Hit(
+            "server.api_key_env",
+            "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it",
+            related=(("server.host", "open to the network"),),
+            help="let a proxy in front pass /v1 alone",
         )

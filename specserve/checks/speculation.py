@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import choice, on_gpu
+from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
 from specserve.plan.retype import retyped
 
@@ -82,7 +84,8 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
     ## Why is this bad?
-    The rejection sampler asserts at most 128, at the first request: the server starts, and then dies.
+    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies.
+    The V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
 
     ## Example
         speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
@@ -96,8 +99,14 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         count = block.num_speculative_tokens
         if count is not None and count > MAX_K:
+            on_v2 = on_gpu(ctx.profile) and all(
+                taken is not None and taken.runner == "V2"
+                for taken in (choice(ctx.profile, block, path, version=version) for version in judged(ctx))
+            )
+            text = f"vLLM drafts at most {MAX_K} tokens per step; found {count}"
             yield Hit(
                 f"{path}.num_speculative_tokens",
-                f"vLLM drafts at most {MAX_K} tokens per step; found {count}",
+                f"{count} tokens are drafted and verified in every step" if on_v2 else text,
                 help="3 to 8 is usual; `ngram` and `suffix` go to 32",
+                severity=Severity.WARNING if on_v2 else None,
             )

@@ -102,9 +102,7 @@ def test_codes_and_names_are_unique_and_in_order() -> None:
 
 @pytest.mark.parametrize("minor", ["0.26", "0.32", "0.33"])
 def test_a_plain_profile_is_clean_for_every_version(profile: Load, minor: str) -> None:
-    text = (
-        f'vllm: "~={minor}.0"\nspeculation: {{method: draft_model, model: ./d, num_speculative_tokens: 3}}'
-    )
+    text = f'vllm: "~={minor}.0"\nspeculation: {{method: draft_model, model: ./d, num_speculative_tokens: 3}}'
     assert judge(profile(text)) == []
 
 
@@ -208,7 +206,7 @@ def test_a_draft_is_cut_like_its_target(
         f"{{method: {method}, model: ./d, num_speculative_tokens: 2, draft_tensor_parallel_size: {draft}}}"
     )
     loaded = profile(f"target: {{model: ./t, tensor_parallel_size: {tensor}}}\nspeculation: {block}")
-    assert [item.code for item in judge(loaded)] == ["SD104"] * hits
+    assert [item.code for item in judge(loaded) if item.severity is Severity.ERROR] == ["SD104"] * hits
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,250 @@
+"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from specserve.checks.blocks import blocks
+from specserve.checks.revisions import is_hub_id
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import choice
+from specserve.checks.versions import judged, only_in
+from specserve.diagnostics import Severity
+
+_OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
+_ONLINE = frozenset(
+    {
+        "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8",
+        "int8_per_channel_weight_only", "nvfp4_per_token", "experts_int8",
+    }
+)  # fmt: skip
+"""Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
+_HEAD_NAME = re.compile(r"(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", re.I)
+
+
+@rule("SD152", "too-long-draft", Severity.ERROR)
+def too_long_draft(ctx: Context) -> Iterator[Hit]:
+    """The draft is given a longer context than its target.
+
+    ## Why is this bad?
+    vLLM refuses to start: `speculative_max_model_len` cannot be larger than the target's.
+
+    ## Example
+        target: {model: ./model, max_model_len: 8192}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
+
+    ## Use instead
+        target: {model: ./model, max_model_len: 8192}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
+    """
+    longest = ctx.profile.target.max_model_len
+    for path, block in blocks(ctx):
+        own = block.keys.get("max_model_len")
+        if own is not None and longest is not None and 0 < longest < own:
+            yield Hit(
+                f"{path}.max_model_len",
+                f"the draft's context of {own} tokens is longer than the target's",
+                related=(("target.max_model_len", f"{longest} tokens"),),
+                help="leave it out: vLLM takes the shorter of the two models",
+            )
+
+
+@rule("SD153", "shortened-context", Severity.WARNING)
+def shortened_context(ctx: Context) -> Iterator[Hit]:
+    """The server's context becomes as short as the draft's.
+
+    ## Why is this bad?
+    vLLM 0.33's V2 runner cannot pause speculation for a long sequence, so it lowers the server's `max_model_len` to
+    that of a `draft_model`, with a warning in the log: longer requests are refused.
+
+    ## Example
+        vllm: ">=0.32"
+        target: {model: ./model, max_model_len: 32768}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 4096}
+
+    ## Use instead
+        vllm: ">=0.32"
+        target: {model: ./model, max_model_len: 32768}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/config/vllm.py (0.33), `longer sequences; reducing max_model_len to %d.`
+    """
+    longest = ctx.profile.target.max_model_len
+    for path, block in blocks(ctx):
+        own = block.keys.get("max_model_len")
+        if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
+            continue
+        if longest < 0 or "0.33" not in judged(ctx):
+            continue
+        taken = choice(ctx.profile, block, path, version="0.33")
+        if taken is not None and taken.runner == "V2":
+            yield Hit(
+                f"{path}.max_model_len",
+                f"the server will take {own} tokens, not {longest}",
+                related=(("target.max_model_len", f"{longest} are asked for"),),
+                notes=only_in(ctx, ["0.33"]),
+                help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
+            )
+
+
+@rule("SD154", "inherited-moe-backend", Severity.INFO)
+def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
+    """The draft takes over the MoE kernels that were chosen for the target.
+
+    ## Why is this bad?
+    A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
+    kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
+
+    ## Example
+        target: {model: ./model}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+        engine: {moe_backend: marlin}
+
+    ## Use instead
+        target: {model: ./model}
+        speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
+        engine: {moe_backend: marlin}
+
+    ## Source
+    vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
+    """
+    backend = ctx.profile.engine.get("moe_backend")
+    if backend in (None, "auto", "triton"):
+        return
+    for path, block in blocks(ctx):
+        if block.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in block.keys:
+            yield Hit(
+                f"{path}.method",
+                f"drafts will run on the MoE kernels `{backend}` too",
+                related=(("engine.moe_backend", "chosen for the target"),),
+                help="write `moe_backend: triton` in the block if the draft's experts are not quantized alike",
+            )
+
+
+@rule("SD155", "unquantized-draft", Severity.INFO)
+def unquantized_draft(ctx: Context) -> Iterator[Hit]:
+    """The target is quantized while it loads, and the draft is not.
+
+    ## Why is this bad?
+    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction
+    layers (`mtp` without a model) do inherit it.
+
+    ## Example
+        target: {model: ./model, quantization: fp8}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+
+    ## Use instead
+        target: {model: ./model, quantization: fp8}
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
+
+    ## Source
+    vllm/config/speculative.py, `quantization=self.quantization,`
+    """
+    method = ctx.profile.target.quantization
+    for path, block in blocks(ctx):
+        if method in _ONLINE and block.method in _OWN_WEIGHTS and "quantization" not in block.keys:
+            yield Hit(
+                f"{path}.model",
+                f"the draft will be loaded in its own type, not in `{method}`",
+                related=(("target.quantization", "the target's alone"),),
+                help=f"write `quantization: {method}` in the block to quantize it too",
+            )
+
+
+@rule("SD156", "head-as-target", Severity.WARNING)
+def head_as_target(ctx: Context) -> Iterator[Hit]:
+    """The target reads like a draft head.
+
+    ## Why is this bad?
+    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
+    layers of its own, and cannot answer. A `speculators` checkpoint makes vLLM serve the model it was trained for,
+    with a speculation that the profile does not show. The model that the head was trained for is the target.
+
+    ## Example
+        target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
+
+    ## Use instead
+        target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
+
+    ## Source
+    vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
+    """
+    model = ctx.profile.target.model
+    if not is_hub_id(model) or not _HEAD_NAME.search(model):
+        return
+    text = f"`{model}` reads like a draft head, which cannot be served by itself"
+    if "speculator" in model.lower():
+        text = f"vLLM would serve the model that `{model}` was trained for, and speculate on its own account"
+    yield Hit(
+        "target.model",
+        text,
+        help="write the model it was trained for here, and the head as `speculation.model`",
+    )
+
+
+@rule("SD157", "ignored-draft-parallelism", Severity.INFO)
+def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
+    """A head is to run on one rank, and runs on all of the target's.
+
+    ## Why is this bad?
+    vLLM takes `draft_tensor_parallel_size: 1` for a head and cuts it like the target all the same
+    (vllm-project/vllm#31886): memory and speed are not what the profile says.
+
+    ## Example
+        target: {model: ./model, tensor_parallel_size: 4}
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
+
+    ## Use instead
+        target: {model: ./model, tensor_parallel_size: 4}
+        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
+    """
+    size = ctx.profile.target.tensor_parallel_size
+    for path, block in blocks(ctx):
+        ignored = block.method in ("eagle", "eagle3", "mtp", "dflash")
+        if ignored and size > 1 and block.keys.get("draft_tensor_parallel_size") == 1:
+            yield Hit(
+                f"{path}.draft_tensor_parallel_size",
+                f"`{block.method}` runs on the target's {size} ranks in any case",
+                related=(("target.tensor_parallel_size", f"{size} ranks"),),
+                help="leave it out",
+            )
+
+
+@rule("SD158", "inherited-cache-type", Severity.INFO)
+def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
+    """A drafter that attends in both directions takes over the target's small KV cache type.
+
+    ## Why is this bad?
+    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM
+    then ends with `No valid attention backend found`, or picks a slower one.
+
+    ## Example
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
+        engine: {kv_cache_dtype: fp8}
+
+    ## Use instead
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
+        engine: {kv_cache_dtype: fp8}
+
+    ## Source
+    vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
+    """
+    dtype = str(ctx.profile.engine.get("kv_cache_dtype") or "auto")
+    if not dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
+        return
+    for path, block in blocks(ctx):
+        if block.method in ("dflash", "dspark") and "kv_cache_dtype" not in block.keys:
+            yield Hit(
+                f"{path}.method",
+                f"the drafter's KV cache will be `{dtype}` too",
+                related=(("engine.kv_cache_dtype", "chosen for the target"),),
+                help="write `kv_cache_dtype: bfloat16` in the block if no backend is found",
+            )
