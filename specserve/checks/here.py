@@ -19,6 +19,7 @@ def on_this_machine(
     """The plan and the host; or neither, and why the rules about the host do not apply."""
     from specserve.plan.host import localize, this_host
     from specserve.plan.launch import launch
+    from specserve.plan.site import seen_from
     from specserve.plan.support import contains, installed, installed_table
 
     if machine is not None and machine.basis == "assumed":
@@ -35,6 +36,7 @@ def on_this_machine(
         assert table is not None
         plan = launch(profile, table=table, platform=found.platform, version=found.version)
         host = this_host()
-        return localize(plan, installed=found, host=host), host, ""
+        plan = localize(plan, installed=found, host=host)
+        return plan, seen_from(host, plan), ""
     except SpecserveError as error:
         return None, None, f"no launch can be planned: {error.message}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan, Origin
@@ -14,6 +14,15 @@ from specserve.plan.support import Installed
 PLUGIN = "specserve_vllm_cpu"
 """Entry point of the CPU set-up's plug-in that cures vllm-project/vllm#55005."""
 _GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The folder of downloaded models."""
+
+    path: str
+    free_bytes: int
+    is_writable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,14 @@ class Host:
     free_bytes: int
     compiler: str | None
     """The C++ compiler that torch would call; None where there is none."""
+    taken_ports: Mapping[int, str] = field(default_factory=dict)
+    """Those of the launch's ports that are taken, and by whom."""
+    shm_bytes: int | None = None
+    """Size of /dev/shm; None where there is none."""
+    cache: Cache | None = None
+    """Where downloads would go; None: not looked at."""
+    arctic_inference: str | None = "?"
+    """Version of the package that `suffix` needs; None: not installed, `?`: not looked at."""
 
 
 def this_host() -> Host:

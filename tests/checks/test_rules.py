@@ -11,13 +11,16 @@ from textwrap import dedent
 import pytest
 
 from specserve.checks.catalogue import RULES
+from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Rule
-from specserve.checks.run import examined, judge
+from specserve.checks.run import examined, examined_in, judge
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.host import Host
 from specserve.plan.launch import launch
 from specserve.plan.support import in_range, installed, known_versions, table
 from specserve.profile.schema import Profile
+from tests.checks.checkpoints import beside
+from tests.checks.surroundings import surroundings
 
 Load = Callable[[str], Profile]
 HEADINGS = ["Why is this bad?", "Example", "Use instead", "Source"]
@@ -43,8 +46,8 @@ def found(loaded: Profile) -> list[Finding]:
 
 
 def of_rule(rule: Rule, loaded: Profile) -> list[Finding]:
-    """The findings; those about the compiler only where that is the rule in question."""
-    return [item for item in found(loaded) if rule.needs == "host" or item.code != "SD401"]
+    """The findings where the rule has what it needs, in surroundings of its own."""
+    return examined_in(surroundings(rule, loaded))[0]
 
 
 @each
@@ -56,7 +59,8 @@ def test_a_manual_page_says_what_why_how_and_where(rule: Rule) -> None:
 
 
 @each
-def test_the_example_is_found_and_nothing_else(rule: Rule, profile: Load) -> None:
+def test_the_example_is_found_and_nothing_else(rule: Rule, profile: Load, tmp_path: Path) -> None:
+    beside(tmp_path, section(rule, "Example"))
     (finding,) = of_rule(rule, profile(section(rule, "Example")))
     assert (finding.code, finding.name) == (rule.code, rule.name)
     assert finding.severity is rule.severity
@@ -65,7 +69,8 @@ def test_the_example_is_found_and_nothing_else(rule: Rule, profile: Load) -> Non
 
 
 @each
-def test_what_the_page_advises_is_clean(rule: Rule, profile: Load) -> None:
+def test_what_the_page_advises_is_clean(rule: Rule, profile: Load, tmp_path: Path) -> None:
+    beside(tmp_path, section(rule, "Use instead"))
     assert of_rule(rule, profile(section(rule, "Use instead"))) == []
 
 

@@ -64,3 +64,7 @@ class MemoryEstimate:
     """Whether `does_not_fit` rests on exact figures alone, no fitted constant."""
     knobs: tuple[Knob, ...] = ()
     notes: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it is tight, in a few words."""
+    draft_logits_bytes: int = 0
+    """What probabilistic drafts keep on every GPU, whether requests sample or not."""

@@ -11,7 +11,7 @@ from specserve.plan.memory.estimate import Interval, MemoryEstimate, PerGpu
 from specserve.plan.memory.knobs import knobs
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.plan.memory.situation import Situation, situation
-from specserve.plan.memory.verdict import certain, verdict
+from specserve.plan.memory.verdict import certain, reason, verdict
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
@@ -66,6 +66,8 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         certain=found == "does_not_fit" and certain(s, r),
         knobs=knobs(s, r, verdict=found, path=path) if found != "fit" else (),
         notes=(*demand.notes, *notes),
+        reason=reason(s, r) if found == "tight" else "",
+        draft_logits_bytes=r.draft_logits,
     )
 
 

@@ -9,6 +9,7 @@ from specserve.plan.memory.bounds import (
     Drafting,
     activation,
     buffers,
+    draft_logits,
     excess,
     graphs,
     outside,
@@ -44,6 +45,8 @@ class Reckoning:
     excess: float
     """What serving takes at its peak beyond what vLLM counts."""
     weights_margin: float = 0.0
+    draft_logits: int = 0
+    """Kept by probabilistic drafts; counted in `other`."""
 
     @property
     def low(self) -> list[int]:
@@ -100,7 +103,8 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         )
     )
     slack = _slack(s, rules, captured, counted=counted)
-    return Reckoning(needed, rules, budget, peaks, others, kv, slack, beyond, margin)
+    logits = draft_logits(model, settings=s.settings, drafting=drafting) if rules.runner == "v2" else 0
+    return Reckoning(needed, rules, budget, peaks, others, kv, slack, beyond, margin, logits)
 
 
 def _demand(s: Situation) -> Demand:

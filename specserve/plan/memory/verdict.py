@@ -24,6 +24,24 @@ def verdict(s: Situation, r: Reckoning) -> MemoryVerdict:
     return "tight"
 
 
+def reason(s: Situation, r: Reckoning) -> str:
+    """Why a launch that may start is not sure to, in a few words: the first of what is short."""
+    if not _starts(s, r, r.low):
+        low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
+        return f"the KV cache holds {low:,} to {high:,} tokens, and one request may take {r.demand.max_model_len:,}"
+    for promise in s.promises:
+        if not keeps(r, promise, r.low):
+            many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"
+            return f"the promised {many} are not sure to run at one time"
+    if r.slack < r.excess:
+        spare = max(0.0, r.slack) / _GIB
+        what = "drafts being verified" if s.num_speculative_tokens else "fragmentation"
+        return f"{spare:.1f} GiB are left unclaimed, and {what} may take {r.excess / _GIB:.1f} GiB"
+    if not _is_free(s, r):
+        return f"{min(s.machine.free_bytes or (0,)) / _GIB:.1f} GiB are free, and vLLM takes {r.budget / _GIB:.1f} GiB"
+    return ""
+
+
 def certain(s: Situation, r: Reckoning) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
     if s.not_modelled:

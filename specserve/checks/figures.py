@@ -1,0 +1,73 @@
+"""Figures of a memory estimate in words: GiB, the parts of a GPU, what to turn. Judges nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
+    from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict
+
+_GIB = 2**30
+_VERDICTS: dict[MemoryVerdict, str] = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}
+
+
+def gib(size: float) -> str:
+    """Bytes for a reader: `15.3 GiB`, or `8.4 MiB` where it is little."""
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB / 10 or not size else f"{size / 2**20:.1f} MiB"
+
+
+def span(interval: Interval) -> str:
+    """Bounds for a reader: `0.6-2.9 GiB`."""
+    low, high = f"{interval.low / _GIB:.1f}", f"{interval.high / _GIB:.1f}"
+    return f"{low} GiB" if low == high else f"{low}-{high} GiB"
+
+
+def machine_words(machine: Machine) -> str:
+    """`2 nodes with 8 x H100-80GB each`, `1 x L4-24GB`, or `this machine's memory`."""
+    if machine.is_cpu:
+        return f"{gib(machine.accelerator.total_bytes)} of memory"
+    each = f"{machine.count} x {machine.accelerator.name}"
+    return f"{machine.nodes} nodes with {each} each" if machine.nodes > 1 else each
+
+
+def parts(memory: MemoryEstimate) -> str:
+    """The parts of the fullest GPU."""
+    per_gpu = memory.per_gpu_bytes
+    weights = gib(per_gpu.target_weights)
+    if per_gpu.draft_weights:
+        weights += f" + {gib(per_gpu.draft_weights)} of the draft"
+    return (
+        f"per GPU, estimated: {gib(per_gpu.budget)} of {gib(per_gpu.total)}; weights {weights}, activations "
+        f"{span(per_gpu.activation)}, other {span(per_gpu.other)}, KV cache {span(per_gpu.kv_cache)}"
+    )
+
+
+def capacity(memory: MemoryEstimate) -> str:
+    """What the KV cache holds."""
+    tokens = _range(memory.kv_cache_tokens)
+    return f"the KV cache holds {tokens} tokens; one request may take {memory.max_model_len:,}"
+
+
+def _range(interval: Interval) -> str:
+    low, high = f"{interval.low:,.0f}", f"{interval.high:,.0f}"
+    return low if low == high else f"{low}-{high}"
+
+
+def advice(memory: MemoryEstimate) -> str | None:
+    """The knobs that change the verdict, or the best of those that do not."""
+    if not memory.knobs:
+        return None
+    better = [knob for knob in memory.knobs if knob.verdict != memory.verdict]
+    turns = [f"{_turn(knob)} would {'give' if knob in better else 'free'} {_gain(knob, better)}" for knob in
+             (better or memory.knobs)[:3]]  # fmt: skip
+    return "; ".join(turns) + ("" if better else ", and none of them is enough alone")
+
+
+def _turn(knob: Knob) -> str:
+    value = str(knob.value).lower() if isinstance(knob.value, bool) else knob.value
+    return f"`{knob.path}: {value}`"
+
+
+def _gain(knob: Knob, better: list[Knob]) -> str:
+    return _VERDICTS[knob.verdict] if knob in better else gib(knob.frees_bytes)

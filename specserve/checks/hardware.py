@@ -1,0 +1,277 @@
+"""SD306-SD319: whether the accelerators are enough in number, and of a kind that vLLM takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specserve.checks.figures import gib, machine_words
+from specserve.checks.memory import estimates, lacks_free_memory
+from specserve.checks.rule import Context, Hit, rule
+from specserve.diagnostics import Severity
+from specserve.errors import UsageError
+
+_LESS = 0.95
+"""A GPU with less of the named one's memory than this is another one."""
+_BFLOAT16 = (8, 0)
+_LEAST_CAPABILITY = {
+    "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
+    "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
+    "moe_wna16": 70, "bitsandbytes": 70,
+}  # fmt: skip
+"""The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
+
+
+def _ranks(ctx: Context) -> int:
+    """GPUs of one launch, over all nodes."""
+    target = ctx.profile.target
+    data = ctx.profile.engine.get("data_parallel_size")
+    return target.tensor_parallel_size * target.pipeline_parallel_size * (data if type(data) is int else 1)
+
+
+@rule("SD306", "too-few-accelerators", Severity.ERROR, needs="hardware")
+def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
+    """The model is split over more accelerators than there are.
+
+    ## Why is this bad?
+    vLLM starts a worker per rank, and the first one without a GPU ends the launch.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
+        hardware: {accelerator: L4-24GB, count: 1}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
+        hardware: {accelerator: L4-24GB, count: 2}
+
+    ## Source
+    vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
+    """
+    machine = ctx.machine
+    assert machine is not None
+    there = machine.count * machine.nodes
+    if machine.is_cpu or _ranks(ctx) <= there:
+        return
+    path = "target.tensor_parallel_size"
+    if ctx.profile.target.tensor_parallel_size <= there:
+        path = "target.pipeline_parallel_size" if ctx.profile.target.pipeline_parallel_size > 1 else path
+    yield Hit(
+        path,
+        f"the launch takes {_ranks(ctx)} accelerators, and there {'is' if there == 1 else 'are'} {there}",
+        label=f"{machine_words(machine)}",
+        related=(("hardware.count", "counted here"),) if machine.basis == "profile" else (),
+        help="split it over fewer, or use a machine with more",
+    )
+
+
+@rule("SD307", "split-node", Severity.WARNING, needs="hardware")
+def split_node(ctx: Context) -> Iterator[Hit]:
+    """Tensor parallelism reaches over nodes.
+
+    ## Why is this bad?
+    Every layer waits for the network between nodes, twice: far slower than inside of one. The usual way is tensor
+    parallelism inside of a node and `pipeline_parallel_size` over the nodes.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
+        hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
+        hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
+
+    ## Source
+    specserve, checks/hardware.py
+    """
+    machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
+    assert machine is not None
+    if machine.nodes > 1 and machine.count < size <= machine.count * machine.nodes:
+        yield Hit(
+            "target.tensor_parallel_size",
+            f"{size} ranks share each layer, and a node has {machine.count} accelerators",
+            help=f"`tensor_parallel_size: {machine.count}` with `pipeline_parallel_size: {-(-size // machine.count)}`",
+        )
+
+
+@rule("SD308", "idle-accelerators", Severity.INFO, needs="hardware")
+def idle_accelerators(ctx: Context) -> Iterator[Hit]:
+    """The profile's `hardware` has more accelerators than the launch uses.
+
+    ## Why is this bad?
+    The others stay idle: vLLM takes tensor_parallel_size x pipeline_parallel_size x data_parallel_size of them.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: L4-24GB, count: 4}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: L4-24GB, count: 1}
+
+    ## Source
+    specserve, checks/hardware.py
+    """
+    machine = ctx.machine
+    assert machine is not None
+    there = machine.count * machine.nodes
+    if machine.basis == "profile" and not machine.is_cpu and there > _ranks(ctx):
+        yield Hit(
+            "hardware.count", f"the launch takes {_ranks(ctx)} of {there} accelerators; the others stay idle",
+        )  # fmt: skip
+
+
+@rule("SD309", "missing-hardware", Severity.ERROR, needs="hardware")
+def missing_hardware(ctx: Context) -> Iterator[Hit]:
+    """This machine is less than the profile's `hardware`.
+
+    ## Why is this bad?
+    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or
+    not keep them.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: H100-80GB, count: 1}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: L4-24GB, count: 1}
+
+    ## Source
+    specserve, checks/hardware.py
+    """
+    machine, wanted = ctx.machine, ctx.profile.hardware
+    if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
+        return
+    from specserve.facts.accelerators import CPU, accelerator
+
+    try:
+        named = accelerator(wanted.accelerator)
+    except UsageError:
+        return  # told where the profile is read
+    if (named.name == CPU) != machine.is_cpu:
+        yield Hit(
+            "hardware.accelerator",
+            f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {machine_words(machine)}",
+        )
+        return
+    if machine.is_cpu:
+        return
+    if machine.accelerator.total_bytes < _LESS * named.total_bytes:
+        yield Hit(
+            "hardware.accelerator",
+            f"the profile is for {named.name} ({gib(named.total_bytes)}); here is {machine_words(machine)} "
+            f"({gib(machine.accelerator.total_bytes)})",
+        )
+    elif machine.count < min(wanted.count, _ranks(ctx)):
+        yield Hit(
+            "hardware.count", f"the profile is for {wanted.count} x {named.name}; here are {machine.count}"
+        )
+
+
+@rule("SD310", "unsupported-dtype", Severity.ERROR, needs="hardware")
+def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
+    """The dtype `bfloat16` is asked for on a GPU that has none.
+
+    ## Why is this bad?
+    vLLM refuses it below compute capability 8.0. `auto` takes float16 there.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
+        hardware: {accelerator: T4-16GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048, dtype: float16}
+        hardware: {accelerator: T4-16GB}
+
+    ## Source
+    vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
+    """
+    assert ctx.machine is not None
+    kind = ctx.machine.accelerator
+    if (
+        ctx.profile.target.dtype == "bfloat16"
+        and kind.compute_capability
+        and kind.compute_capability < _BFLOAT16
+    ):
+        yield Hit(
+            "target.dtype",
+            f"{kind.name} has no bfloat16: compute capability {_dotted(kind.compute_capability)}, and 8.0 is the least",
+            help="write `dtype: float16`, or `auto`",
+        )
+
+
+@rule("SD311", "unsupported-quantization", Severity.ERROR, needs="hardware")
+def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
+    """The quantization has no kernels for this GPU.
+
+    ## Why is this bad?
+    Each method has a least compute capability, and vLLM refuses GPUs below it when it builds its configuration.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
+        hardware: {accelerator: V100-32GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
+        hardware: {accelerator: T4-16GB}
+
+    ## Source
+    vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
+    """
+    assert ctx.machine is not None
+    kind = ctx.machine.accelerator
+    method, path = _quantization(ctx)
+    least = _LEAST_CAPABILITY.get(method or "", 0)
+    if kind.compute_capability and 10 * kind.compute_capability[0] + kind.compute_capability[1] < least:
+        yield Hit(
+            path,
+            f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(kind.compute_capability)}",
+            help="use a checkpoint without it, or another GPU",
+        )
+
+
+def _quantization(ctx: Context) -> tuple[str | None, str]:
+    """The method, and the place that says it: the profile, or else the checkpoint."""
+    told = ctx.profile.target.quantization
+    if told:
+        return told.lower(), "target.quantization"
+    config = ctx.target.config.get("quantization_config") if ctx.target else None
+    method = config.get("quant_method") if isinstance(config, dict) else None
+    return (method.lower() if isinstance(method, str) else None), "target.model"
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+@rule("SD312", "occupied-memory", Severity.ERROR, needs="hardware")
+def occupied_memory(ctx: Context) -> Iterator[Hit]:
+    """Less memory is free than vLLM asks for.
+
+    ## Why is this bad?
+    vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start where
+    other processes hold too much: often the previous server, or what is left of it.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {gpu_memory_utilization: 0.9}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {gpu_memory_utilization: 0.4}
+
+    ## Source
+    vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
+    """
+    machine = ctx.machine
+    assert machine is not None
+    for _, memory in estimates(ctx):
+        if lacks_free_memory(machine, memory) and machine.free_bytes:
+            free, total = min(machine.free_bytes), memory.per_gpu_bytes.total
+            share = int(100 * (free - 2**29) / total) / 100
+            yield Hit(
+                "engine.gpu_memory_utilization",
+                f"{gib(free)} of {gib(total)} are free, and vLLM asks for {gib(memory.per_gpu_bytes.budget)}",
+                notes=machine.holders,
+                help=f"stop what holds it, or write `gpu_memory_utilization: {share}`" if share > 0 else None,
+            )
+            return

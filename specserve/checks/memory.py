@@ -1,0 +1,228 @@
+"""SD301-SD305: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from specserve.checks.figures import advice, capacity, gib, machine_words, parts
+from specserve.checks.rule import Context, Hit, rule
+from specserve.diagnostics import Severity
+
+if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
+    from specserve.plan.memory.estimate import MemoryEstimate
+
+_COSTLY = 0.25
+"""Share of the KV cache that a draft may take before it is worth a word."""
+_LARGE = 2**30
+_TENTH = 0.1
+
+
+def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
+    """Each arm's memory with the place that stands for it; the target alone where nothing speculates."""
+    if ctx.memory:
+        yield "target.model", ctx.memory
+    for arm in ctx.arms:
+        if arm.memory:
+            yield f"{arm.path}.model" if arm.speculation.model else arm.path, arm.memory
+
+
+def lacks_free_memory(machine: Machine, memory: MemoryEstimate) -> bool:
+    """Whether a GPU that was found has less free than vLLM asks for: told by a rule of its own."""
+    if machine.basis != "found" or machine.free_bytes is None:
+        return False
+    told = memory.per_gpu_bytes.budget == memory.per_gpu_bytes.total
+    return not told and min(machine.free_bytes) < memory.per_gpu_bytes.budget
+
+
+@rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")
+def insufficient_memory(ctx: Context) -> Iterator[Hit]:
+    """The weights, or one request of `max_model_len`, do not fit the accelerator.
+
+    ## Why is this bad?
+    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says how
+    much too small the KV cache is for one request. Where the verdict rests on fitted bounds, and not on weights
+    or the upper bound of the KV cache, this finding is a warning.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {kv_cache_memory_bytes: 32G}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {kv_cache_memory_bytes: 16G}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    vllm/v1/core/kv_cache_utils.py, `To serve at least one request with the model's max seq len `
+    """
+    assert ctx.machine is not None
+    for path, memory in estimates(ctx):
+        if memory.verdict == "does_not_fit":
+            yield Hit(
+                path,
+                f"does not fit {machine_words(ctx.machine)}: {_reason(memory)}",
+                notes=(parts(memory), *memory.notes),
+                help=advice(memory),
+                severity=None if memory.certain else Severity.WARNING,
+            )
+
+
+def _reason(memory: MemoryEstimate) -> str:
+    per_gpu = memory.per_gpu_bytes
+    weights = per_gpu.target_weights + per_gpu.draft_weights
+    if per_gpu.budget == per_gpu.total and per_gpu.kv_cache.low == per_gpu.kv_cache.high > 0:
+        if weights + per_gpu.kv_cache.low > per_gpu.total:
+            return f"weights of {gib(weights)} and a KV cache of {gib(per_gpu.kv_cache.low)} are more than it has"
+        return capacity(memory)
+    if weights >= per_gpu.budget:
+        return f"the weights take {gib(weights)} of {gib(per_gpu.budget)} per GPU"
+    if not per_gpu.kv_cache.high:
+        return "nothing is left for the KV cache"
+    return capacity(memory)
+
+
+@rule("SD302", "tight-memory", Severity.WARNING, needs="hardware")
+def tight_memory(ctx: Context) -> Iterator[Hit]:
+    """It may fit: what is needed lies within the bounds of what there is.
+
+    ## Why is this bad?
+    Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication
+    buffers. It also is tight where verifying drafts, which vLLM's profile run leaves out, needs more than lies
+    outside of vLLM's share, or where a promised concurrency has no room.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {gpu_memory_utilization: 0.99}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {gpu_memory_utilization: 0.9}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    specserve, plan/memory/verdict.py
+    """
+    assert ctx.machine is not None
+    for path, memory in estimates(ctx):
+        if memory.verdict == "tight" and not lacks_free_memory(ctx.machine, memory):
+            yield Hit(
+                path,
+                f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
+                notes=(parts(memory), *memory.notes),
+                help=advice(memory),
+            )
+
+
+@rule("SD303", "unreachable-concurrency", Severity.INFO, needs="hardware")
+def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
+    """More requests are to run at one time than the KV cache holds at `max_model_len`.
+
+    ## Why is this bad?
+    Nothing is wrong where requests are shorter; long ones wait, or are preempted and computed again.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {max_num_seqs: 128, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
+    """
+    wanted = ctx.profile.engine.get("max_num_seqs")
+    for _, memory in estimates(ctx):
+        most = memory.max_concurrency.high
+        if type(wanted) is int and memory.verdict != "does_not_fit" and most < wanted:
+            yield Hit(
+                "engine.max_num_seqs",
+                f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "
+                f"`max_num_seqs` is {wanted}",
+                help="fine for shorter requests; else a smaller `max_model_len` holds more of them",
+            )
+            return
+
+
+@rule("SD304", "costly-draft", Severity.INFO, needs="hardware")
+def costly_draft(ctx: Context) -> Iterator[Hit]:
+    """The draft takes more than a quarter of the KV cache that the target would have alone.
+
+    ## Why is this bad?
+    Its weights, and its part of every cached token, are memory that requests no longer have: fewer run at one
+    time. A smaller draft, or a head, costs less; `bench` shows whether the speed is worth it.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 3}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    specserve, plan/memory/judge.py
+    """
+    for path, memory in estimates(ctx):
+        alone = memory.without_speculation_kv_cache_tokens
+        if alone is None or not alone.high or memory.verdict == "does_not_fit":
+            continue
+        kept = memory.kv_cache_tokens.high / alone.high
+        if kept < 1 - _COSTLY:
+            yield Hit(
+                path,
+                f"speculation costs {1 - kept:.0%} of the KV cache: {memory.kv_cache_tokens.high:,.0f} tokens "
+                f"instead of {alone.high:,.0f}",
+                notes=(parts(memory),),
+            )
+
+
+@rule("SD305", "large-draft-buffer", Severity.INFO, needs="hardware")
+def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
+    """Probabilistic drafts keep their logits, and these take a gibibyte, or a tenth of the KV cache.
+
+    ## Why is this bad?
+    vLLM holds max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With fewer
+    sequences, or greedy drafts, that memory goes to the KV cache.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 256}
+        speculation:
+          method: draft_model
+          model: ./llama-draft
+          num_speculative_tokens: 3
+          draft_sample_method: probabilistic
+        engine: {kv_cache_memory_bytes: 4M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 256}
+        speculation:
+          method: draft_model
+          model: ./llama-draft
+          num_speculative_tokens: 3
+          draft_sample_method: probabilistic
+        engine: {kv_cache_memory_bytes: 1G}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    vllm/v1/worker/gpu/spec_decode/speculator.py, `self.draft_logits = torch.full(`
+    """
+    for arm in ctx.arms:
+        if arm.memory is None or arm.memory.verdict == "does_not_fit":
+            continue
+        size = arm.memory.draft_logits_bytes
+        if size >= min(_LARGE, _TENTH * arm.memory.per_gpu_bytes.kv_cache.high) and size:
+            yield Hit(
+                f"{arm.path}.draft_sample_method",
+                f"the logits of the drafts take {gib(size)} of every GPU",
+                help="a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none",
+            )

@@ -1,0 +1,238 @@
+"""SD403-SD409: what a launch meets on this machine: a taken port, small shared memory, a full disk, lacking extras."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from specserve.checks.figures import gib
+from specserve.checks.rule import Context, Hit, rule
+from specserve.diagnostics import Severity
+from specserve.plan.support import known_versions
+
+if TYPE_CHECKING:
+    from specserve.facts.model import ModelFacts
+
+_SMALL_SHM = 2**30
+"""Containers have 64 MiB unless they are told otherwise; vLLM's message queue alone may take 160 MiB."""
+_SPARE_DISK = 2**30
+_ARCTIC_INFERENCE = "0.1.1"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+
+
+@rule("SD403", "taken-port", Severity.WARNING, needs="host")
+def taken_port(ctx: Context) -> Iterator[Hit]:
+    """Another process listens on the port.
+
+    ## Why is this bad?
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is so now, and need
+    not be so when the server is started: `up` looks again, and refuses.
+
+    ## Example
+        server: {port: 8000}
+
+    ## Use instead
+        server: {port: 8001}
+
+    ## Source
+    vllm/entrypoints/launchers/launcher.py, `sock.bind(addr)`
+    """
+    assert ctx.plan is not None and ctx.host is not None
+    holder = ctx.host.taken_ports.get(ctx.plan.port)
+    if holder:
+        yield Hit(
+            "server.port",
+            f"port {ctx.plan.port} is taken by {holder}",
+            help="stop it, or write another port; `port: 0` takes a free one",
+        )
+
+
+@rule("SD404", "small-shared-memory", Severity.WARNING, needs="host")
+def small_shared_memory(ctx: Context) -> Iterator[Hit]:
+    """The shared memory of `/dev/shm` is too small for several ranks.
+
+    ## Why is this bad?
+    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it:
+    the launch dies by a bus error, or hangs with `No available shared memory broadcast block found`.
+
+    ## Example
+        target: {model: ./target, tensor_parallel_size: 2}
+
+    ## Use instead
+        target: {model: ./target, tensor_parallel_size: 1}
+
+    ## Source
+    vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
+    """
+    assert ctx.host is not None
+    target = ctx.profile.target
+    ranks = target.tensor_parallel_size * target.pipeline_parallel_size
+    size = ctx.host.shm_bytes
+    if ranks > 1 and size is not None and size < _SMALL_SHM:
+        split = "tensor" if target.tensor_parallel_size > 1 else "pipeline"
+        yield Hit(
+            f"target.{split}_parallel_size",
+            f"{ranks} ranks share {size // 2**20} MiB of /dev/shm",
+            help="give the container more: `docker run --shm-size 8g`, or `--ipc host`",
+        )
+
+
+@rule("SD405", "full-disk", Severity.ERROR, needs="host")
+def full_disk(ctx: Context) -> Iterator[Hit]:
+    """The weights that are still to be downloaded do not fit the disk of the cache.
+
+    ## Why is this bad?
+    The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
+
+    ## Example
+        target: {model: org/large, revision: "0123456789012345678901234567890123456789"}
+
+    ## Use instead
+        target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+
+    ## Source
+    specserve, plan/site.py
+    """
+    cache = ctx.host.cache if ctx.host else None
+    if cache is None:
+        return
+    for path, facts in _models(ctx):
+        missing = missing_bytes(facts)
+        if missing > cache.free_bytes:
+            yield Hit(
+                path,
+                f"{gib(missing)} are still to be downloaded, and `{cache.path}` has {gib(cache.free_bytes)} free",
+                help="make room, or set `HF_HOME` to a folder on a larger disk",
+            )
+
+
+@rule("SD406", "read-only-cache", Severity.ERROR, needs="host")
+def read_only_cache(ctx: Context) -> Iterator[Hit]:
+    """The weights are still to be downloaded, and the cache cannot be written.
+
+    ## Why is this bad?
+    vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
+
+    ## Example
+        target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+
+    ## Source
+    specserve, plan/site.py
+    """
+    cache = ctx.host.cache if ctx.host else None
+    if cache is None or cache.is_writable:
+        return
+    for path, facts in _models(ctx):
+        if missing_bytes(facts):
+            yield Hit(
+                path,
+                f"`{cache.path}` cannot be written, and {gib(missing_bytes(facts))} are still to be downloaded",
+                help="set `HF_HOME` to a folder that can be written, or download the model beforehand",
+            )
+
+
+def _models(ctx: Context) -> Iterator[tuple[str, ModelFacts]]:
+    if ctx.target:
+        yield "target.model", ctx.target
+    for arm in ctx.arms:
+        if arm.path == "speculation" and arm.draft and arm.speculation.model:
+            yield f"{arm.path}.model", arm.draft
+
+
+def missing_bytes(facts: ModelFacts) -> int:
+    """The weights of a model of the Hub that do not lie on this machine."""
+    if facts.origin != "hub":
+        return 0
+    return sum(
+        file.size_bytes or 0
+        for name, file in facts.files.items()
+        if file.path is None and name.endswith(_weights(facts.files))
+    )
+
+
+def _weights(files: Mapping[str, object]) -> tuple[str, ...]:
+    """vLLM takes the safetensors files where there are any, and leaves the others."""
+    return _WEIGHTS[:1] if any(name.endswith(_WEIGHTS[0]) for name in files) else _WEIGHTS
+
+
+@rule("SD407", "missing-arctic-inference", Severity.ERROR, needs="host")
+def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
+    """The method `suffix` needs a package that is not installed.
+
+    ## Why is this bad?
+    vLLM ends with an ImportError as soon as it builds its configuration.
+
+    ## Example
+        speculation: {method: suffix, num_speculative_tokens: 8}
+
+    ## Use instead
+        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
+
+    ## Source
+    vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
+    """
+    assert ctx.host is not None
+    block = ctx.profile.speculation
+    if block and block.method == "suffix" and ctx.host.arctic_inference is None:
+        yield Hit(
+            "speculation.method",
+            "`suffix` needs the package arctic-inference, which is not installed beside vLLM",
+            help=f"`pip install arctic-inference=={_ARCTIC_INFERENCE}`",
+        )
+
+
+@rule("SD408", "untabled-vllm", Severity.INFO, needs="host")
+def untabled_vllm(ctx: Context) -> Iterator[Hit]:
+    """The installed vLLM is newer than all that this specserve knows.
+
+    ## Why is this bad?
+    Arguments are read from its own sources, and rules and memory constants are those of the newest version that is
+    known: what changed since is not told.
+
+    ## Example
+        vllm: ">=0.32"
+
+    ## Use instead
+        vllm: ">=0.32,<0.34"
+
+    ## Source
+    specserve, plan/tables
+    """
+    assert ctx.plan is not None
+    newest = known_versions()[-1]
+    if _minor(ctx.plan.vllm) > _minor(newest):
+        yield Hit(
+            "vllm",
+            f"vLLM {ctx.plan.vllm} is installed; this specserve knows {newest} and older",
+            help="update specserve, or read vLLM's release notes for what changed",
+        )
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    from specserve.plan.memory.constants import minor
+
+    return minor(version)
+
+
+@rule("SD409", "ineffective-devices", Severity.INFO, needs="host")
+def ineffective_devices(ctx: Context) -> Iterator[Hit]:
+    """A list of `hardware.devices` is set, and vLLM here runs on the CPU.
+
+    ## Why is this bad?
+    The list names GPUs, and the CPU engine has none: it changes nothing.
+
+    ## Example
+        hardware: {accelerator: cpu, devices: [0]}
+
+    ## Use instead
+        hardware: {accelerator: cpu}
+
+    ## Source
+    specserve, plan/launch.py
+    """
+    devices = ctx.profile.hardware.devices if ctx.profile.hardware else None
+    if devices and ctx.plan is not None and ctx.plan.platform == "cpu":
+        yield Hit("hardware.devices", "the CPU engine has no devices: the list changes nothing")

@@ -1,0 +1,78 @@
+"""What the example of a rule is judged in: the models it names, a machine, a host, a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.rule import Context, Rule
+from specserve.facts.accelerators import Machine, accelerator
+from specserve.facts.model import ModelFacts, ModelFile
+from specserve.facts.read import read_model
+from specserve.plan.host import Cache, Host
+from specserve.plan.launch import launch
+from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.support import contains, in_range, table
+from specserve.profile.schema import Profile
+
+GIB = 2**30
+HOST = Host(
+    python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
+    numa_nodes=1, free_bytes=8 * GIB, compiler="/usr/bin/g++",
+)  # fmt: skip
+HOSTS: Mapping[str, Mapping[str, Any]] = {
+    "SD401": {"compiler": None},
+    "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
+    "SD404": {"shm_bytes": 64 * 2**20},
+    "SD405": {"cache": Cache("/cache/hub", 64 * GIB, True)},
+    "SD406": {"cache": Cache("/cache/hub", 64 * GIB, False)},
+    "SD407": {"arctic_inference": None},
+}
+"""How the host of a rule's example differs from an ordinary one, by code."""
+MACHINES: Mapping[str, Machine] = {
+    "SD309": Machine(accelerator("L4-24GB"), 1, basis="found", free_bytes=(21 * GIB,)),
+    "SD312": Machine(
+        accelerator("H100-80GB"), 1, basis="found", free_bytes=(40 * GIB,),
+        holders=("GPU 0: 39.2 GiB by pid 4711 (python)",),
+    ),
+}  # fmt: skip
+"""The machine that is found; elsewhere it is the one that the profile names."""
+HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
+"""Models of a Hub that nobody has downloaded yet."""
+NEWER = "0.34.1"
+
+
+def surroundings(rule: Rule, loaded: Profile) -> Context:
+    """All that a rule may look at; what it does not need is left out."""
+    models = rule.needs in ("models", "hardware") or "cache" in HOSTS.get(rule.code, {})
+    context = Context(loaded, in_range(loaded.vllm or ""))
+    if models:
+        wanted = Wanted(offline=True, here=False, machine=MACHINES.get(rule.code))
+        context = gather(loaded, wanted=wanted, read=read).context
+    if rule.needs != "hardware":
+        context = replace(context, machine=None)
+    if rule.needs in ("nothing", "host"):
+        host = replace(HOST, **HOSTS.get(rule.code, {}))
+        context = replace(context, plan=planned(rule, loaded), host=host)
+    return context
+
+
+def planned(rule: Rule, loaded: Profile) -> LaunchPlan:
+    """A launch on the CPU, of a profile whose arguments need not be right."""
+    minor = (in_range(loaded.vllm or "") or ("0.33",))[-1]
+    clean = replace(loaded, engine={}, speculation=None, frontend={})
+    plan = replace(launch(clean, table=table(minor), platform="cpu"), engine_kwargs=loaded.engine)
+    newer = rule.code == "SD408" and contains(loaded.vllm or "", NEWER)
+    return replace(plan, vllm=NEWER) if newer else plan
+
+
+def read(model: str, revision: str | None) -> ModelFacts:
+    """A directory as it is; a model of the Hub by its size alone."""
+    if model in HUB_BYTES:
+        llama = read_model(str(Path(__file__).parents[2] / "demo" / "draft"))
+        files = {"model.safetensors": ModelFile(HUB_BYTES[model])}
+        return replace(llama, model=model, origin="hub", revision=revision, files=files, tensors=None)
+    return read_model(model, revision=revision, offline=True)
