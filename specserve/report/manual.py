@@ -13,7 +13,8 @@ from typing import TextIO
 from specserve.checks.catalogue import RULES
 from specserve.checks.rule import Need
 from specserve.checks.suppress import UNUSED_IGNORE
-from specserve.diagnostics import Severity
+from specserve.checks.unread import UNREADABLE
+from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
 from specserve.profile.codes import CODES
 from specserve.profile.problems import did_you_mean, quoted
@@ -65,9 +66,9 @@ class Page:
 
 def pages() -> dict[str, Page]:
     """Every page by its code, in the order of the codes."""
-    plain = [
-        Page(code.code, code.name, code.severity, "nothing", code.doc) for code in (*CODES, UNUSED_IGNORE)
-    ]
+    besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
+    besides.append((UNREADABLE, "models"))
+    plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
     rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc) for rule in RULES]
     return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
+from specserve.profile.texts import read
 from specserve.report.text import concise, render, summary
 
 Write = Callable[..., Path]
@@ -98,13 +101,26 @@ def test_control_characters_of_a_file_reach_no_terminal(write: Write) -> None:
     assert "x\\x1b[2Jy" in text
 
 
-def test_a_file_that_is_gone_or_is_stdin_has_no_lines(tmp_path: Path) -> None:
-    for file in (Path("-"), tmp_path / "gone.yaml"):
-        assert plain(finding(file, 3, 1, 2, help="do")).splitlines() == [
-            "error[SD104]: draft is split",
-            f" --> {file}:3:1",
-            "  = help: do",
-        ]
+def test_a_file_that_is_gone_has_no_lines(tmp_path: Path) -> None:
+    file = tmp_path / "gone.yaml"
+    assert plain(finding(file, 3, 1, 2, help="do")).splitlines() == [
+        "error[SD104]: draft is split",
+        f" --> {file}:3:1",
+        "  = help: do",
+    ]
+
+
+def test_lines_of_what_has_no_file_are_those_that_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a: 1\r\nb: x\n")))
+    assert read("-") == b"a: 1\r\nb: x\n"
+    assert plain(finding(Path("-"), 2, 4, 5)).splitlines()[3:] == ["2 | b: x", "  |    ^"]
+
+
+@pytest.mark.parametrize(
+    "line", ["  max_num_batched_tokens: 131072", '"max_tokens": 4096000, b', "tokens=128_000"]
+)
+def test_a_number_of_tokens_is_no_secret(write: Write, line: str) -> None:
+    assert line.strip() in plain(finding(write(f"x:\n{line}"), 2, 1, 2))
 
 
 @pytest.mark.parametrize(

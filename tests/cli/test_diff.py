@@ -1,0 +1,143 @@
+"""`specserve diff`: two sides in, differences out, as text and JSON; what cannot be compared is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+Write = Callable[..., Path]
+Golden = Callable[[str, str], None]
+A = """\
+target: {model: org/t, max_model_len: 8192}
+speculation: {method: draft_model, model: org/d, num_speculative_tokens: 5}
+alternatives: {ngram: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}}
+hardware: {accelerator: H100-80GB}
+"""
+B = """\
+target: {model: org/t, max_model_len: 4096}
+speculation: {method: draft_model, model: org/d, num_speculative_tokens: 3}
+engine: {enforce_eager: true}
+env: {NCCL_DEBUG: INFO, SOME_TOKEN: zzsecretzz99}
+hardware: {accelerator: cpu}
+"""
+
+
+@pytest.fixture
+def folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write(A, "a.yaml")
+    write(B, "b.yaml")
+    return tmp_path
+
+
+def test_two_profiles_read_like_this(
+    folder: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert _run(["diff", "a.yaml", "b.yaml", "--no-models", "--vllm", "0.33"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == "Found 10 differences\n"
+    golden("report/diff.txt", stdout)
+
+
+def test_json_holds_every_value_with_its_place(
+    folder: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert _run(["diff", "a.yaml", "b.yaml", "--no-models", "--vllm", "0.33", "--format", "json"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    assert json.loads(stdout)["version"] == 1 and next(iter(json.loads(stdout))) == "version"
+    golden("report/diff.json", stdout)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_secret_is_not_shown(folder: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    _run(["diff", "a.yaml", "b.yaml", "--no-models", "--format", form])
+    stdout = capsys.readouterr().out
+    assert "secretzz" not in stdout and "***" in stdout
+
+
+def test_no_difference_is_said_and_is_code_zero_in_any_case(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["diff", "a.yaml", "a.yaml", "--exit-code", "--no-models"]) == 0
+    assert capsys.readouterr() == ("", "No difference\n")
+
+
+def test_a_difference_is_code_one_only_where_that_is_asked_for(folder: Path) -> None:
+    assert _run(["diff", "a.yaml", "b.yaml", "--no-models"]) == 0
+    assert _run(["diff", "a.yaml", "b.yaml", "--no-models", "--exit-code"]) == 1
+
+
+def test_an_arm_is_compared_with_its_own_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["diff", "a.yaml", "--alternative", "ngram", "--no-models"]) == 0
+    stdout = capsys.readouterr().out
+    assert "+++ a.yaml (alternative ngram)" in stdout
+    assert "--speculative-config.prompt_lookup_max" in stdout and "not in the launch" not in stdout
+    assert _run(["diff", "a.yaml", "--baseline", "--no-models"]) == 0
+    assert "+++ a.yaml (baseline)" in capsys.readouterr().out
+
+
+def test_a_command_is_a_side_behind_two_dashes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["vllm", "serve", "org/t", "--max-model-len", "8192"]
+    assert _run(["diff", "a.yaml", "--no-models", "--", *command, "--max-num-seqs", "9"]) == 0
+    stdout = capsys.readouterr().out
+    assert "--max-num-seqs\n    + 9" in stdout and "<command>:1:" in stdout
+    assert "--max-model-len" not in stdout
+    assert _run(["diff", "--no-models", "--", *command, "--", *command, "--max-num-seqs", "9"]) == 0
+    assert capsys.readouterr().err == "Found 1 difference\n"
+
+
+def test_versions_are_one_where_both_sides_have_one(
+    write: Write, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = str(write('vllm: "~=0.26.0"\n' + A, "old.yaml"))
+    wide = str(write('vllm: ">=0.26,<0.33"\n' + A, "wide.yaml"))
+    _run(["diff", old, wide, "--no-models", "--format", "json"])
+    content = json.loads(capsys.readouterr().out)
+    assert (content["a"]["vllm"], content["b"]["vllm"]) == ("0.26", "0.26")
+    new = str(write('vllm: ">=0.32"\n' + A, "new.yaml"))
+    _run(["diff", old, new, "--no-models"])
+    assert "new.yaml  vLLM 0.33" in capsys.readouterr().out
+
+
+def test_models_that_are_not_here_are_not_compared_and_that_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert _run(["diff", "a.yaml", "b.yaml", "--format", "json"]) == 0
+    stdout, stderr = capsys.readouterr()
+    content = json.loads(stdout)
+    assert content["models"] is None and content["memory"] is None
+    assert stderr.startswith("models and memory are not compared: `org/t` is not in the Hub cache")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a.yaml"], "takes two sides; found one"),
+        (["a.yaml", "b.yaml", "a.yaml"], "takes two sides; found 3"),
+        (["a.yaml", "b.yaml", "--baseline"], "found a second side"),
+        (["a.yaml", "--alternative", "x"], "has no alternative `x`"),
+        (["a.yaml", "no.yaml"], "no such file"),
+        (["a.yaml", "http://127.0.0.1:8000"], "is no profile"),
+        (["a.yaml@x", "b.yaml"], "git cannot read"),
+        (["a.yaml", "--", "vllm", "serve"], "`target.model` is missing"),
+        (["a.yaml", "b.yaml", "--vllm", "0.28"], "vLLM 0.28 is not among the versions"),
+        (["a.yaml", "b.yaml", "--set", "engine.max_num_sequences=1"], "has no engine argument"),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error_in_words(
+    folder: Path, specserve: Run, arguments: list[str], said: str
+) -> None:
+    here = [str(folder / word) if word.startswith(("a.yaml", "b.yaml")) else word for word in arguments]
+    done = specserve("diff", *here, env={"GIT_CEILING_DIRECTORIES": str(folder.parent)})
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert said in done.stderr.decode() and b"Traceback" not in done.stderr

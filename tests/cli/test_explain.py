@@ -1,0 +1,53 @@
+"""`specserve explain` and `specserve rules`: pages and the list, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from specserve.cli.app import _run
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+def test_several_pages_are_shown_once_each_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["explain", "open-bind", "sd104", "SD108"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stderr == ""
+    heads = [line for line in stdout.splitlines() if line.startswith("SD")]
+    assert [head.split()[0] for head in heads] == ["SD108", "SD104"]
+
+
+def test_one_unknown_code_shows_nothing_but_the_error(specserve: Run) -> None:
+    done = specserve("explain", "SD104", "SD999")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"error: there is no rule `SD999`")
+
+
+def test_rules_are_filtered_by_code_need_and_severity(capsys: pytest.CaptureFixture[str]) -> None:
+    def codes(*arguments: str) -> list[str]:
+        assert _run(["rules", *arguments, "--format", "json"]) == 0
+        return [rule["code"] for rule in json.loads(capsys.readouterr().out)["rules"]]
+
+    everything = codes()
+    assert codes("SD0") == [code for code in everything if code.startswith("SD0")]
+    assert codes("sd104", "SD4")[0] == "SD104"
+    assert set(codes("--needs", "nothing")) < set(everything)
+    assert not set(codes("--severity", "error")) & set(codes("--severity", "warning"))
+    assert codes("SD104", "--severity", "info") == []
+
+
+def test_the_list_is_data_and_the_sum_is_talk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["rules", "SD104"]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith("SD104  error") and len(stdout.splitlines()) == 2
+    assert stderr.startswith("1 of ") and stderr.endswith("`specserve explain CODE` describes one\n")
+
+
+def test_a_prefix_of_no_code_is_an_error(specserve: Run) -> None:
+    done = specserve("rules", "SD9")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"no code starts with `SD9`" in done.stderr

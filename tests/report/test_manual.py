@@ -1,0 +1,137 @@
+"""The manual pages: every code has one, it fits the terminal, and it is found by what a person types."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.checks.catalogue import RULES
+from specserve.diagnostics import Severity
+from specserve.errors import UsageError
+from specserve.report.manual import Page, blocks, find, manual, pages
+
+PACKAGE = Path(__file__).parents[2] / "specserve"
+PAGE = Page(
+    "SD104",
+    "split-draft",
+    Severity.ERROR,
+    "nothing",
+    """The draft's parallelism is not the target's.
+
+    ## Why is this bad?
+    A paragraph that is long enough to be wrapped, for it goes on and on until the line of eighty columns ends.
+
+    Another one:
+
+    - a first item, which is just as long as the paragraph above and has to be wrapped with its text hanging
+    - a second
+
+    ## Example
+        target:
+          tensor_parallel_size: 4
+
+        speculation: {method: draft_model, model: org/a-long-name-that-nobody-may-break, draft_tensor_parallel_size: 2}
+
+    ## Source
+    vllm/config.py, `a literal`
+    """,
+)
+
+
+def test_a_page_is_laid_out_like_this() -> None:
+    assert manual(PAGE, stream=io.StringIO()).splitlines() == [
+        "SD104  split-draft  (error, needs nothing)",
+        "",
+        "The draft's parallelism is not the target's.",
+        "",
+        "Why is this bad?",
+        "  A paragraph that is long enough to be wrapped, for it goes on and on until the",
+        "  line of eighty columns ends.",
+        "",
+        "  Another one:",
+        "  - a first item, which is just as long as the paragraph above and has to be",
+        "    wrapped with its text hanging",
+        "  - a second",
+        "",
+        "Example",
+        "  target:",
+        "    tensor_parallel_size: 4",
+        "",
+        "  speculation: {method: draft_model, model: org/a-long-name-that-nobody-may-break, "
+        "draft_tensor_parallel_size: 2}",
+        "",
+        "Source",
+        "  vllm/config.py, `a literal`",
+        "",
+        "Silence it",
+        "  # specserve: ignore[SD104] reason",
+    ]
+
+
+@pytest.mark.parametrize("page", pages().values(), ids=lambda page: page.code)
+def test_prose_fits_eighty_columns_and_code_is_as_it_was_written(page: Page) -> None:
+    text = manual(page, stream=io.StringIO())
+    assert "\x1b" not in text and "##" not in text
+    code = {f"  {line}".rstrip() for part in page.parts.values() for kind, block in blocks(part)
+            if kind == "code" for line in block.split("\n")}  # fmt: skip
+    for line in text.splitlines():
+        assert len(line) <= 80 or line in code or " " not in line.strip()
+    assert page.summary in " ".join(text.split())
+
+
+def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
+    known = set(pages())
+    assert {rule.code for rule in RULES} <= known
+    literal = re.compile(r"[\"'](SD\d{3})[\"']")
+    written = {code for file in PACKAGE.rglob("*.py") for code in literal.findall(file.read_text("utf-8"))}
+    assert written <= known
+    assert list(known) and list(pages()) == sorted(known)
+
+
+@pytest.mark.parametrize("word", ["SD104", "sd104", "split-draft", "Split_Draft", " SD104 "])
+def test_a_page_is_found_by_code_and_by_name_in_any_case(word: str) -> None:
+    assert find(word).code == "SD104"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("splitdraft", "did you mean `specserve explain split-draft`?"),
+        ("SD1O4", "did you mean `specserve explain SD1"),
+        ("what", "`specserve rules` lists them"),
+        ("x" * 1000, "`specserve rules` lists them"),
+        ("\x1b[2J", "`specserve rules` lists them"),
+    ],
+)
+def test_an_unknown_word_is_answered_with_the_nearest(word: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find(word)
+    assert caught.value.hint and caught.value.hint.startswith(hint)
+    assert "\x1b" not in caught.value.message and len(caught.value.message) < 100
+
+
+def test_what_cannot_be_silenced_is_not_offered_a_comment() -> None:
+    for code in ("SD001", "SD100"):
+        assert find(code).silence is None
+        assert manual(find(code), stream=io.StringIO()).endswith("It cannot be silenced.\n")
+
+
+lines = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            lines, lines.map(lambda line: f"    {line}"), lines.map(lambda line: f"- {line}"), st.just("")
+        )
+    )
+)
+def test_no_word_of_a_page_is_lost(page: list[str]) -> None:
+    text = "\n".join(page)
+    told = "".join(block for _, block in blocks(text))
+    assert re.sub(r"[\s-]", "", told) == re.sub(r"[\s-]", "", text)
