@@ -1,183 +1,256 @@
-"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name."""
+"""SD245 to SD249 about draft models and quantisation: what vLLM takes and what it does not, or not as it reads."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from specserve.checks.blocks import blocks
-from specserve.checks.revisions import is_hub_id
+from specserve.checks.known import class_of, registries, versions_where
+from specserve.checks.lengths import ropes
+from specserve.checks.modelfields import Config, draft_config, target_config, text_config
+from specserve.checks.models import read_models
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
+from specserve.facts.model import BITS, ModelFacts
 
-_OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
-_ONLINE = frozenset(
-    {
-        "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8",
-        "int8_per_channel_weight_only", "nvfp4_per_token", "experts_int8",
-    }
-)  # fmt: skip
-"""Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
-_HEAD_NAME = re.compile(r"(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", re.I)
-
-
-@rule("SD152", "too-long-draft", Severity.ERROR)
-def too_long_draft(ctx: Context) -> Iterator[Hit]:
-    """The draft is given a longer context than its target.
-
-    ## Why is this bad?
-    vLLM refuses to start: `speculative_max_model_len` cannot be larger than the target's.
-
-    ## Example
-        target: {model: ./model, max_model_len: 8192}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
-
-    ## Use instead
-        target: {model: ./model, max_model_len: 8192}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
-    """
-    longest = ctx.profile.target.max_model_len
-    for path, block in blocks(ctx):
-        own = block.keys.get("max_model_len")
-        if own is not None and longest is not None and 0 < longest < own:
-            yield Hit(
-                f"{path}.max_model_len",
-                f"the draft's context of {own} tokens is longer than the target's",
-                related=(("target.max_model_len", f"{longest} tokens"),),
-                help="leave it out: vLLM takes the shorter of the two models",
-            )
+_SHARE = 4
+"""A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""
+_TEXT_DRAFTS = frozenset({"draft_model", "eagle", "eagle3", "dflash", "dspark"})
+_FOREIGN = frozenset({
+    "aqlm", "bitnet", "bitsandbytes", "deepspeedfp", "eetq", "exl2", "exl3", "gguf", "higgs", "hqq", "marlin", "mlx",
+    "neuron_quant", "petit_nvfp4", "ptpc_fp8", "qqq", "quip", "rtn", "spqr", "tpu_int8", "vptq",
+})  # fmt: skip
+"""Formats that other libraries, or former versions, read."""
+_FAMILIES = {
+    "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
+    "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
+    "modelopt": "modelopt", "modelopt_fp4": "modelopt_fp4", "bitsandbytes": "bitsandbytes",
+}  # fmt: skip
+_FROM_FILES = frozenset({"awq", "gptq", "compressed-tensors", "quark"})
+_SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")
 
 
-@rule("SD153", "shortened-context", Severity.WARNING)
-def shortened_context(ctx: Context) -> Iterator[Hit]:
-    """The server's context becomes as short as the draft's.
+@rule("SD245", "oversized-draft", Severity.WARNING, needs="models")
+def oversized_draft(ctx: Context) -> Iterator[Hit]:
+    """The draft is not much smaller than its target.
 
     ## Why is this bad?
-    vLLM 0.33's V2 runner cannot pause speculation for a long sequence, so it lowers the server's `max_model_len` to
-    that of a `draft_model`, with a warning in the log: longer requests are refused.
+    A step of decoding costs about as much as reading the weights once. A draft of a quarter of the target's bytes
+    spends, for four tokens, the time of one of the target's own steps before anything is verified.
 
     ## Example
-        vllm: ">=0.32"
-        target: {model: ./model, max_model_len: 32768}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 4096}
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
 
     ## Use instead
-        vllm: ">=0.32"
-        target: {model: ./model, max_model_len: 32768}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
 
     ## Source
-    vllm/config/vllm.py (0.33), `longer sequences; reducing max_model_len to %d.`
+    specserve, the bytes of both checkpoints
     """
-    longest = ctx.profile.target.max_model_len
-    for path, block in blocks(ctx):
-        own = block.keys.get("max_model_len")
-        if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
+    whole = _weight_bytes(ctx.target)
+    for arm in ctx.arms:
+        own = _weight_bytes(arm.draft)
+        if arm.speculation.method != "draft_model" or whole is None or own is None or own * _SHARE < whole:
             continue
-        if longest < 0 or "0.33" not in judged(ctx):
-            continue
-        taken = choice(ctx.profile, block, path, version="0.33")
-        if taken is not None and taken.runner == "V2":
-            yield Hit(
-                f"{path}.max_model_len",
-                f"the server will take {own} tokens, not {longest}",
-                related=(("target.max_model_len", f"{longest} are asked for"),),
-                notes=only_in(ctx, ["0.33"]),
-                help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
-            )
-
-
-@rule("SD154", "inherited-moe-backend", Severity.INFO)
-def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
-    """The draft takes over the MoE kernels that were chosen for the target.
-
-    ## Why is this bad?
-    A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
-    kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
-
-    ## Example
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-        engine: {moe_backend: marlin}
-
-    ## Use instead
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
-        engine: {moe_backend: marlin}
-
-    ## Source
-    vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
-    """
-    backend = ctx.profile.engine.get("moe_backend")
-    if backend in (None, "auto", "triton"):
-        return
-    for path, block in blocks(ctx):
-        if block.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in block.keys:
-            yield Hit(
-                f"{path}.method",
-                f"drafts will run on the MoE kernels `{backend}` too",
-                related=(("engine.moe_backend", "chosen for the target"),),
-                help="write `moe_backend: triton` in the block if the draft's experts are not quantized alike",
-            )
-
-
-@rule("SD155", "unquantized-draft", Severity.INFO)
-def unquantized_draft(ctx: Context) -> Iterator[Hit]:
-    """The target is quantized while it loads, and the draft is not.
-
-    ## Why is this bad?
-    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction
-    layers (`mtp` without a model) do inherit it.
-
-    ## Example
-        target: {model: ./model, quantization: fp8}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Use instead
-        target: {model: ./model, quantization: fp8}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
-
-    ## Source
-    vllm/config/speculative.py, `quantization=self.quantization,`
-    """
-    method = ctx.profile.target.quantization
-    for path, block in blocks(ctx):
-        if method in _ONLINE and block.method in _OWN_WEIGHTS and "quantization" not in block.keys:
-            yield Hit(
-                f"{path}.model",
-                f"the draft will be loaded in its own type, not in `{method}`",
-                related=(("target.quantization", "the target's alone"),),
-                help=f"write `quantization: {method}` in the block to quantize it too",
-            )
-
-
-@rule("SD156", "head-as-target", Severity.WARNING)
-def head_as_target(ctx: Context) -> Iterator[Hit]:
-    """The target reads like a draft head.
-
-    ## Why is this bad?
-    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
-    layers of its own, and cannot answer. The model that it was trained for is the target.
-
-    ## Example
-        target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
-
-    ## Use instead
-        target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
-    """
-    model = ctx.profile.target.model
-    # a speculators checkpoint names its target, which vLLM then serves
-    if is_hub_id(model) and _HEAD_NAME.search(model) and "speculator" not in model.lower():
         yield Hit(
-            "target.model",
-            f"`{model}` reads like a draft head, which cannot be served by itself",
-            help="write the model it was trained for here, and the head as `speculation.model`",
+            f"{arm.path}.model",
+            f"the draft has {own / whole:.0%} of the target's bytes",
+            related=(("target.model", "the target"),),
+            help="drafts that pay have 2 to 15 %; `specserve bench` tells whether this one does",
         )
+
+
+def _weight_bytes(facts: ModelFacts | None) -> int | None:
+    if (
+        facts is None
+        or not facts.tensors
+        or any(tensor.dtype not in BITS for tensor in facts.tensors.values())
+    ):
+        return None
+    return sum(tensor.size_bytes for tensor in facts.tensors.values())
+
+
+@rule("SD246", "text-draft", Severity.INFO, needs="models")
+def text_draft(ctx: Context) -> Iterator[Hit]:
+    """The target takes images or sound; its draft reads text alone.
+
+    ## Why is this bad?
+    Requests with images are served, and drafted without having seen them: acceptance falls on those requests.
+    Measure them on their own, or switch the inputs off that nobody sends.
+
+    ## Example
+        target: {model: ./qwen-vl}
+        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./qwen-vl}
+        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
+        engine: {language_model_only: true}
+
+    ## Source
+    vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
+    """
+    config = target_config(ctx)
+    if config is None or ctx.profile.engine.get("language_model_only") is True or _no_media(ctx):
+        return
+    found = versions_where(
+        ctx, lambda known: (item := class_of(config, known)) is not None and item[1].kind == "multimodal"
+    )
+    for arm in ctx.arms if found else ():
+        draft = draft_config(ctx, arm)
+        text = draft is not None and not any("vision" in key or "audio" in key for key in draft)
+        if arm.speculation.method in _TEXT_DRAFTS and arm.speculation.model and text:
+            yield Hit(
+                f"{arm.path}.model",
+                "the draft sees no image or sound that the target is sent",
+                related=(("target.model", "takes more than text"),),
+                help="measure such requests apart: `specserve bench` on your own prompts",
+            )
+
+
+def _no_media(ctx: Context) -> bool:
+    limits = ctx.profile.engine.get("limit_mm_per_prompt")
+    return isinstance(limits, Mapping) and bool(limits) and all(value == 0 for value in limits.values())
+
+
+@rule("SD247", "unknown-quantization", Severity.ERROR, needs="models")
+def unknown_quantization(ctx: Context) -> Iterator[Hit]:
+    """The checkpoint is quantised in a way that vLLM does not read.
+
+    ## Why is this bad?
+    vLLM refuses the start. `bitsandbytes` was read until vLLM 0.26.
+
+    ## Example
+        vllm: ">=0.32"
+        target: {model: ./llama-bnb}
+
+    ## Use instead
+        vllm: ">=0.32"
+        target: {model: ./llama}
+
+    ## Source
+    vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
+    """
+    for path, config in read_models(ctx):
+        method = _method(config)
+        found = [
+            v for v, known in registries(ctx) if method in _FOREIGN and method not in known.quantizations
+        ]
+        if found:
+            yield Hit(
+                path,
+                f"vLLM {', '.join(found)} does not read `{method}` checkpoints",
+                notes=only_in(ctx, found),
+                help="take another build of the model: compressed-tensors, AWQ, GPTQ or FP8",
+            )
+
+
+@rule("SD248", "quantization-mismatch", Severity.ERROR, needs="models")
+def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
+    """The profile asks for another quantisation than the checkpoint has.
+
+    ## Why is this bad?
+    `quantization` need not be said: vLLM reads it from the checkpoint. Where it is said, and differs, vLLM refuses
+    the start; for a format whose weights must be prepared, and were not, it fails while loading.
+
+    ## Example
+        target: {model: ./llama, quantization: awq}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    vllm/config/model.py, `"Quantization method specified in the model config "`
+    """
+    for path, config, facts, asked in _asked(ctx):
+        has, wanted = _method(config), _FAMILIES.get(asked)
+        if wanted is None or _overrides(ctx):
+            continue
+        if has and _FAMILIES.get(has) not in (wanted, None):
+            text = f"the checkpoint is `{has}`; the profile asks for `{asked}`"
+        elif (
+            not has
+            and wanted in _FROM_FILES
+            and not any(name in facts.files for name in _SETTINGS)
+            and facts.files
+        ):
+            text = f"the checkpoint is not quantised; `{asked}` needs weights that were prepared for it"
+        else:
+            continue
+        yield Hit(path, text, help="leave `quantization` out, or take the build that has it")
+
+
+def _asked(ctx: Context) -> Iterator[tuple[str, Config, ModelFacts, str]]:
+    """Each model whose quantisation the profile names, with the place."""
+    target, quantization = target_config(ctx), ctx.profile.target.quantization
+    if target is not None and ctx.target and isinstance(quantization, str):
+        yield "target.quantization", target, ctx.target, quantization
+    for arm in ctx.arms:
+        own, config = arm.speculation.keys.get("quantization"), draft_config(ctx, arm)
+        if isinstance(own, str) and config is not None and arm.draft:
+            yield f"{arm.path}.quantization", config, arm.draft, own
+
+
+def _overrides(ctx: Context) -> bool:
+    return any(ctx.profile.engine.get(key) is not None for key in ("hf_overrides", "quantization_config"))
+
+
+def _method(config: Config) -> str:
+    """`quant_method` of a config.json, as vLLM spells it; nothing where it has none."""
+    for place in (config, config.get("text_config")):
+        for key in ("quantization_config", "compression_config"):
+            value = place.get(key) if isinstance(place, Mapping) else None
+            if isinstance(value, Mapping):
+                return (
+                    str(value.get("quant_method") or "")
+                    .lower()
+                    .replace("compressed_tensors", "compressed-tensors")
+                )
+    return ""
+
+
+@rule("SD249", "refused-mrope-draft", Severity.ERROR, needs="models")
+def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
+    """The draft has positions of a vision model, on a runner that cannot draft with them.
+
+    ## Why is this bad?
+    The V1 runner refuses a draft model with M-RoPE once it is loaded. It serves where the V2 runner cannot: on the
+    CPU, with another vocabulary, with parallel drafting, or where the environment asks for it.
+
+    ## Example
+        vllm: ">=0.32"
+        target: {model: ./qwen-vl}
+        speculation: {method: draft_model, model: ./qwen-vl-tiny, num_speculative_tokens: 4}
+        engine: {language_model_only: true}
+        env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
+
+    ## Use instead
+        vllm: ">=0.32"
+        target: {model: ./qwen-vl}
+        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
+        engine: {language_model_only: true}
+        env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
+
+    ## Source
+    vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
+    """
+    for arm in ctx.arms:
+        config = draft_config(ctx, arm)
+        parallel = arm.speculation.keys.get("parallel_drafting") is True
+        if config is None or not (arm.speculation.method == "draft_model" or parallel):
+            continue
+        taken = {
+            version: choice(ctx.profile, arm.speculation, arm.path, version=version)
+            for version, _ in registries(ctx)
+        }
+        found = [version for version, runner in taken.items() if runner and runner.runner == "V1"]
+        if found and any("mrope_section" in rope for rope in ropes(text_config(config))):
+            yield Hit(
+                f"{arm.path}.model",
+                "the V1 runner drafts with no M-RoPE model",
+                notes=only_in(ctx, found),
+                help="take a text-only draft of the family",
+            )

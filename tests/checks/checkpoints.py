@@ -47,7 +47,7 @@ def checkpoint(
     shapes = {
         key: shape
         for key, shape in recipe.tensors(config).items()
-        if not any(part in key for part in without)
+        if not any(part in key for part in (*without, *recipe.without))
     }
     _json(made / "config.json", config)
     _json(made / "generation_config.json", {"eos_token_id": 0, **recipe.generation, **(generation or {})})

@@ -19,6 +19,8 @@ class Recipe:
     generation: Config = field(default_factory=dict)
     tokens: bool = True
     """Whether it has a tokenizer of its own; most heads have none."""
+    without: tuple[str, ...] = ()
+    """Tensors whose names hold one of these texts are left out."""
 
 
 def layer(prefix: str, config: Config, *, inputs: int | None = None) -> Shapes:
@@ -70,6 +72,11 @@ def eagle3_head(config: Config) -> Shapes:
     }
 
 
+def speculator(config: Config) -> Shapes:
+    """The same head in the format of the speculators library."""
+    return eagle3_head({**config["transformer_layer_config"], "draft_vocab_size": config["draft_vocab_size"]})
+
+
 def eagle_head(config: Config) -> Shapes:
     """One layer over a mix of embedding and hidden state; both embeddings are the target's."""
     hidden = config["hidden_size"]
@@ -100,6 +107,22 @@ def mimo(config: Config) -> Shapes:
         shapes |= layer(prefix, config)
         shapes |= {f"{prefix}.{norm}_layernorm.weight": (hidden,) for norm in ("token", "hidden", "final")}
         shapes[f"{prefix}.input_proj.weight"] = (hidden, 2 * hidden)
+    return shapes
+
+
+def experts(config: Config) -> Shapes:
+    """A model with a mixture of experts in each layer."""
+    hidden, middle = config["hidden_size"], config["moe_intermediate_size"]
+    shapes = {name: shape for name, shape in decoder(config).items() if ".mlp." not in name}
+    for index in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{index}.mlp"
+        shapes[f"{prefix}.gate.weight"] = (config["num_experts"], hidden)
+        for expert in range(config["num_experts"]):
+            shapes |= {
+                f"{prefix}.experts.{expert}.gate_proj.weight": (middle, hidden),
+                f"{prefix}.experts.{expert}.up_proj.weight": (middle, hidden),
+                f"{prefix}.experts.{expert}.down_proj.weight": (hidden, middle),
+            }
     return shapes
 
 
@@ -134,6 +157,66 @@ QWEN2: Config = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "
 QWEN3: Config = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
 
+MIMO: Config = {**QWEN2, "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+EAGLE3: Config = {
+    **LLAMA,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 2048,
+    "draft_vocab_size": 256,
+}
+SPECULATOR: Config = {
+    "architectures": ["Eagle3Speculator"],
+    "speculators_model_type": "eagle3",
+    "draft_vocab_size": 256,
+    "speculators_config": {
+        "algorithm": "eagle3",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+        "verifier": {"name_or_path": "org/Small-Llama-Instruct", "architectures": ["LlamaForCausalLM"]},
+    },
+    "transformer_layer_config": {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048},
+}
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "type": "int"}}},
+}
+VISION: Config = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "model_type": "qwen2_5_vl",
+    "dtype": "bfloat16",
+    "image_token_id": 510,
+    "video_token_id": 509,
+    "vision_start_token_id": 508,
+    "vision_end_token_id": 507,
+    "text_config": {
+        **QWEN2,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2_5_vl_text",
+        "rope_parameters": MROPE,
+    },
+    "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
+}
+EXPERTS: Config = {
+    **QWEN3,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+GEMMA: Config = {
+    **LLAMA,
+    "architectures": ["GemmaForCausalLM"],
+    "model_type": "gemma",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
 CATALOGUE: Mapping[str, Recipe] = {
     "llama": Recipe(LLAMA, decoder),
     "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
@@ -149,17 +232,7 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-eagle": Recipe(
         {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048}, eagle_head, tokens=False
     ),
-    "llama-eagle3": Recipe(
-        {
-            **LLAMA,
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "num_hidden_layers": 1,
-            "max_position_embeddings": 2048,
-            "draft_vocab_size": 256,
-        },
-        eagle3_head,
-        tokens=False,
-    ),
+    "llama-eagle3": Recipe(EAGLE3, eagle3_head, tokens=False),
     "qwen3-dflash": Recipe(
         {
             **QWEN3,
@@ -172,25 +245,27 @@ CATALOGUE: Mapping[str, Recipe] = {
         dflash_head,
         tokens=False,
     ),
-    "mimo": Recipe({**QWEN2, "architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}, mimo),
-    "qwen-vl": Recipe(
-        {
-            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
-            "model_type": "qwen2_5_vl",
-            "dtype": "bfloat16",
-            "image_token_id": 510,
-            "video_token_id": 509,
-            "vision_start_token_id": 508,
-            "vision_end_token_id": 507,
-            "text_config": {
-                **QWEN2,
-                "architectures": ["Qwen2ForCausalLM"],
-                "model_type": "qwen2_5_vl_text",
-                "rope_parameters": MROPE,
-            },
-            "vision_config": {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64},
-        },
-        vision,
+    "qwen3-wide": Recipe({**QWEN3, "hidden_size": 96}, decoder),
+    "qwen3-flat": Recipe({**QWEN3, "num_hidden_layers": 4}, decoder),
+    "qwen3-moe": Recipe(EXPERTS, experts),
+    "gemma": Recipe(GEMMA, decoder),
+    "llama-bnb": Recipe(
+        {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, decoder
     ),
+    "Small-Llama-Instruct": Recipe(LLAMA, decoder),
+    "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),
+    "llama-eagle3-unmapped": Recipe(EAGLE3, eagle3_head, tokens=False, without=("d2t", "t2d")),
+    "qwen-eagle": Recipe({**QWEN2, "num_hidden_layers": 1, "vocab_size": 640}, eagle_head, tokens=False),
+    "qwen-first": Recipe(
+        {**QWEN2, "architectures": ["QWenLMHeadModel"], "model_type": "qwen"}, lambda config: decoder(QWEN2)
+    ),
+    "mimo": Recipe(MIMO, mimo),
+    "mimo-two": Recipe({**MIMO, "num_nextn_predict_layers": 2}, mimo),
+    "mimo-small": Recipe({**MIMO, **SMALL, "tie_word_embeddings": False}, mimo),
+    "mimo-stripped": Recipe(MIMO, mimo, without=("mtp_layers",)),
+    "mimo-packed": Recipe({**MIMO, "quantization_config": PACKED}, mimo),
+    "qwen-vl": Recipe(VISION, vision),
+    "qwen-vl-draft": Recipe({**QWEN2, **SMALL}, decoder),
+    "qwen-vl-tiny": Recipe({**VISION, "text_config": {**VISION["text_config"], **SMALL}}, vision),
 }
-"""By name. Loadable by vLLM 0.32 on the CPU: all but qwen-vl, which has no vision tower."""
+"""By name. Those named qwen-vl and qwen-vl-tiny have no vision tower; mimo-packed is not packed."""

@@ -11,7 +11,6 @@ from textwrap import dedent
 import pytest
 
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Rule
 from specserve.checks.run import examined, examined_in, judge
 from specserve.diagnostics import Finding, Severity

@@ -1,0 +1,261 @@
+"""SD235, SD236 and SD241 to SD243 about draft heads: whether vLLM knows them, and how many tokens they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from specserve.checks.known import class_of, versions_where
+from specserve.checks.modelfields import (
+    Config,
+    architectures,
+    draft_config,
+    model_type,
+    target_config,
+    whole,
+)
+from specserve.checks.multitoken import predicts
+from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.versions import only_in
+from specserve.diagnostics import Severity
+from specserve.plan.registry import Registry
+
+_HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
+_MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+_STAGED = frozenset({"deepseek_v4", "deepseek_v41"})
+
+
+def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+    """The arms with a head of its own that was read."""
+    for arm in ctx.arms:
+        config = draft_config(ctx, arm) if arm.speculation.model else None
+        if config is not None and arm.speculation.method in _HEADS:
+            yield arm, config
+
+
+@rule("SD235", "unknown-head", Severity.ERROR, needs="models")
+def unknown_head(ctx: Context) -> Iterator[Hit]:
+    """vLLM has no class for this head.
+
+    ## Why is this bad?
+    vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and knows few of
+    those: one for each family that such heads were published for. It refuses the rest, also a head of one method
+    under another.
+
+    ## Example
+        target: {model: ./qwen}
+        speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
+
+    ## Source
+    vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
+    """
+    for arm, config in head_arms(ctx):
+        names = _loaded_as(arm.speculation.method, config)
+        if (
+            not names
+            or config.get("auto_map")
+            or arm.draft is None
+            or "speculators_model_type" in arm.draft.config
+        ):
+            continue
+        found = versions_where(ctx, lambda known, names=names: not any(n in known.classes for n in names))  # type: ignore[misc]
+        if found:
+            yield Hit(
+                f"{arm.path}.model",
+                f"vLLM {', '.join(found)} has no head of the class `{names[0]}`",
+                related=((f"{arm.path}.method", "the method"),),
+                notes=only_in(ctx, found),
+                help=_other_method(architectures(config)[0]),
+            )
+
+
+def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
+    """The classes that vLLM looks for (`EAGLEConfig`, vllm/transformers_utils/configs/eagle.py)."""
+    names = architectures(config)
+    if method == "eagle":
+        return tuple(name if name.startswith("Eagle") else f"Eagle{name}" for name in names)
+    if method == "eagle3":
+        return tuple(
+            name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
+            for name in names
+        )
+    if method == "dflash":
+        own = ("DFlash", "LiLiCorr")
+        return tuple(
+            name if name.startswith(own) or name.endswith("DFlash") else f"DFlash{name}" for name in names
+        )
+    return ()
+
+
+def _other_method(name: str) -> str:
+    for word, method in (
+        ("Eagle3", "eagle3"),
+        ("DFlash", "dflash"),
+        ("DSpark", "dspark"),
+        ("Eagle", "eagle"),
+    ):
+        if word in name:
+            return f"if it is such a head, write `method: {method}`"
+    return "take a head that was published for vLLM, or `draft_model`, `ngram` or `suffix`"
+
+
+@rule("SD236", "head-as-draft", Severity.ERROR, needs="models")
+def head_as_draft(ctx: Context) -> Iterator[Hit]:
+    """A head, or a model with layers for further tokens, is run as a draft model.
+
+    ## Why is this bad?
+    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or
+    loading fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers
+    alone, whatever `method` says.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
+
+    ## Source
+    vllm/config/speculative.py, `elif self.draft_model_config.hf_config.model_type in get_args(`
+    """
+    for arm in ctx.arms:
+        config = draft_config(ctx, arm)
+        if arm.speculation.method != "draft_model" or config is None or arm.draft is None:
+            continue
+        heads = versions_where(ctx, lambda known, config=config: _is_head(config, known))  # type: ignore[misc]
+        retyped = versions_where(ctx, lambda known, config=config: predicts(config, known))  # type: ignore[misc]
+        if arm.draft.config.get("speculators_model_type") or heads:
+            text, help_ = "this is a draft head, not a draft model", _other_method(architectures(config)[0])
+        elif retyped:
+            text = f"vLLM runs a `{architectures(config)[0]}` draft as `mtp`, by its layers for further tokens alone"
+            help_ = "take a draft of another family"
+        else:
+            continue
+        yield Hit(
+            f"{arm.path}.model",
+            text,
+            related=((f"{arm.path}.method", "the profile says `draft_model`"),),
+            notes=only_in(ctx, heads or retyped) if heads or retyped else (),
+            help=help_,
+        )
+
+
+def _is_head(config: Config, known: Registry) -> bool:
+    found = class_of(config, known)
+    return found is not None and found[1].kind == "draft"
+
+
+@rule("SD241", "missing-mask-token", Severity.ERROR, needs="models")
+def missing_mask_token(ctx: Context) -> Iterator[Hit]:
+    """All tokens are to be drafted at once, by a model that has no mask token.
+
+    ## Why is this bad?
+    Parallel drafting fills the places to be drafted with a token that the draft was trained to read as empty. vLLM
+    looks for its id in config.json while it loads, and fails.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
+    """
+    for arm in ctx.arms:
+        config = draft_config(ctx, arm) if arm.speculation.model else None
+        block = arm.speculation
+        if config is None or not (block.keys.get("parallel_drafting") is True or block.method == "dflash"):
+            continue
+        inner = config.get("dflash_config")
+        nested = isinstance(inner, Mapping) and inner.get("mask_token_id") is not None
+        if not nested and all(config.get(key) is None for key in _MASKS):
+            explicit = "parallel_drafting" in block.keys
+            yield Hit(
+                f"{arm.path}.parallel_drafting" if explicit else f"{arm.path}.model",
+                "config.json of the draft names no mask token",
+                related=((f"{arm.path}.model", "the draft"),) if explicit else (),
+                help="parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)",
+            )
+
+
+@rule("SD242", "block-overrun", Severity.WARNING, needs="models")
+def block_overrun(ctx: Context) -> Iterator[Hit]:
+    """More tokens are drafted at once than the head was trained to draft.
+
+    ## Why is this bad?
+    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification.
+
+    ## Example
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
+
+    ## Use instead
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+
+    ## Source
+    vllm/config/speculative.py, `# DFlash uses one bonus query followed by K mask queries.`
+    """
+    for arm, config in head_arms(ctx):
+        block, count = (
+            whole(config, "block_size", "dspark_block_size"),
+            arm.speculation.num_speculative_tokens,
+        )
+        if arm.speculation.method not in ("dflash", "dspark") or block is None or not count:
+            continue
+        most = block if arm.speculation.method == "dspark" or _anchored(config) else block - 1
+        if count > most:
+            yield Hit(
+                f"{arm.path}.num_speculative_tokens",
+                f"the head drafts {most} tokens at once; the profile asks for {count}",
+                related=((f"{arm.path}.model", f"trained with blocks of {block}"),),
+                help=f"write `num_speculative_tokens: {most}`",
+            )
+
+
+def _anchored(config: Config) -> bool:
+    """Whether the first place of a block is drafted too; a head that does not say so is given the benefit."""
+    inner = config.get("dflash_config")
+    own = inner.get("sample_from_anchor") if isinstance(inner, Mapping) else None
+    return own is True or config.get("sample_from_anchor") is True
+
+
+@rule("SD243", "missing-dspark-stages", Severity.ERROR, needs="models")
+def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
+    """The method is `dspark`, without a head, on a target that has none inside.
+
+    ## Why is this bad?
+    Only DeepSeek V4 carries DSpark stages in its own checkpoint. For every other target vLLM builds a DeepSeek head
+    from the wrong configuration, and fails.
+
+    ## Example
+        target: {model: ./qwen3}
+        speculation: {method: dspark, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+
+    ## Source
+    vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
+    """
+    target = target_config(ctx)
+    for arm in ctx.arms if target is not None else ():
+        if (
+            arm.speculation.method == "dspark"
+            and not arm.speculation.model
+            and model_type(target or {}) not in _STAGED
+        ):
+            yield Hit(
+                f"{arm.path}.method",
+                "the target has no DSpark stages of its own",
+                related=(("target.model", "the target"),),
+                help="name the head under `model`",
+            )

@@ -1,0 +1,257 @@
+"""SD23x about multi-token prediction: layers of the target itself that draft."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from specserve.checks.known import versions_where
+from specserve.checks.modelfields import (
+    Config,
+    architectures,
+    draft_config,
+    draft_facts,
+    layers,
+    model_type,
+    text_config,
+)
+from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.versions import only_in
+from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFacts
+from specserve.plan.registry import Registry
+from specserve.plan.retype import retyped
+
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+_ONE = frozenset({"gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni"})
+_STEPPED = frozenset({"step3p5", "step3p7", "step5", "inkling_model", "inkling_mm_model"})
+"""Model types of which vLLM runs each trained layer in turn."""
+_NAMED = frozenset({
+    "deepseek_v3", "deepseek_v32", "glm4_moe", "qwen2", "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text",
+    "qwen3_5_moe_text", "mimo",
+})  # fmt: skip
+"""Model types whose further layers are known by the names of their tensors."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_FLOATS = frozenset({"BF16", "F16", "F32"})
+_PROJECTION = re.compile(r"(.*\.(?:q|k|v|o|gate|up|down)_proj)\.weight")
+
+
+def trained(config: Config) -> int | None:
+    """How many further tokens the model has layers for; 0 where it says so, None where it does not say."""
+    if model_type(config) in _ONE:
+        return 1
+    for place in (config, text_config(config), config.get("mtp_config")):
+        for key in _COUNTS:
+            value = place.get(key) if isinstance(place, Mapping) else None
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+                return value
+    return None
+
+
+def predicts(config: Config, known: Registry) -> bool:
+    """Whether this version would build further layers for this model."""
+    kind, names = model_type(config), architectures(config)
+    if kind.startswith("nemotron_h") and not trained(config):
+        return False
+    named = kind in known.mtp or any(name in known.mtp for name in names)
+    return (
+        named
+        or kind.endswith("_mtp")
+        or "exaone4_5" in kind
+        or text_config(config).get("num_mtp_layers") is not None
+    )
+
+
+@rule("SD230", "plain-mtp-target", Severity.ERROR, needs="models")
+def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
+    """The method is `mtp`, and the model has no layers for further tokens.
+
+    ## Why is this bad?
+    vLLM refuses the start, in the words `Unsupported speculative method: 'mtp'`.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Use instead
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Source
+    vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
+    """
+    for arm, config in _mtp_arms(ctx):
+        found = versions_where(ctx, lambda known, config=config: not predicts(config, known))  # type: ignore[misc]
+        name = (architectures(config) or ("this model",))[0]
+        if found or trained(config) == 0:
+            yield Hit(
+                f"{arm.path}.method",
+                f"`{name}` has no layers that predict further tokens",
+                related=((f"{arm.path}.model" if arm.speculation.model else "target.model", "the model"),),
+                notes=only_in(ctx, found) if found else (),
+                help="use `draft_model`, a trained head, `ngram` or `suffix`",
+            )
+
+
+def _mtp_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+    """The arms that vLLM would run as `mtp`, with the config.json of what predicts."""
+    for arm in ctx.arms:
+        facts, config = draft_facts(ctx, arm), draft_config(ctx, arm)
+        if arm.speculation.method == "mtp" and facts and config and not retyped("mtp", facts.model):
+            yield arm, config
+
+
+@rule("SD231", "missing-mtp-weights", Severity.ERROR, needs="models")
+def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
+    """The checkpoint has lost its layers for further tokens.
+
+    ## Why is this bad?
+    Fine-tuning, merging and quantising often drop them, and leave config.json as it was. vLLM fails once the target
+    is loaded; a quantised checkpoint may start, with layers that were never filled, and no draft is accepted.
+
+    ## Example
+        target: {model: ./mimo-stripped}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Use instead
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Source
+    vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
+    """
+    for arm, config in _mtp_arms(ctx):
+        if arm.speculation.model is None and ctx.target and trained(config) and _stripped(ctx.target, config):
+            yield Hit(
+                f"{arm.path}.method",
+                "the checkpoint holds no tensor of a layer that predicts further tokens",
+                related=(("target.model", f"config.json promises {trained(config)}"),),
+                help="copy those tensors from the model it was made of, or use another method",
+            )
+
+
+def _stripped(facts: ModelFacts, config: Config) -> bool:
+    count = layers(config)
+    if facts.tensors is None or not facts.tensors or count is None or model_type(config) not in _NAMED:
+        return False
+    return not any(_further(name, count) for name in facts.tensors)
+
+
+def _further(name: str, count: int) -> bool:
+    match = _LAYER.search(name)
+    return "mtp" in name or "nextn" in name or (match is not None and int(match[1]) >= count)
+
+
+@rule("SD232", "indivisible-token-count", Severity.ERROR, needs="models")
+def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
+    """K is no multiple of the tokens that the trained layers predict.
+
+    ## Why is this bad?
+    With n layers trained for one further token each, vLLM runs all of them again and again: it refuses a K above n
+    that n does not divide.
+
+    ## Example
+        target: {model: ./mimo-two}
+        speculation: {method: mtp, num_speculative_tokens: 3}
+
+    ## Use instead
+        target: {model: ./mimo-two}
+        speculation: {method: mtp, num_speculative_tokens: 2}
+
+    ## Source
+    vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
+    """
+    for arm, config in _mtp_arms(ctx):
+        count, own = arm.speculation.num_speculative_tokens, trained(config)
+        if count and own and count > own and count % own:
+            fits = ", ".join(str(value) for value in range(own, count + own + 1, own))
+            yield Hit(
+                f"{arm.path}.num_speculative_tokens",
+                f"{own} layers predict further tokens, and {count} is no multiple of {own}",
+                help=f"vLLM takes {fits}" if own > 1 else None,
+            )
+
+
+@rule("SD233", "reused-layer", Severity.INFO, needs="models")
+def reused_layer(ctx: Context) -> Iterator[Hit]:
+    """K is larger than the number of tokens that the model was trained to predict.
+
+    ## Why is this bad?
+    It may well pay: the layer is run again on its own output. But each further token is accepted less often, so the
+    best K differs from server to server. Measure it, at the concurrency that you serve.
+
+    ## Example
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 3}
+
+    ## Use instead
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Source
+    vllm/config/speculative.py, `",which may result in lower acceptance rate"`
+    """
+    for arm, config in _mtp_arms(ctx):
+        count, own = arm.speculation.num_speculative_tokens, trained(config)
+        if count and own and count > own and not count % own and model_type(config) not in _STEPPED | _ONE:
+            layer = "1 further token was" if own == 1 else f"{own} further tokens were"
+            yield Hit(
+                f"{arm.path}.num_speculative_tokens",
+                f"{layer} trained; the rest of {count} comes from running the same layers again",
+                help="`specserve tune` finds the K that pays here",
+            )
+
+
+@rule("SD234", "unquantized-mtp", Severity.ERROR, needs="models")
+def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
+    """The layers for further tokens are not quantised, and the checkpoint does not say so.
+
+    ## Why is this bad?
+    vLLM builds every layer quantised that the checkpoint's own list does not leave out. It then finds plain weights
+    where it looks for packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
+
+    ## Example
+        target: {model: ./mimo-packed}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Use instead
+        target: {model: ./mimo}
+        speculation: {method: mtp, num_speculative_tokens: 1}
+
+    ## Source
+    vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+    """
+    for arm, config in _mtp_arms(ctx):
+        if arm.speculation.model is None and ctx.target and _plain_layer(ctx.target, config):
+            yield Hit(
+                f"{arm.path}.method",
+                f"`{_plain_layer(ctx.target, config)}` is not packed, and `quantization_config.ignore` leaves it in",
+                related=(("target.model", "the checkpoint"),),
+                help="take a build that lists the layers as ignored, or one that quantised them",
+            )
+
+
+def _plain_layer(facts: ModelFacts, config: Config) -> str | None:
+    """A projection of a further layer with plain weights in a packed checkpoint that does not leave it out."""
+    quantization, count = config.get("quantization_config"), layers(config)
+    if not isinstance(quantization, Mapping) or facts.tensors is None or count is None:
+        return None
+    if quantization.get("quant_method") not in ("compressed-tensors", "compressed_tensors"):
+        return None
+    ignored = quantization.get("ignore") or []
+    if quantization.get("format") != "pack-quantized" or not isinstance(ignored, list):
+        return None
+    for name, tensor in facts.tensors.items():
+        match = _PROJECTION.fullmatch(name)
+        if match and tensor.dtype in _FLOATS and _further(name, count) and not _is_ignored(match[1], ignored):
+            return match[1]
+    return None
+
+
+def _is_ignored(module: str, ignored: list[object]) -> bool:
+    """Whether an entry names this module, or any that could: a pattern counts as it is."""
+    for entry in ignored:
+        text = str(entry)
+        if text.startswith("re:") or "mtp" in text or module in text or text in module:
+            return True
+    return False
