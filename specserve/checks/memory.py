@@ -160,7 +160,10 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 3}
+        speculation:
+          method: draft_model
+          model: ./llama-draft-big  # specserve: ignore[SD245] its size is another matter
+          num_speculative_tokens: 3
         hardware: {accelerator: L4-24GB}
 
     ## Use instead
