@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from specserve.cli.rawcommand import with_command
 from specserve.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
@@ -19,6 +20,7 @@ COMMANDS: Mapping[str, str] = {
     "rules": "specserve.cli.rules:rules",
     "plan": "specserve.cli.plan:plan",
     "diff": "specserve.cli.diff:diff",
+    "convert": "specserve.cli.convert:convert",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "gpus": "specserve.cli.gpus:gpus",
@@ -89,6 +91,7 @@ def root(
 def run(arguments: list[str]) -> int:
     """Run one command line, return its exit code. Raises SpecserveError, and KeyboardInterrupt."""
     try:
+        arguments = with_command(arguments)
         command = typer.main.get_command(app)
         code = command.main(args=arguments or ["--help"], prog_name="specserve", standalone_mode=False)
     except _ClickUsageError as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.diagnostics import Finding, Span
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import ProfileError
 from specserve.profile import overrides
 from specserve.profile.extends import with_parents
@@ -18,6 +18,16 @@ from specserve.profile.texts import read
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
+Maker = Callable[[Iterable[str]], tuple[Profile | None, list[Finding]]]
+"""Takes the settings of `--set`; gives what `examine` gives."""
+
+_MAKERS: dict[str, Maker] = {}
+
+
+def made_by(name: str, maker: Maker) -> None:
+    """From now on the profile of that name comes from `maker`: it is no file, but a command line in memory."""
+    _MAKERS[name] = maker
+
 
 def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) -> Profile:
     """The profile in a file (`-`: stdin), with `--set` values over it.
@@ -25,7 +35,8 @@ def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) 
     Raises ProfileError with every problem of the file, UsageError for a malformed setting.
     """
     profile, findings = examine(path, settings=settings)
-    if profile is None:
+    findings = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if profile is None or findings:
         count = f"{len(findings)} problem{'s' if len(findings) > 1 else ''}"
         hint = None
         if [finding.code for finding in findings] == ["SD001"] and findings[0].message.startswith("no such"):
@@ -41,9 +52,11 @@ def examine(
 ) -> tuple[Profile | None, list[Finding]]:
     """The profile, None where it cannot be used, and every problem of the file, in file order.
 
-    Raises UsageError for a malformed setting.
+    A command line may be a profile and have problems all the same. Raises UsageError for a malformed setting.
     """
     file = os.fspath(path)
+    if file in _MAKERS:
+        return _MAKERS[file](settings)
     try:
         data = read(file)
     except FileNotFoundError:

@@ -17,7 +17,7 @@ class Old:
 
 
 def _moved(key: str) -> Old:
-    return Old(f"speculation.{key}", f"`--speculative-config '{{\"{key}\": …}}'` took its place in vLLM 0.9")
+    return Old(f"speculation.{key}", f"`--speculative-config '{{\"{key}\": …}}'` took its place")
 
 
 _GONE_WITH_V0 = "it went with the V0 engine"

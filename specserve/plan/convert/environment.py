@@ -1,0 +1,46 @@
+"""The variables of a start: which a profile keeps, and which it must not, or need not, have. Knows no argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specserve.plan.convert.given import Note
+from specserve.plan.convert.secrets import looks_secret, names_a_secret
+from specserve.plan.convert.shelltext import UNKNOWN
+from specserve.plan.support import known_versions, table
+from specserve.profile.problems import quoted
+from specserve.profile.sections import ENV_NAME
+from specserve.profile.tree import Node
+
+_NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)
+
+
+def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
+    """The variables that a profile may hold; every other one is noted, without its value."""
+    known = {name for version in known_versions() for name in table(version).env}
+    kept: dict[str, Node] = {}
+    for name, node in env.items():
+        value = node.value
+        if not isinstance(value, (str, int, float, bool)) or not ENV_NAME.fullmatch(name):
+            continue
+        text = str(value) if node.raw is None else node.raw
+        why = _why_not(name, text, known)
+        if why:
+            notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
+        else:
+            kept[name] = Node(text, node.span, key=node.key)
+    return kept
+
+
+def _why_not(name: str, text: str, known: set[str]) -> str | None:
+    if names_a_secret(name) or looks_secret(text):
+        return "a secret stands in the environment of who starts the server, not in a profile"
+    if UNKNOWN.search(text):
+        return "its value is not in the text"
+    if name == "VLLM_ATTENTION_BACKEND" and name not in known:
+        return f"vLLM no longer reads it; `engine.attention_backend: {text}` says so today"
+    if name.startswith("VLLM_") and name not in known and name not in _NOT_READ_BY_VLLM:
+        return "no vLLM that specserve knows reads it"
+    if name == "HF_ENDPOINT":
+        return "a profile never says where tokens are sent"
+    return None

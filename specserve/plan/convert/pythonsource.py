@@ -1,0 +1,230 @@
+"""Python source to the engines that it makes, by `ast`: nothing is run. Knows literals and simple constants only."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specserve.diagnostics import Span
+from specserve.errors import UsageError
+from specserve.plan.convert.shelltext import CLOSE, OPEN
+from specserve.profile.tree import Node
+
+ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
+_MAX_DEPTH = 30
+_MAX_NUMBER = 10**15
+_READS_ENVIRONMENT = ("getenv", "get")
+
+
+@dataclass(slots=True)
+class Call:
+    """One engine made by a call: its keywords, and the variables that the source sets before it."""
+
+    engine: str
+    name: str
+    place: Span
+    keywords: dict[str, Node] = field(default_factory=dict)
+    env: dict[str, Node] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Source:
+    file: str
+    assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
+    """Names, and `args.x` of argparse, with the line and the value of each assignment."""
+
+
+def calls(text: str, *, file: str) -> list[Call]:
+    """Every call of `LLM`, `EngineArgs`, `AsyncEngineArgs` and SGLang's `Engine`, in the order of the source.
+
+    Raises UsageError for what is no Python.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a strange escape is no concern of ours
+            tree = ast.parse(text)
+    except SyntaxError as error:
+        raise UsageError(f"`{file}` is not Python: line {error.lineno}: {error.msg}") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"`{file}` is not Python: {str(error) or 'it is nested too deeply'}") from error
+    source = _Source(file)
+    nodes = list(_walk(tree))
+    for node in nodes:
+        _remember(node, source)
+    found = [call for node in nodes if isinstance(node, ast.Call) for call in _engine(node, source)]
+    env = _environment(nodes, source)
+    for call in found:
+        call.env = {name: value for name, value in env.items() if value.span.line < call.place.line}
+    return sorted(found, key=lambda call: call.place.line)
+
+
+def _walk(tree: ast.AST) -> Iterator[ast.AST]:
+    """`ast.walk`, in the order of the source as far as blocks go."""
+    yield from ast.walk(tree)
+
+
+def _remember(node: ast.AST, source: _Source) -> None:
+    """An assignment to one name, or the default of an option of argparse."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            source.assigned.setdefault(name, []).append((node.lineno, value))
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            source.assigned.setdefault(name, []).append((node.lineno, value))
+        case ast.Call(func=ast.Attribute(attr="add_argument"), args=[*_, ast.Constant(value=str(option))]):
+            for keyword in node.keywords:
+                if keyword.arg == "default" and option.startswith("--"):
+                    name = "args." + option.removeprefix("--").replace("-", "_")
+                    source.assigned.setdefault(name, []).append((0, keyword.value))
+
+
+def _engine(node: ast.Call, source: _Source) -> list[Call]:
+    name = _called(node)
+    engine = ENGINES.get(name)
+    if engine is None:
+        return []
+    keywords: dict[str, Node] = {}
+    for value in node.args[:1]:
+        keywords["model"] = _node(value, source, depth=0)
+    for keyword in node.keywords:
+        value_node = _node(keyword.value, source, depth=0)
+        if keyword.arg is not None:
+            keywords[keyword.arg] = replace(value_node, key=_span(keyword, source))
+        elif value_node.mapping is not None:
+            keywords |= value_node.mapping
+    return [Call(engine, name, _span(node, source), keywords)] if keywords else []
+
+
+def _called(node: ast.Call) -> str:
+    match node.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
+
+
+def _environment(nodes: list[ast.AST], source: _Source) -> dict[str, Node]:
+    """`os.environ["X"] = …`."""
+    env = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(
+                targets=[
+                    ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name)))
+                ],
+                value=value,
+            ):
+                env[name] = _node(value, source, depth=0)
+    return env
+
+
+def _span(node: ast.expr | ast.keyword, source: _Source) -> Span:
+    end = node.end_lineno or node.lineno
+    return Span(source.file, node.lineno, node.col_offset + 1, end, (node.end_col_offset or 0) + 1)
+
+
+def _node(value: ast.expr, source: _Source, *, depth: int) -> Node:
+    """A value as a tree; what is no literal becomes a marked text."""
+    place = _span(value, source)
+    if depth > _MAX_DEPTH:
+        return _unknown("a value nested too deeply", place)
+    match value:
+        case ast.Constant(value=constant):
+            return _constant(constant, place)
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return Node([_node(item, source, depth=depth + 1) for item in items], place)
+        case ast.Dict():
+            return Node(_mapping(value, source, depth=depth), place)
+        case ast.Name(id=name):
+            return _named(name, value, source, depth=depth)
+        case ast.Attribute(value=ast.Name(id="args" | "opts" | "options" | "opt"), attr=name):
+            return _named(f"args.{name}", value, source, depth=depth)
+        case ast.Call():
+            return _made(value, source, depth=depth)
+        case ast.UnaryOp() | ast.BinOp():
+            return _number(value, source, place, depth=depth)
+    return _unknown(_words(value), place)
+
+
+def _constant(constant: Any, place: Span) -> Node:
+    if constant is None or isinstance(constant, (bool, int, float)):
+        return Node(constant, place, raw=None if constant is None else str(constant))
+    return Node(constant, place) if isinstance(constant, str) else _unknown("a value of no known type", place)
+
+
+def _unknown(what: str, place: Span) -> Node:
+    return Node(f"{OPEN}{what}{CLOSE}", place)
+
+
+def _words(value: ast.expr) -> str:
+    """A short name for an expression."""
+    match value:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return "an expression"
+
+
+def _mapping(value: ast.Dict, source: _Source, *, depth: int) -> dict[str, Node]:
+    mapping: dict[str, Node] = {}
+    for key, item in zip(value.keys, value.values, strict=True):
+        node = _node(item, source, depth=depth + 1)
+        if key is None:
+            mapping |= node.mapping or {}
+        elif isinstance(key, ast.Constant):
+            mapping[str(key.value)] = replace(node, key=_span(key, source))
+    return mapping
+
+
+def _named(name: str, value: ast.expr, source: _Source, *, depth: int) -> Node:
+    """The value that stood last before this use; assignments of other scopes are not told apart."""
+    before = [
+        item for line, item in source.assigned.get(name, []) if line < value.lineno and item is not value
+    ]
+    if not before:
+        return _unknown(name, _span(value, source))
+    return _node(before[-1], source, depth=depth + 1)
+
+
+def _made(value: ast.Call, source: _Source, *, depth: int) -> Node:
+    """`dict(a=1)`, `CompilationConfig(level=3)` and `os.environ.get("X", "default")`."""
+    name, place = _called(value), _span(value, source)
+    keywords = {keyword.arg: keyword.value for keyword in value.keywords if keyword.arg}
+    if (
+        (name == "dict" or name.endswith("Config"))
+        and not value.args
+        and len(keywords) == len(value.keywords)
+    ):
+        made = {key: _node(item, source, depth=depth + 1) for key, item in keywords.items()}
+        return Node({key: replace(node, key=node.span) for key, node in made.items()}, place)
+    if name in _READS_ENVIRONMENT and value.args:
+        if len(value.args) > 1:
+            return _node(value.args[1], source, depth=depth + 1)
+        variable = value.args[0]
+        text = variable.value if isinstance(variable, ast.Constant) else "a variable"
+        return _unknown(str(text), place)
+    if name in ("int", "str", "float", "Path") and len(value.args) == 1:
+        return _node(value.args[0], source, depth=depth + 1)
+    return _unknown(f"{name or 'a'}(…)", place)
+
+
+def _number(value: ast.UnaryOp | ast.BinOp, source: _Source, place: Span, *, depth: int) -> Node:
+    """`-1`, `8 * 1024`, `"org/" + NAME`."""
+    operands = [value.operand] if isinstance(value, ast.UnaryOp) else [value.left, value.right]
+    values = [_node(item, source, depth=depth + 1).value for item in operands]
+    numbers = [item for item in values if isinstance(item, (int, float)) and not isinstance(item, bool)]
+    texts = [item for item in values if isinstance(item, str)]
+    result: int | float | str | None = None
+    if len(numbers) == len(values) and all(abs(number) < _MAX_NUMBER for number in numbers):
+        match value.op:
+            case ast.USub():
+                result = -numbers[0]
+            case ast.Mult():
+                result = numbers[0] * numbers[1]
+            case ast.Add():
+                result = numbers[0] + numbers[1]
+            case ast.Sub():
+                result = numbers[0] - numbers[1]
+    elif len(texts) == len(values) == 2 and isinstance(value.op, ast.Add):
+        result = texts[0] + texts[1]
+    return _unknown("an expression", place) if result is None else _constant(result, place)

@@ -1,0 +1,205 @@
+"""Shell text to the words of its commands, by `shlex`: nothing is run. Knows no program.
+
+What only a shell could know stays a mark in the word: `\\ue000NAME\\ue001`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator
+
+from specserve.diagnostics import Span
+from specserve.errors import UsageError
+from specserve.plan.convert.invocation import ASSIGNMENT
+from specserve.plan.convert.words import Word
+
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Marks around the name of a variable whose value is not known."""
+UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
+_LITERAL, _COMMAND = "\ue002", "\ue003"  # a dollar sign in single quotes; a character of `$(…)`
+_SEPARATORS = ";&|()\n"
+_CONTINUED = re.compile(r"[\\^`][ \t]*\r?\n")
+_REDIRECT = re.compile(r"(?:\d|&)?>>?[ \t]*(?:&\d|[^\s;&|()]+)")
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(\[@\]|\[\*\])|:?[-=]([^}]*))?\}|\{[^}]*\})")
+_GAP = re.compile(r"[ \t\r]*")
+_PROMPT = re.compile(r"\$(?= )|[!%](?=[a-z])")
+_START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
+_MOST_WORDS = 20_000
+
+_DECLARES = ("export", "declare", "local", "readonly", "set", "setx")
+
+Variables = dict[str, list[str]]
+
+
+def commands(text: str, *, file: str) -> Iterator[list[Word]]:
+    """Each simple command of a script, its variables replaced by what the script set them to.
+
+    Raises UsageError where a quote is never closed.
+    """
+    variables: Variables = {}
+    begin, started = 0, False
+    while True:
+        try:
+            for command in _split(text[begin:], before=text[:begin].count("\n"), file=file):
+                words = _assigned(command, variables)
+                if words:
+                    yield words
+            return
+        except ValueError as error:
+            # prose around a command may hold an apostrophe: begin again where the command does
+            first = None if started else _START.search(text)
+            if first is None:
+                raise UsageError(f"`{file}` is no shell text: {str(error).lower()}") from error
+            begin, started = first.start(), True
+
+
+def _split(text: str, *, before: int, file: str) -> Iterator[list[Word]]:
+    """The words of one command after the other. Raises ValueError for an open quote, at its command."""
+    prepared = _protected(text)
+    stream = io.StringIO(prepared)
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
+    words: list[Word] = []
+    count, end, listed = 0, 0, False
+    line, counted = before + 1, 0
+    while True:
+        token = lexer.get_token()
+        gap = _GAP.match(prepared, end)
+        start, end = gap.end() if gap else end, stream.tell()
+        count += 1
+        if token is None or count > _MOST_WORDS:
+            break
+        if token and not token.strip(_SEPARATORS):
+            opens = token.startswith("(") and bool(words) and words[-1].text.endswith("=")
+            if listed and ")" not in token:
+                continue  # a list may go over several lines
+            if opens or listed:
+                words.append(Word("(" if opens else ")", words[-1].span))
+                listed = opens and ")" not in token
+            if not opens and words and not listed:
+                yield words
+                words = []
+            continue
+        line += text.count("\n", counted, start)
+        counted = max(counted, start)
+        words.append(Word(token, Span(file, line, 1, line, 1)))
+    if words:
+        yield words
+
+
+def _protected(text: str) -> str:
+    """The text, no longer and no shorter, without comments, continued lines, redirections and here-documents."""
+    out, at, quote = list(text), 0, ""
+    fresh, continued = True, False
+    while at < len(text):
+        character, end = text[at], at + 1
+        line_end = _CONTINUED.match(text, at) if quote != "'" else None
+        if line_end:
+            end, character, continued = line_end.end(), " ", True
+            _blank(out, at, end)
+        elif quote == "'":
+            quote = "" if character == "'" else quote
+            out[at] = _LITERAL if character == "$" else character
+        elif character == "\\":
+            end = at + 2
+        elif text.startswith("$(", at):
+            end = _closing(text, at + 1)
+            out[at:end] = [part if part == "\n" else _COMMAND for part in text[at:end]]
+        elif character == '"':
+            quote = "" if quote else '"'
+        elif not quote and character == "'":
+            quote = "'"
+        elif not quote and fresh:
+            end = _no_word(text, at, continued=continued)
+            _blank(out, at, end)
+            end = max(end, at + 1)
+        fresh = character in " \t\r\n;&|("
+        continued = continued and character in " \t\r#"
+        at = end
+    return "".join(out)
+
+
+def _no_word(text: str, at: int, *, continued: bool) -> int:
+    """Where that ends which stands where a word may begin, and is none; else the place itself."""
+    if text[at] == "#":
+        end = text.find("\n", at)
+        end = len(text) if end < 0 else end
+        return min(end + 1, len(text)) if continued else end  # a comment between continued lines
+    heredoc = _HEREDOC.match(text, at)
+    if heredoc:
+        body = re.compile(rf"^\s*{heredoc[2]}\s*$", re.M).search(text, heredoc.end())
+        return body.end() if body else len(text)
+    redirect = _REDIRECT.match(text, at)
+    if redirect:
+        return redirect.end()
+    prompt = _PROMPT.match(text, at)
+    alone = prompt and not text[text.rfind("\n", 0, at) + 1 : at].strip()
+    return prompt.end() if prompt and alone else at
+
+
+def _blank(out: list[str], start: int, end: int) -> None:
+    out[start:end] = " " * (end - start)
+
+
+def _closing(text: str, at: int) -> int:
+    """Behind the parenthesis that closes the one here."""
+    depth = 0
+    for place in range(at, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[place], 0)
+        if depth == 0:
+            return place + 1
+    return len(text)
+
+
+def _assigned(command: list[Word], variables: Variables) -> list[Word]:
+    """The command with its references replaced. An assignment is remembered, and is a command if it is exported."""
+    exported = command[0].text == "export"
+    words = command[1:] if command[0].text in _DECLARES else command
+    first = ASSIGNMENT.fullmatch(words[0].text.replace("+=", "=", 1)) if words else None
+    if first and len(words) > 1 and words[1].text == "(":
+        listed = [text for word in words[2:-1] for text in _texts(word.text, variables)]
+        more = words[0].text.startswith(f"{first[1]}+=")
+        variables[first[1]] = [*(variables.get(first[1], []) if more else []), *listed]
+        return []
+    pairs = [ASSIGNMENT.fullmatch(word.text) for word in words]
+    if not words or not all(pairs):
+        return [Word(text, word.span) for word in command for text in _texts(word.text, variables)]
+    set_here = []
+    for pair, word in zip(pairs, words, strict=True):
+        if pair:
+            variables[pair[1]] = [_text(pair[2], variables)]
+            set_here.append(Word(f"{pair[1]}={variables[pair[1]][0]}", word.span))
+    return [command[0], *set_here] if exported else []
+
+
+def _texts(text: str, variables: Variables) -> list[str]:
+    """What a word becomes: several words, where it is one variable that holds options."""
+    whole = _REFERENCE.fullmatch(text)
+    values = variables.get(whole[1] or whole[2] or "") if whole else None
+    if whole and values is not None and (whole[3] or len(values) > 1):
+        return values
+    value = _text(text, variables)
+    if whole and re.match(r"-|.*\s-", value):
+        try:
+            return shlex.split(value)
+        except ValueError:
+            return [value]
+    return [value]
+
+
+def _text(text: str, variables: Variables) -> str:
+    """A text with each reference replaced by its value, its default, or a mark."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name in variables:
+            return " ".join(variables[name])
+        if match[4] is not None:
+            return match[4].strip("\"'")
+        return f"{OPEN}{name or match[0]}{CLOSE}"
+
+    text = re.sub(f"{_COMMAND}+", f"{OPEN}a command{CLOSE}", text)
+    return _REFERENCE.sub(value, text).replace(_LITERAL, "$")
