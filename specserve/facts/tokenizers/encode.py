@@ -27,7 +27,7 @@ def main(tokenizer: str, texts: list[str]) -> None:
     loaded.no_padding()
     counts: Counter[int] = Counter()
     for text in texts:
-        counts.update(loaded.encode(Path(text).read_text("utf-8"), add_special_tokens=False).ids)
+        counts.update(loaded.encode(Path(text).read_bytes().decode(), add_special_tokens=False).ids)
     json.dump(counts, sys.stdout)
 
 

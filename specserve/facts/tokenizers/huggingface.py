@@ -56,7 +56,7 @@ def _document(data: bytes, *, source: str) -> tuple[Any, bytes | None]:
         except Unreadable:
             pass
         else:
-            return document, data[starts[0] : end.start()]
+            return document, data[starts[0] - 1 : end.start() + 1]
     document = parsed(data, name=source)
     model = document.get("model") if isinstance(document, dict) else None
     merges = model.get("merges") if isinstance(model, dict) else None

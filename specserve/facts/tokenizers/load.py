@@ -9,7 +9,9 @@ from specserve.facts.tokenizers.files import Kind, Unreadable, content, needed, 
 from specserve.facts.tokenizers.sentencepiece import pieces
 from specserve.facts.tokenizers.vocabulary import Vocabulary, checked, listed, with_added
 
-NO_FILES = "`{}` ships no tokenizer file that is read here: tokenizer.json, vocab.json, tokenizer.model, tekken.json"
+NO_FILES = (
+    "`{}` ships no tokenizer file that is read here: tokenizer.json, vocab.json, tokenizer.model, tekken.json"
+)
 
 
 def source(facts: ModelFacts) -> tuple[str, Kind]:

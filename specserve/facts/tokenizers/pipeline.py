@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specserve.facts.model import ModelFacts
+from specserve.facts.tokenizers.files import parsed
 from specserve.facts.tokenizers.huggingface import PIPELINE
 from specserve.facts.tokenizers.template import template
 from specserve.facts.tokenizers.vocabulary import Vocabulary
@@ -13,7 +14,7 @@ def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ..
     if not target.pipeline or not draft.pipeline:
         return ()
     names = [name for name in PIPELINE if target.pipeline.get(name) != draft.pipeline.get(name)]
-    if target.merges != draft.merges:
+    if target.merges != draft.merges and _merges(target) != _merges(draft):
         names.insert(0, "merges")
     if not names:
         return ()
@@ -26,3 +27,9 @@ def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...
     if ours is None or theirs is None or ours.split() == theirs.split():
         return ()
     return ("the chat templates differ; the draft reads the target's",)
+
+
+def _merges(vocabulary: Vocabulary) -> list[str]:
+    """The merges as texts: writers of the file put pairs, older ones a text with a space. Raises Unreadable."""
+    merges = parsed(vocabulary.merges or b"[]", name=vocabulary.source)
+    return [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]

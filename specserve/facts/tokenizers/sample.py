@@ -59,7 +59,7 @@ def estimated(vocabulary: Vocabulary) -> Counter[int]:
     spaces = next((space for space in ("\u0120", "\u2581") if space + "t" in ids), " ")
     counts: Counter[int] = Counter()
     for path in texts():
-        text = path.read_text("utf-8")
+        text = path.read_bytes().decode()
         counts.update(
             _longest(written(text.encode()) if spaces == "\u0120" else text.replace(" ", spaces), ids)
         )
