@@ -1,0 +1,158 @@
+"""The KV cache of every layer of a model on one GPU, and its block sizes. Knows no budget and no weights.
+
+Source: `get_kv_cache_spec` of vLLM's attention layers, `_align_hybrid_block_size` in platforms/interface.py, 0.32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.errors import FactError
+from specserve.facts.architecture.shape import Attention, Latent, Mixer, Shape, State
+from specserve.plan.memory.dtypes import LATENT_BYTES, kv_token_bytes, state_bytes
+from specserve.plan.memory.layerkv import LayerKv
+from specserve.plan.memory.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What all layers of one model share."""
+
+    tensor_parallel_size: int
+    dtype: str
+    weight_bytes: int
+    block_size: int
+    draft_tokens: int = 0
+    state_block_size: int = 0
+    state_blocks: int = 1
+    state_padded_bytes: int | None = None
+    conv_dtype: str = "auto"
+    recurrent_dtype: str = "auto"
+
+
+def kv_heads_per_gpu(heads: int, *, tensor_parallel_size: int) -> int:
+    """KV heads on one GPU: at least one, which then is held more than once."""
+    return max(1, heads // tensor_parallel_size)
+
+
+def layer_kv(mixer: Mixer, cache: Cache) -> list[LayerKv]:
+    """The caches of one mixer: none, one, or for sparse latent attention two."""
+    if isinstance(mixer, State):
+        return [_state_kv(mixer, cache)]
+    if isinstance(mixer, Latent):
+        return _latent_kv(mixer, cache)
+    if mixer.is_shared:
+        return []
+    heads = kv_heads_per_gpu(mixer.kv_heads, tensor_parallel_size=cache.tensor_parallel_size)
+    size = kv_token_bytes(
+        cache.dtype,
+        heads=heads,
+        head_dim=mixer.head_dim,
+        head_dim_v=mixer.head_dim_v,
+        weight_bytes=cache.weight_bytes,
+    )
+    cell = (heads, mixer.head_dim, mixer.head_dim_v, size)
+    if mixer.chunk is not None:
+        return [LayerKv("chunked", cache.block_size, size, cell, mixer.chunk)]
+    if mixer.window is not None:
+        return [LayerKv("sliding", cache.block_size, size, cell, mixer.window)]
+    return [LayerKv("full", cache.block_size, size, cell)]
+
+
+def _latent_kv(mixer: Latent, cache: Cache) -> list[LayerKv]:
+    width = mixer.kv_lora_rank + mixer.rope_dim
+    size = LATENT_BYTES.get(cache.dtype) or kv_token_bytes(
+        cache.dtype, heads=1, head_dim=width, head_dim_v=0, weight_bytes=cache.weight_bytes
+    )
+    kept = [LayerKv("mla", cache.block_size, size, (1, width, 0, size))]
+    if mixer.indexer_dim is not None:
+        kept.append(LayerKv("indexer", cache.block_size, mixer.indexer_dim, (1, mixer.indexer_dim, 0, 1)))
+    return kept
+
+
+def _state_kv(mixer: State, cache: Cache) -> LayerKv:
+    return LayerKv(
+        "state",
+        cache.state_block_size,
+        state_bytes=state_page_bytes(mixer, cache),
+        state_blocks=cache.state_blocks,
+        padded_bytes=cache.state_padded_bytes,
+    )
+
+
+def state_page_bytes(mixer: State, cache: Cache) -> int:
+    """One state of one layer on one GPU. Raises FactError where vLLM cannot divide it."""
+    tp = cache.tensor_parallel_size
+    element = state_bytes(cache.conv_dtype, weight_bytes=cache.weight_bytes)
+    groups = mixer.groups
+    if groups % tp:
+        groups = tp  # vLLM repeats groups so that each GPU has those of its heads
+    channels = mixer.conv_dim + groups * mixer.group_dim
+    if channels % tp or (mixer.recurrent and mixer.recurrent[0] % tp):
+        raise FactError(f"a recurrent state of {channels} channels cannot be divided over {tp} GPUs")
+    columns = mixer.conv_kernel - 1 + (cache.draft_tokens if mixer.grows_with_drafts else 0)
+    total = channels // tp * columns * element
+    if mixer.recurrent:
+        wanted = cache.recurrent_dtype if cache.recurrent_dtype != "auto" else mixer.recurrent_dtype or "auto"
+        total += math.prod(mixer.recurrent) // tp * state_bytes(wanted, weight_bytes=element)
+    return total
+
+
+def cache_of(shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int, draft_tokens: int) -> Cache:
+    """Block sizes and formats of the target, before its layers are listed."""
+    mixers = [mixer for layer in shape.layers for mixer in layer]
+    plain = Cache(
+        settings.tensor_parallel_size,
+        dtype,
+        weight_bytes,
+        _block_size(mixers, settings),
+        draft_tokens,
+        conv_dtype=settings.mamba_cache_dtype,
+        recurrent_dtype=settings.mamba_ssm_cache_dtype,
+    )
+    states = [mixer for mixer in mixers if isinstance(mixer, State)]
+    if not states:
+        return plain
+    is_aligned = settings.enable_prefix_caching and shape.is_hybrid
+    return _with_states(plain, mixers, settings=settings, state=states[0], is_aligned=is_aligned)
+
+
+def _block_size(mixers: Sequence[Mixer], settings: Settings) -> int:
+    is_latent = any(isinstance(mixer, Latent) for mixer in mixers)
+    if settings.platform == "cpu":
+        return 16 if is_latent else settings.block_size or 128
+    return settings.block_size or (64 if is_latent else 16)
+
+
+def _with_states(
+    plain: Cache, mixers: Sequence[Mixer], *, settings: Settings, state: State, is_aligned: bool
+) -> Cache:
+    """Attention pages as long as a state's, and states padded to them."""
+    attention = next((mixer for mixer in mixers if not isinstance(mixer, State)), None)
+    block_size, padded = plain.block_size, None
+    if attention is not None:
+        smallest = 32 if settings.platform == "cpu" else 16
+        step = max(smallest, block_size, 128 if isinstance(attention, Latent) else 0)
+        per_token = _unwindowed(attention, plain)
+        page = state_page_bytes(state, plain)
+        block_size = max(block_size, step * -(-page // (step * per_token)))
+        padded = block_size * per_token if block_size * per_token != page else None
+    return Cache(
+        plain.tensor_parallel_size,
+        plain.dtype,
+        plain.weight_bytes,
+        block_size,
+        plain.draft_tokens,
+        state_block_size=block_size if is_aligned else settings.max_model_len,
+        state_blocks=(2 if is_aligned else 1) + plain.draft_tokens,
+        state_padded_bytes=padded,
+        conv_dtype=plain.conv_dtype,
+        recurrent_dtype=plain.recurrent_dtype,
+    )
+
+
+def _unwindowed(mixer: Attention | Latent, cache: Cache) -> int:
+    """Bytes of one token in one attention layer."""
+    return layer_kv(mixer, cache)[0].bytes_per_token
