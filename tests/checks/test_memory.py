@@ -1,0 +1,138 @@
+"""What the rules about memory say of real pairs: severity follows what is certain, advice follows the estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.run import judged
+from specserve.diagnostics import Finding, Severity
+from specserve.facts.accelerators import assume
+from specserve.facts.model import ModelFacts
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA_1B = LLAMA_8B | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+DRAFT = "{method: draft_model, model: ./1b, num_speculative_tokens: 5}"
+
+
+def read(model: str, revision: str | None) -> ModelFacts:
+    return ModelFacts(model, "directory", LLAMA_1B if model.endswith("1b") else LLAMA_8B, revision=revision)
+
+
+def found(loaded: Profile, machine: str = "1xL4-24GB") -> list[Finding]:
+    """What the rules about memory find of an 8B target."""
+    wanted = Wanted(offline=True, here=False, machine=assume(machine))
+    findings = judged(gather(loaded, wanted=wanted, read=read).context)
+    return [item for item in findings if "SD301" <= item.code <= "SD305"]
+
+
+def profile_of(profile: Load, text: str = "", *, length: int = 8192) -> Profile:
+    return profile(f"target: {{model: ./8b, max_model_len: {length}}}\n{text}")
+
+
+def test_what_fits_says_nothing(profile: Load) -> None:
+    assert found(profile_of(profile)) == []
+
+
+def test_weights_that_are_too_large_are_an_error_with_the_figures(profile: Load) -> None:
+    (finding,) = found(profile_of(profile), "1xT4-16GB")
+    assert (finding.code, finding.severity, finding.span.path) == ("SD301", Severity.ERROR, "target.model")
+    assert finding.message == "does not fit 1 x T4-16GB: the weights take 15.0 GiB of 13.4 GiB per GPU"
+    assert finding.notes[0].startswith(
+        "per GPU, estimated: 13.4 GiB of 14.6 GiB; weights 15.0 GiB, activations "
+    )
+
+
+def test_a_draft_that_does_not_fit_is_told_at_the_draft_with_what_helps(profile: Load) -> None:
+    (finding,) = found(profile_of(profile, f"speculation: {DRAFT}", length=32768))
+    assert (finding.code, finding.severity, finding.span.path) == (
+        "SD301",
+        Severity.ERROR,
+        "speculation.model",
+    )
+    assert "+ 2.3 GiB of the draft" in finding.notes[0]
+    assert finding.help is not None and "would give" in finding.help
+
+
+def test_nothing_is_an_error_where_arguments_are_not_modelled(profile: Load) -> None:
+    (finding,) = found(profile_of(profile, "engine: {cpu_offload_gb: 8}"), "1xT4-16GB")
+    assert (finding.code, finding.severity) == ("SD301", Severity.WARNING)
+    assert any("cpu_offload_gb" in note for note in finding.notes)
+
+
+@pytest.mark.parametrize(
+    ("lines", "length", "words"),
+    [
+        ("", 30000, "may not fit 1 x L4-24GB: the KV cache holds "),
+        ("engine: {gpu_memory_utilization: 0.99}", 8192, "GiB are left unclaimed, and fragmentation may take 0.3 GiB"),
+        (
+            "expect: [{concurrency: 40, prompt_tokens: {p50: 900}, output_tokens: {p50: 300}}]",
+            8192,
+            "the promised 40 requests of 1,200 tokens are not sure to run at one time",
+        ),
+    ],
+)  # fmt: skip
+def test_what_may_not_fit_is_a_warning_that_says_why(
+    profile: Load, lines: str, length: int, words: str
+) -> None:
+    (finding,) = found(profile_of(profile, lines, length=length))
+    assert (finding.code, finding.severity) == ("SD302", Severity.WARNING)
+    assert words in finding.message
+
+
+def test_each_alternative_is_weighed_for_itself(profile: Load) -> None:
+    lines = f"""
+speculation: {{method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}}
+alternatives:
+  small: {DRAFT}
+"""
+    findings = found(profile_of(profile, lines))
+    assert {(item.code, item.span.path) for item in findings if item.code != "SD304"} == {
+        ("SD302", "alternatives.small.model")
+    }
+
+
+def test_concurrency_is_told_only_where_the_profile_asks_for_it(profile: Load) -> None:
+    assert found(profile_of(profile), "1xH100-80GB") == []
+    (finding,) = found(profile_of(profile, "engine: {max_num_seqs: 512}"), "1xH100-80GB")
+    assert (finding.code, finding.severity, finding.span.path) == (
+        "SD303",
+        Severity.INFO,
+        "engine.max_num_seqs",
+    )
+
+
+def test_a_draft_model_costs_a_quarter_of_the_cache_and_a_lookup_nothing(profile: Load) -> None:
+    (finding,) = found(profile_of(profile, f"speculation: {DRAFT}"), "1xL40S-48GB")
+    assert (finding.code, finding.severity) == ("SD304", Severity.INFO)
+    lookup = (
+        "speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}"
+    )
+    assert found(profile_of(profile, lookup), "1xL40S-48GB") == []
+
+
+def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Load) -> None:
+    draft = DRAFT.replace("}", ", draft_sample_method: probabilistic}")
+    (finding,) = [
+        item
+        for item in found(profile_of(profile, f"speculation: {draft}"), "1xH100-80GB")
+        if item.code == "SD305"
+    ]
+    assert (
+        finding.message == "the logits of the drafts take 1.2 GiB of every GPU"
+    )  # 1024 x 5 x 128,256 x 2 bytes
