@@ -13,6 +13,7 @@ from specserve.profile.speculation import Speculation
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
     from specserve.facts.comparison import TokenizerComparison
+    from specserve.facts.drift import Drift
     from specserve.facts.model import ModelFacts
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
@@ -52,6 +53,8 @@ class Context:
     """Of the profile without speculation, where it has none."""
     plan: LaunchPlan | None = None
     host: Host | None = None
+    drift: tuple[Drift, ...] = ()
+    """What is not as the profile's lock says."""
 
 
 @dataclass(frozen=True, slots=True)

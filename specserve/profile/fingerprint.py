@@ -1,4 +1,4 @@
-"""One name for everything in a profile that can change tokens or speed. Knows no lock and no machine."""
+"""One name for everything in a profile that can change tokens or speed. Reads no lock and no machine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
+from specserve.profile.speculation import OWN_LAYERS
 
 
 def fingerprint(profile: Profile) -> str:
     """sha256 (hex) of the target, speculation, engine, frontend, environment, vLLM range and hardware kind.
 
     Placement is left out: where the server listens, which devices it uses, how many nodes there are; so are
-    the name, the promises and the alternatives that are not in use.
+    the name, the promises and the alternatives that are not in use. A model that the profile's lock knows counts
+    by its commit or content, wherever it lies and whatever revision was asked for.
     """
     hardware = profile.hardware
     content = {
         "schema": profile.schema,
         "vllm": sorted(part.replace(" ", "") for part in (profile.vllm or "").split(",")),
-        "target": profile.target,
-        "speculation": profile.speculation.keys if profile.speculation else None,
-        "engine": profile.engine,
+        **_models(profile),
         "frontend": profile.frontend,
         "env": profile.env,
         "hardware": [hardware.accelerator, hardware.count] if hardware else None,
@@ -32,6 +32,27 @@ def fingerprint(profile: Profile) -> str:
     plain = _canonical(jsonable(content))
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _models(profile: Profile) -> dict[str, Any]:
+    """The sections that name models, with what the lock knows in the place of names and revisions."""
+    target = jsonable(profile.target)
+    engine = dict(profile.engine)
+    keys = dict(profile.speculation.keys) if profile.speculation else None
+    known = profile.identities
+    revision = engine.get("tokenizer_revision") or target["revision"]
+    tokenizer = known.get((target["tokenizer"] or target["model"], revision))
+    if tokenizer and (target["tokenizer"] or engine.get("tokenizer_revision")):
+        target["tokenizer"] = tokenizer
+        engine.pop("tokenizer_revision", None)
+    own = known.get((target["model"], target["revision"]))
+    if keys is not None:
+        draft = known.get((keys.get("model") or profile.target.model, keys.get("revision")))
+        if draft and (keys.get("model") or keys["method"] in OWN_LAYERS):
+            keys |= {"model": draft, "revision": None}
+    if own:
+        target |= {"model": own, "revision": None}
+    return {"target": target, "speculation": keys, "engine": engine}
 
 
 def jsonable(value: Any) -> Any:

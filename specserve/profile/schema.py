@@ -114,6 +114,8 @@ class Profile:
     schema: int = SCHEMA
     spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
     key_spans: Mapping[str, Span] = field(default_factory=_nothing, repr=False, compare=False)
+    identities: Mapping[tuple[str, str | None], str] = field(default_factory=dict, repr=False, compare=False)
+    """What each model at a revision is, by its lock: commits and hashes, for the fingerprint."""
 
     def span(self, path: str) -> Span:
         """Where a value was written; else the nearest section around it; else the file."""

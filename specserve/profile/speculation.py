@@ -81,8 +81,13 @@ METHODS: Mapping[str, Mapping[str, Key]] = {
     "dspark": {**_METHOD, **_EVERY, **_DRAFT, **_DSPARK},
     "custom_class": {**_METHOD, **_EVERY, **_DRAFT},
 }
-NEEDS_MODEL = frozenset({"draft_model", "eagle", "eagle3", "dflash", "custom_class"})  # dspark may lie in the target
+NEEDS_MODEL = frozenset(
+    {"draft_model", "eagle", "eagle3", "dflash", "custom_class"}
+)  # dspark may lie in the target
 NEEDS_K = frozenset({"draft_model", "ngram", "ngram_gpu", "custom_class"})  # others may know K from the head
+OWN_LAYERS = frozenset(
+    {"mtp", "dspark"}
+)  # without a model, they draft with layers of the target's repository
 REMOVED = {
     "medusa": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
     "mlp_speculator": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",

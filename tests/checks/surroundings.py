@@ -10,6 +10,7 @@ from typing import Any
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Context, Rule
 from specserve.facts.accelerators import Machine, accelerator
+from specserve.facts.drift import Drift
 from specserve.facts.model import ModelFacts, ModelFile
 from specserve.facts.read import read_model
 from specserve.plan.host import Cache, Host
@@ -43,6 +44,13 @@ MACHINES: Mapping[str, Machine] = {
 HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
 """Models of a Hub that nobody has downloaded yet."""
 NEWER = "0.34.1"
+DRIFT: Mapping[str, Drift] = {
+    "SD270": Drift("target.model", "unreadable", "p.lock.json", ("`p.lock.json` is not valid JSON",)),
+    "SD271": Drift("speculation.model", "unlocked", "./llama-draft"),
+    "SD272": Drift("target.model", "changed", "./llama", ("`config.json` is another",)),
+    "SD273": Drift("target.model", "moved", "org/small", ("0123456789" * 4,)),
+}
+"""What is not as a lock says, where the example speaks of a lock."""
 
 
 def surroundings(rule: Rule, loaded: Profile) -> Context:
@@ -52,6 +60,8 @@ def surroundings(rule: Rule, loaded: Profile) -> Context:
     if models:
         wanted = Wanted(offline=True, here=False, machine=MACHINES.get(rule.code))
         context = gather(loaded, wanted=wanted, read=read).context
+    if rule.code in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
+        context = replace(context, drift=(DRIFT[rule.code],))
     if rule.needs != "hardware":
         context = replace(context, machine=None)
     if rule.needs in ("nothing", "host"):

@@ -1,0 +1,194 @@
+"""The lock beside a profile: which models at which commits, and all that a check needs to know of them.
+
+Knows no profile: models are named as the profile names them, a path relative to the lock's own folder. Asks nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from specserve.errors import FactError
+from specserve.facts.bounded import parse_object, read_regular
+from specserve.facts.comparison import Difference, TokenizerComparison, TokenizerVerdict
+from specserve.facts.hubcache import COMMIT
+from specserve.facts.model import ModelFacts
+from specserve.facts.record import from_record, to_record
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+_HINT = "`specserve lock` writes it anew"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+Key = tuple[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What a lock says. `models` have paths relative to its folder, as they are written."""
+
+    file: Path
+    models: tuple[ModelFacts, ...]
+    comparisons: Mapping[tuple[str, str], TokenizerComparison]
+    """By target and draft, each as `MODEL` or `MODEL@REVISION`."""
+    created: str
+    """The day, such as 2026-01-31."""
+    specserve: str
+    vllm: str | None = None
+    """The range of the profile."""
+
+    def find(self, model: str, *, revision: str | None = None) -> ModelFacts | None:
+        """The facts of a model that a profile names, by the revision it asks for or by the commit."""
+        entry = self._entry(model, revision)
+        return replace(entry, model=model, revision=revision) if entry else None
+
+    def _entry(self, model: str, revision: str | None) -> ModelFacts | None:
+        place = Path(os.path.abspath(model))  # noqa: PTH100 - links stay links
+        for entry in self.models:
+            named = self.place(entry.model) == place if is_path(entry.model) else entry.model == model
+            if named and revision in (entry.revision, entry.commit):
+                return entry
+        return None
+
+    def place(self, model: str) -> Path:
+        """Where a relative path of the lock leads."""
+        return Path(os.path.normpath(self.file.parent / model))
+
+    def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
+        """How the tokenizers of two of its models compare, where that was recorded."""
+        pair = self._entry(*target), self._entry(*draft)
+        names = [label(entry.model, entry.revision) for entry in pair if entry]
+        return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
+
+
+def is_path(model: str) -> bool:
+    """Whether a lock's model is a directory; there, every relative path starts with a dot."""
+    return model.startswith((".", "/", "~"))
+
+
+def label(model: str, revision: str | None) -> str:
+    """One name for a model at a revision."""
+    return f"{model}@{revision}" if revision else model
+
+
+def lock_path(profile_file: str) -> Path | None:
+    """`demo.lock.json` beside `demo.yaml`; None for stdin."""
+    if profile_file == "-":
+        return None
+    return Path(os.path.abspath(profile_file)).with_suffix(".lock.json")  # noqa: PTH100 - links stay links
+
+
+def read_lock(file: Path) -> Lock | None:
+    """The lock in a file, None where there is none. Raises FactError for one that cannot be used."""
+    if not os.path.lexists(file):
+        return None
+    try:
+        return _lock(parse_object(read_regular(file, limit_bytes=MAX_BYTES), where=file.name), file=file)
+    except FactError as error:
+        text = error.message if file.name in error.message else f"`{file.name}` is no lock: {error.message}"
+        raise FactError(text, hint=error.hint or _HINT) from error
+
+
+def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
+    version = content.get("version")
+    if version != VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > VERSION
+        hint = "a newer specserve wrote it" if newer else _HINT
+        raise FactError(f"its version is {version!r:.20}, and {VERSION} is known here", hint=hint)
+    models, comparisons = content.get("models"), content.get("comparisons", [])
+    if not isinstance(models, list) or not isinstance(comparisons, list):
+        raise FactError("`models` and `comparisons` must be lists")
+    created, by, vllm = (content.get(key) for key in ("created", "specserve", "vllm"))
+    if not isinstance(created, str) or not _DATE.fullmatch(created) or not isinstance(by, str):
+        raise FactError("`created` must be a day, and `specserve` a version")
+    if vllm is not None and not isinstance(vllm, str):
+        raise FactError("`vllm` must be a range of versions")
+    return Lock(
+        file,
+        tuple(_model(entry) for entry in models),
+        dict(_comparison(entry) for entry in comparisons),
+        created,
+        by,
+        vllm,
+    )
+
+
+def _model(entry: object) -> ModelFacts:
+    facts = from_record(entry, origin="lock")
+    if is_path(facts.model) == (facts.commit is not None):
+        raise FactError(f"`{facts.model[:80]}` must have a commit, or be a path and have none")
+    if facts.revision and COMMIT.fullmatch(facts.revision) and facts.revision != facts.commit:
+        raise FactError(f"`{facts.model[:80]}` is locked at another commit than it was asked for")
+    return facts
+
+
+def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
+    values = dict(entry) if isinstance(entry, dict) else {}
+    target, draft = values.pop("target", None), values.pop("draft", None)
+    if not isinstance(target, str) or not isinstance(draft, str):
+        raise FactError("a comparison names a `target` and a `draft`")
+    try:
+        return (target, draft), _restored(values)
+    except (TypeError, ValueError, KeyError) as error:
+        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is none") from error
+
+
+def _restored(values: Mapping[str, Any]) -> TokenizerComparison:
+    """Raises TypeError, ValueError and KeyError for what `asdict` does not write."""
+    if values["verdict"] not in get_args(TokenizerVerdict):
+        raise ValueError
+    first, template = values.get("first_difference"), values.get("template_ids", [])
+    numbers = [values.get(key) for key in ("overlap", "mismatch_by_occurrence", "kept_by_occurrence")]
+    whole_numbers = ("differing_ids", "target_vocab_size", "draft_vocab_size", "shared_tokens")
+    counts = [values.get(key) for key in whole_numbers]
+    whole = all(count is None or type(count) is int for count in counts)
+    if not whole or not all(number is None or 0 <= number <= 1 for number in numbers):
+        raise ValueError
+    if not all(isinstance(reason, str) for reason in values.get("reasons", [])):
+        raise TypeError
+    return TokenizerComparison(
+        **{
+            **values,
+            "reasons": tuple(values.get("reasons", [])),
+            "first_difference": None if first is None else _difference(first),
+            "template_ids": tuple(_difference(item) for item in template),
+        }
+    )
+
+
+def _difference(values: Mapping[str, Any]) -> Difference:
+    found = Difference(values["id"], values["target"], values["draft"])
+    if type(found.id) is not int or not all(
+        isinstance(text, str | None) for text in (found.target, found.draft)
+    ):
+        raise TypeError
+    return found
+
+
+def lock_text(
+    models: Iterable[ModelFacts],
+    *,
+    comparisons: Mapping[tuple[str, str], TokenizerComparison],
+    created: str,
+    specserve: str,
+    vllm: str | None,
+) -> str:
+    """The lock as it is written: the same text for the same models on every machine."""
+    pairs = [
+        {"target": target, "draft": draft, **asdict(comparison)}
+        for (target, draft), comparison in sorted(comparisons.items(), key=lambda item: item[0])
+    ]
+    records = [to_record(facts) for facts in models]
+    content = {
+        "version": VERSION,
+        "created": created,
+        "specserve": specserve,
+        "vllm": vllm,
+        "models": sorted(records, key=lambda record: (record["model"], record["revision"] or "")),
+        "comparisons": pairs,
+    }
+    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"

@@ -1,0 +1,229 @@
+"""A lock gives back what was put in, names models as two clones do, and believes nothing that is not sound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.comparison import Difference, TokenizerComparison
+from specserve.facts.hashing import identity
+from specserve.facts.lockfile import Lock, lock_path, lock_text, read_lock
+from specserve.facts.model import ModelFacts, ModelFile, Tensor
+
+COMMIT, OTHER = "a" * 40, "b" * 40
+HUB = ModelFacts(
+    "org/m",
+    "lock",
+    {"vocab_size": 9},
+    commit=COMMIT,
+    files={"config.json": ModelFile(3, "c" * 64)},
+    tensors={f"layers.{n}.w": Tensor("BF16", (2, 2)) for n in range(4)},
+    weight_files=("model.safetensors",),
+)
+TAGGED = replace(HUB, revision="v1", commit=OTHER)
+LOCAL = replace(HUB, model="../models/draft", commit=None)
+COMPARED = TokenizerComparison(
+    "overlap",
+    ("why",),
+    overlap=0.5,
+    mismatch_by_occurrence=0.01,
+    first_difference=Difference(3, "a", None),
+    differing_ids=2,
+    template_ids=(Difference(4, "x", "y"),),
+    target_vocab_size=9,
+    draft_vocab_size=8,
+)
+
+
+def text(*models: ModelFacts) -> str:
+    return lock_text(
+        models or (HUB, TAGGED, LOCAL),
+        comparisons={("org/m", "../models/draft"): COMPARED},
+        created="2026-01-31",
+        specserve="0.1.0",
+        vllm=">=0.32",
+    )
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Lock:
+    file = tmp_path / "configs" / "p.lock.json"
+    file.parent.mkdir()
+    file.write_text(text())
+    found = read_lock(file)
+    assert found
+    return found
+
+
+def test_a_lock_lies_beside_its_profile() -> None:
+    assert lock_path("/a/demo.yaml") == Path("/a/demo.lock.json")
+    assert lock_path("/a/de.mo.yml") == Path("/a/de.mo.lock.json")
+    assert lock_path("-") is None
+
+
+def test_no_lock_is_none(tmp_path: Path) -> None:
+    assert read_lock(tmp_path / "p.lock.json") is None
+
+
+def test_the_text_is_the_same_in_whatever_order_and_ends_with_a_line() -> None:
+    assert text(HUB, TAGGED, LOCAL) == text(LOCAL, TAGGED, HUB)
+    assert text().endswith("}\n")
+    assert text().index('"comparisons"') < text().index('"created"') < text().index('"models"')
+
+
+def test_the_layers_of_a_model_are_one_line() -> None:
+    assert text().count("layers.{0-3}.w") == 3
+
+
+def test_a_model_is_found_by_its_revision_and_by_its_commit(lock: Lock) -> None:
+    found = lock.find("org/m")
+    assert found and (found.origin, found.commit, found.revision) == ("lock", COMMIT, None)
+    assert found.config == HUB.config and found.tensors == HUB.tensors
+    tagged = lock.find("org/m", revision="v1")
+    assert tagged and tagged.commit == OTHER
+    assert lock.find("org/m", revision=OTHER) == replace(tagged, revision=OTHER)
+    assert lock.find("org/m", revision="v2") is None
+    assert lock.find("org/other") is None
+
+
+def test_a_directory_is_found_by_where_it_lies_from_the_lock(lock: Lock, tmp_path: Path) -> None:
+    place = str(tmp_path / "models" / "draft")
+    found = lock.find(place)
+    assert found and found.model == place
+    assert lock.find(str(tmp_path / "draft")) is None
+
+
+def test_a_comparison_comes_back_for_its_pair(lock: Lock, tmp_path: Path) -> None:
+    draft = (str(tmp_path / "models" / "draft"), None)
+    assert lock.comparison(("org/m", None), draft) == COMPARED
+    assert lock.comparison(("org/m", COMMIT), draft) == COMPARED
+    assert lock.comparison(("org/m", "v1"), draft) is None
+    assert lock.comparison(draft, ("org/m", None)) is None
+
+
+def test_identities_are_commits_and_contents(lock: Lock, tmp_path: Path) -> None:
+    def of(model: str, revision: str | None = None) -> str:
+        found = lock.find(model, revision=revision)
+        assert found
+        return identity(found)
+
+    assert of("org/m") == of("org/m", COMMIT) == f"org/m@{COMMIT}"
+    assert of("org/m", "v1") == f"org/m@{OTHER}"
+    assert of(str(tmp_path / "models" / "draft")).startswith("sha256:")
+
+
+def test_a_directory_named_from_the_current_one_is_found(
+    lock: Lock, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lock.find("models/draft")
+
+
+def test_the_content_of_a_directory_is_its_identity_and_its_place_is_not(tmp_path: Path) -> None:
+    found = []
+    for name, entry in (("one", LOCAL), ("two", LOCAL), ("three", replace(LOCAL, files={}))):
+        file = tmp_path / name / "deep" / "p.lock.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(text(entry))
+        lock = read_lock(file)
+        facts = lock.find(str(tmp_path / name / "models" / "draft")) if lock else None
+        assert facts
+        found.append(identity(facts))
+    assert found[0] == found[1] != found[2]
+
+
+def change(**changes: Any) -> bytes:
+    return json.dumps({**json.loads(text()), **changes}).encode()
+
+
+def model(**changes: Any) -> bytes:
+    content = json.loads(text())
+    content["models"][0] |= changes
+    return json.dumps(content).encode()
+
+
+def comparison(**changes: Any) -> bytes:
+    content = json.loads(text())
+    content["comparisons"][0] |= changes
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"<<<<<<< HEAD\n{}", "not valid JSON"),
+        (b"[]", "holds no JSON object"),
+        (b"{}", "its version is None, and 1 is known"),
+        (change(version=2), "its version is 2"),
+        (change(version=True), "its version is True"),
+        (change(models={}), "must be lists"),
+        (change(models=[3]), "is no mapping"),
+        (change(created="yesterday"), "must be a day"),
+        (change(specserve=None), "must be a day"),
+        (change(vllm=3), "must be a range"),
+        (model(commit=None, model="org/m"), "must have a commit"),
+        (model(commit=COMMIT, model="./m"), "must have a commit, or be a path"),
+        (model(commit=COMMIT, model="org/m", revision=OTHER), "at another commit"),
+        (model(files={"../../x": {}}), "is no name of a file"),
+        (model(tensors={"a.{0-999999999}": "U8 1"}), "no range"),
+        (comparison(target=None), "names a `target`"),
+        (comparison(verdict="fine"), "comparison of `org/m`"),
+        (comparison(overlap=7), "comparison of"),
+        (comparison(overlap="x"), "comparison of"),
+        (comparison(reasons=[3]), "comparison of"),
+        (comparison(first_difference=[]), "comparison of"),
+        (comparison(template_ids=[{}]), "comparison of"),
+        (comparison(unknown=1), "comparison of"),
+    ],
+)
+def test_what_is_no_lock_is_a_clear_error(tmp_path: Path, content: bytes, words: str) -> None:
+    file = tmp_path / "p.lock.json"
+    file.write_bytes(content)
+    with pytest.raises(FactError, match=words) as error:
+        read_lock(file)
+    assert "p.lock.json" in error.value.message and error.value.hint
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop"])
+def test_a_lock_that_is_no_file_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "p.lock.json"
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(file)
+    with pytest.raises(FactError, match=r"p\.lock\.json"):
+        read_lock(file)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([change, model, comparison]),
+    st.sampled_from(
+        sorted({*json.loads(text()), *json.loads(text())["models"][0], *json.loads(text())["comparisons"][0]})
+    ),
+    JSON,
+)
+def test_any_value_in_any_place_is_a_lock_or_a_clear_error(
+    tmp_path: Path, make: Any, key: str, value: Any
+) -> None:
+    file = tmp_path / "p.lock.json"
+    file.write_bytes(make(**{key: value}))
+    try:
+        read_lock(file)
+    except FactError as error:
+        assert error.message

@@ -1,0 +1,226 @@
+"""Under a lock, vLLM is told the commit of everything it loads, and may be told to leave the Hub alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specserve.facts.lockfile import Lock
+from specserve.facts.model import ModelFacts, ModelFile
+from specserve.plan.launch import launch
+from specserve.plan.locked import lock_of, locked, not_locked, offline_problems
+from specserve.plan.support import table
+from specserve.plan.uses import model_uses
+from specserve.profile.fingerprint import fingerprint
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+A, B, C = "a" * 40, "b" * 40, "c" * 40
+
+
+def entry(model: str, commit: str | None, revision: str | None = None) -> ModelFacts:
+    files = {"config.json": ModelFile(2, "0" * 64), "model.safetensors": ModelFile(4)}
+    return ModelFacts(
+        model, "lock", {}, revision=revision, commit=commit, files=files, weight_files=("model.safetensors",)
+    )
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Lock:
+    models = (
+        entry("org/target", A),
+        entry("org/draft", B),
+        entry("org/head", C, "v1"),
+        entry("org/tok", C),
+        entry("./local", None),
+    )
+    return Lock(tmp_path / "p.lock.json", models, {}, "2026-01-31", "0.1.0")
+
+
+DRAFT = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"
+TEXT = f"""
+target: {{model: org/target}}
+speculation: {DRAFT}
+alternatives:
+  head: {{method: eagle3, model: org/head, revision: v1, num_speculative_tokens: 3}}
+  look: {{method: ngram, num_speculative_tokens: 3}}
+"""
+
+
+def test_every_model_of_a_profile_is_a_use(profile: Load) -> None:
+    assert [(use.path, use.model, use.revision) for use in model_uses(profile(TEXT))] == [
+        ("target.model", "org/target", None),
+        ("speculation.model", "org/draft", None),
+        ("alternatives.head.model", "org/head", "v1"),
+    ]
+    assert len(model_uses(profile(TEXT), alternatives=False)) == 2
+
+
+def test_a_tokenizer_of_its_own_is_asked_for_at_the_targets_revision_as_by_vllm(profile: Load) -> None:
+    loaded = profile("target: {model: org/target, revision: v2, tokenizer: org/tok}")
+    assert [(use.model, use.revision, use.tokenizer_only) for use in model_uses(loaded)] == [
+        ("org/target", "v2", False),
+        ("org/tok", "v2", True),
+    ]
+
+
+def test_layers_of_the_target_are_a_use_at_the_revision_of_the_speculation(profile: Load) -> None:
+    loaded = profile(
+        "target: {model: org/target, revision: v2}\nspeculation: {method: mtp, num_speculative_tokens: 1}"
+    )
+    assert model_uses(loaded)[1].revision is None
+
+
+def test_commits_take_the_place_of_revisions_and_nothing_else_changes(profile: Load, lock: Lock) -> None:
+    before = profile(TEXT)
+    after = locked(before, lock)
+    assert after.target == replace(before.target, revision=A)
+    assert after.speculation and before.speculation
+    assert after.speculation.keys == {**before.speculation.keys, "revision": B}
+    assert after.alternatives["head"].keys["revision"] == C
+    assert after.alternatives["look"] == before.alternatives["look"]
+    assert (after.spans, after.engine, after.server) == (before.spans, before.engine, before.server)
+
+
+def test_the_plan_carries_the_commits(profile: Load, lock: Lock) -> None:
+    plan = launch(locked(profile(TEXT), lock), table=table("0.33"), platform="cuda")
+    assert plan.argv[plan.argv.index("--revision") + 1] == A
+    assert plan.speculation and plan.speculation["revision"] == B
+    assert plan.engine_kwargs["revision"] == A
+
+
+def test_a_tokenizer_of_its_own_gets_its_own_commit(profile: Load, lock: Lock) -> None:
+    after = locked(profile("target: {model: org/target, tokenizer: org/tok}"), lock)
+    assert after.engine["tokenizer_revision"] == C and after.target.revision == A
+
+
+def test_the_targets_own_layers_get_the_targets_commit(profile: Load, lock: Lock) -> None:
+    after = locked(
+        profile("target: {model: org/target}\nspeculation: {method: mtp, num_speculative_tokens: 1}"), lock
+    )
+    assert after.speculation and after.speculation.keys["revision"] == A
+
+
+def test_a_directory_has_no_revision(profile: Load, lock: Lock, tmp_path: Path) -> None:
+    after = locked(profile("target: {model: ./local}"), lock)
+    assert after.target.revision is None and after.target.model == str(tmp_path / "local")
+
+
+def test_what_the_lock_does_not_have_is_told_and_left_alone(profile: Load, lock: Lock) -> None:
+    loaded = profile(f"target: {{model: org/target, revision: v9}}\nspeculation: {DRAFT}")
+    assert [use.path for use in not_locked(loaded, lock)] == ["target.model"]
+    assert locked(loaded, lock).target.revision == "v9"
+    assert not_locked(profile(TEXT), lock) == ()
+
+
+def test_locking_twice_changes_nothing_more(profile: Load, lock: Lock) -> None:
+    once = locked(profile(TEXT), lock)
+    assert locked(once, lock) == once and not_locked(once, lock) == ()
+
+
+def test_the_fingerprint_of_a_locked_profile_is_that_of_its_contents(profile: Load, lock: Lock) -> None:
+    mark = fingerprint(locked(profile(TEXT), lock))
+    assert mark != fingerprint(profile(TEXT))
+    explicit = TEXT.replace("model: org/target", f"model: org/target, revision: {A}")
+    assert fingerprint(locked(profile(explicit), lock)) == mark
+    moved = replace(lock, models=(entry("org/target", C), *lock.models[1:]))
+    assert fingerprint(locked(profile(TEXT), moved)) != mark
+    draft = replace(lock, models=(lock.models[0], entry("org/draft", C), *lock.models[2:]))
+    assert fingerprint(locked(profile(TEXT), draft)) != mark
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "speculation: {method: mtp, num_speculative_tokens: 1}",
+        "speculation: {method: ngram, num_speculative_tokens: 1}",
+        "target: {model: org/target, tokenizer: org/tok}",
+    ],
+)
+def test_locking_twice_leaves_the_fingerprint(profile: Load, lock: Lock, line: str) -> None:
+    once = locked(profile(line if "target" in line else f"target: {{model: org/target}}\n{line}"), lock)
+    assert fingerprint(locked(once, lock)) == fingerprint(once)
+
+
+def test_two_clones_have_one_fingerprint(write: Callable[..., Path], lock: Lock, tmp_path: Path) -> None:
+    from specserve.profile.load import load_profile
+
+    marks = set()
+    for name in ("one", "two"):
+        file = write("target: {model: ./local}", f"{name}/p.yaml")
+        here = replace(lock, file=tmp_path / name / "p.lock.json")
+        marks.add(fingerprint(locked(load_profile(file), here)))
+        assert fingerprint(load_profile(file)) not in marks
+    assert len(marks) == 1
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Hub cache with the target and the draft at their commits."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, commit in (("target", A), ("draft", B)):
+        folder = tmp_path / "hub" / f"models--org--{name}" / "snapshots" / commit
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_bytes(b"{}")
+        (folder / "model.safetensors").write_bytes(b"1234")
+    return tmp_path / "hub"
+
+
+def test_a_complete_cache_can_do_without_the_hub(profile: Load, lock: Lock, cache: Path) -> None:
+    assert offline_problems(profile(TEXT), lock) == ()
+    assert offline_problems(locked(profile(TEXT), lock), lock) == ()
+
+
+def test_without_a_lock_nothing_is_sure(profile: Load) -> None:
+    assert offline_problems(profile(TEXT), None) == ("there is no lock",)
+
+
+def test_a_file_that_is_missing_or_short_is_named(profile: Load, lock: Lock, cache: Path) -> None:
+    file = cache / "models--org--draft" / "snapshots" / B / "model.safetensors"
+    file.write_bytes(b"12")
+    assert offline_problems(profile(TEXT), lock) == (
+        "`model.safetensors` of `org/draft` is not there, or cut short",
+    )
+    file.unlink()
+    (file.parent / "config.json").unlink()
+    (problem,) = offline_problems(profile(TEXT), lock)
+    assert problem.startswith("`config.json` and 1 more of `org/draft`")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("target: {model: org/tok}", "`org/tok` is not in the Hub cache at cccccccccccc"),
+        ("target: {model: org/new}", "`org/new` is not in the lock"),
+        ("target: {model: ./local}", "local` is not there, or cut short"),
+        ("target: {model: org/target}\nengine: {download_dir: /x}", "download_dir"),
+        ("target: {model: org/target}\nengine: {hf_config_path: org/x}", "hf_config_path"),
+        ("target: {model: org/target}\nengine: {generation_config: org/x}", "generation_config"),
+        ("target: {model: org/target}\nfrontend: {lora_modules: [a=org/x]}", "adapters"),
+        (
+            "target: {model: org/target}\nenv: {HF_HOME: /nowhere, HF_HUB_CACHE: /nowhere/hub}",
+            "not in the Hub cache",
+        ),
+        (
+            "target: {model: org/target}\n"
+            f"speculation: {DRAFT.replace('}', ', use_heterogeneous_vocab: true}')}",
+            "tokenizer of `org/draft` at `main`",
+        ),
+    ],
+)
+def test_what_only_the_hub_has_is_named(
+    profile: Load, lock: Lock, cache: Path, text: str, words: str
+) -> None:
+    assert any(words in problem for problem in offline_problems(profile(text), lock))
+
+
+def test_the_lock_beside_a_profile_is_its_lock(profile: Load, tmp_path: Path) -> None:
+    assert lock_of(profile(TEXT)) is None
+    (tmp_path / "p.lock.json").write_text(
+        '{"version": 1, "created": "2026-01-31", "specserve": "0", "models": []}'
+    )
+    found = lock_of(profile(TEXT))
+    assert found and found.models == ()
