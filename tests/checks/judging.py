@@ -1,0 +1,17 @@
+"""What the tests of rules share: the codes found in a few lines."""
+
+from __future__ import annotations
+
+from specserve.checks.run import judge
+from specserve.diagnostics import Finding
+from specserve.profile.schema import Profile
+
+
+def of(code: str, profile: Profile) -> list[Finding]:
+    """The findings of one rule."""
+    return [finding for finding in judge(profile) if finding.code == code]
+
+
+def places(code: str, profile: Profile) -> list[str]:
+    """Where one rule applies, as dotted paths."""
+    return [finding.span.path for finding in of(code, profile)]

@@ -1,0 +1,108 @@
+"""Pinning: what floats is told once, sharply where its code runs, and never under a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.revisions import is_hub_id
+from specserve.checks.run import judge
+from specserve.diagnostics import Severity
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+from tests.checks.conftest import COMMIT
+from tests.checks.judging import of, places
+
+Load = Callable[[str], Profile]
+PINNED = f"target: {{model: org/t, revision: '{COMMIT}'}}"
+
+
+def quoted(revision: str | None) -> str:
+    return f"'{revision}'" if revision else "null"
+
+
+@pytest.mark.parametrize("model", ["org/name", "gpt2", "Qwen/Qwen2.5-0.5B", "a/b_c.d"])
+def test_an_id_of_the_hub_is_known_by_its_shape(model: str) -> None:
+    assert is_hub_id(model)
+
+
+@pytest.mark.parametrize(
+    "model", ["./model", "../m", "/models/m", "~/m", "a/b/c", "s3://bucket/m", "gs://b/m", "", "org/"]
+)
+def test_a_path_or_an_address_is_none(model: str) -> None:
+    assert not is_hub_id(model)
+
+
+@pytest.mark.parametrize("revision", ["null", "main"])
+def test_every_floating_model_is_told_in_one_finding(profile: Load, revision: str) -> None:
+    text = f"""
+        target: {{model: org/t, revision: {revision}}}
+        speculation: {{method: eagle3, model: org/h, num_speculative_tokens: 2}}
+        alternatives:
+          same: {{method: eagle3, model: org/h, num_speculative_tokens: 3}}
+          other: {{method: draft_model, model: ./d, num_speculative_tokens: 3}}
+    """
+    (finding,) = of("SD113", profile(text))
+    assert finding.message == "`org/t` is not pinned to a commit (nor `org/h`)"
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize("revision", [COMMIT, "0123456", "v1.0"])
+def test_a_commit_or_a_tag_is_a_word_of_the_author(profile: Load, revision: str) -> None:
+    assert of("SD113", profile(f"target: {{model: org/t, revision: '{revision}'}}")) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "found"),
+    [
+        (COMMIT, COMMIT, []),
+        (COMMIT, None, ["speculation.model"]),
+        (COMMIT, "v1", ["speculation.revision"]),
+        (None, COMMIT, ["target.model"]),
+        ("main", None, ["target.revision", "speculation.model"]),
+    ],
+)
+def test_trusted_code_must_be_pinned_to_a_commit_the_draft_s_too(
+    profile: Load, target: str | None, draft: str | None, found: list[str]
+) -> None:
+    text = f"""
+        target: {{model: org/t, revision: {quoted(target)}}}
+        speculation:
+          {{method: eagle3, model: org/h, num_speculative_tokens: 2, revision: {quoted(draft)}}}
+        engine: {{trust_remote_code: true}}
+    """
+    loaded = profile(text)
+    assert places("SD112", loaded) == found
+    assert places("SD113", loaded) == []
+
+
+def test_a_lock_beside_the_profile_pins_everything(write: Callable[..., Path]) -> None:
+    text = "target: {model: org/t}\nengine: {trust_remote_code: true}"
+    file = write(text, "served.yaml")
+    assert {item.code for item in judge(load_profile(file))} == {"SD111", "SD112"}
+    write("{}", "served.lock.json")
+    assert {item.code for item in judge(load_profile(file))} == {"SD111"}
+
+
+@pytest.mark.parametrize(
+    ("block", "hits"),
+    [
+        ("{method: mtp, num_speculative_tokens: 1}", 1),
+        (f"{{method: mtp, num_speculative_tokens: 1, revision: '{COMMIT}'}}", 0),
+        ("{method: mtp, num_speculative_tokens: 1, revision: main}", 1),
+        ("{method: mtp, model: org/t, num_speculative_tokens: 1}", 1),
+        ("{method: mtp, model: org/assistant, num_speculative_tokens: 1}", 0),
+        ("{method: eagle3, model: org/h, num_speculative_tokens: 1}", 0),
+    ],
+)
+def test_prediction_layers_must_come_from_the_target_s_own_commit(
+    profile: Load, block: str, hits: int
+) -> None:
+    assert len(of("SD114", profile(f"{PINNED}\nspeculation: {block}"))) == hits
+
+
+def test_nothing_is_split_where_nothing_is_pinned(profile: Load) -> None:
+    text = "target: {model: org/t}\nspeculation: {method: mtp, num_speculative_tokens: 1}"
+    assert of("SD114", profile(text)) == []

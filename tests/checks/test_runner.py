@@ -1,0 +1,246 @@
+"""The two model runners: which one serves, and what it refuses, as vLLM's own lines have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.checks.runners import choice, switch
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Hardware, Profile, Target
+from specserve.profile.speculation import Speculation
+from tests.checks.judging import of, places
+from tests.checks.vllmlines import function, minor
+
+Load = Callable[[str], Profile]
+METHODS = (
+    "draft_model",
+    "ngram",
+    "ngram_gpu",
+    "suffix",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "dflash",
+    "dspark",
+    "custom_class",
+)
+NEW = 'vllm: ">=0.32"\n'
+UNPADDED = "{method: eagle3, model: ./d, num_speculative_tokens: 2, disable_padded_drafter_batch: true}"
+OPEN = "{method: draft_model, model: ./d, num_speculative_tokens: 2"
+SUFFIX = "speculation: {method: suffix, num_speculative_tokens: 4}"
+EAGLE3 = "speculation: {method: eagle3, model: ./h, num_speculative_tokens: 4}"
+
+
+def made(
+    method: str = "eagle3", *, env: str | None = None, accelerator: str | None = None, stages: int = 1,
+    keys: dict[str, Any] | None = None, **engine: Any,
+) -> tuple[Profile, Speculation]:  # fmt: skip
+    block = Speculation(method, {"method": method, "num_speculative_tokens": 2, **(keys or {})})
+    profile = Profile(
+        "p.yaml", "p", Target("org/t", pipeline_parallel_size=stages), speculation=block, engine=engine,
+        hardware=Hardware(accelerator) if accelerator else None,
+        env={"VLLM_USE_V2_MODEL_RUNNER": env} if env is not None else {},
+    )  # fmt: skip
+    return profile, block
+
+
+def taken(version: str, *args: Any, **kwargs: Any) -> str | None:
+    profile, block = made(*args, **kwargs)
+    found = choice(profile, block, "speculation", version=version)
+    return found.runner if found else None
+
+
+@pytest.mark.parametrize(
+    ("runner", "arguments"),
+    [
+        ("V2", {}),
+        ("V2", {"method": "ngram"}),
+        ("V1", {"method": "suffix"}),
+        ("V1", {"method": "custom_class"}),
+        ("V1", {"method": "draft_model", "keys": {"use_heterogeneous_vocab": True}}),
+        ("V1", {"method": "draft_model", "keys": {"parallel_drafting": True}}),
+        ("V2", {"method": "dflash", "keys": {"parallel_drafting": True}}),
+        ("V1", {"accelerator": "cpu"}),
+        ("V1", {"enable_dbo": True}),
+        ("V1", {"env": "0"}),
+        ("V2", {"method": "suffix", "env": "1"}),
+        (None, {"watermark_config": {}}),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.32", "0.33"])
+def test_v2_serves_wherever_it_can_and_the_environment_wins(
+    version: str, runner: str | None, arguments: dict[str, Any]
+) -> None:
+    assert taken(version, **arguments) == runner
+
+
+@pytest.mark.parametrize(
+    ("runner", "arguments"),
+    [(None, {}), ("V1", {"method": "ngram"}), ("V1", {"method": "draft_model"}), ("V2", {"env": "1"})],
+)
+def test_0_26_chose_by_architecture_which_a_profile_does_not_show(
+    runner: str | None, arguments: dict[str, Any]
+) -> None:
+    assert taken("0.26", **arguments) == runner
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"), [("1", True), ("0", False), ("2", True), ("true", None), ("", None), ("yes", None)]
+)
+def test_the_switch_is_read_as_vllm_reads_it(text: str, meaning: bool | None) -> None:
+    assert switch(made(env=text)[0]) is meaning
+
+
+def test_a_switch_that_vllm_cannot_read_is_an_error(profile: Load) -> None:
+    (finding,) = of("SD122", profile("env: {VLLM_USE_V2_MODEL_RUNNER: true}"))
+    assert "must be 0 or 1" in finding.message and finding.severity is Severity.ERROR
+
+
+@pytest.mark.engine
+@given(
+    method=st.sampled_from(METHODS), parallel=st.booleans(), other=st.booleans(), dbo=st.booleans(),
+    stages=st.sampled_from((1, 2)), launcher=st.sampled_from((None, "mp", "external_launcher")),
+)  # fmt: skip
+def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
+    method: str, parallel: bool, other: bool, dbo: bool, stages: int, launcher: str | None
+) -> None:
+    keys = {"parallel_drafting": parallel, "use_heterogeneous_vocab": other}
+    engine = {"enable_dbo": dbo, "distributed_executor_backend": launcher}
+    profile, block = made(method, env="1", stages=stages, keys=keys, **engine)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, **keys),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=stages, distributed_executor_backend=launcher, use_ubatching=dbo
+        ),
+        _get_dbo_unsupported_features=lambda: ["dual batch overlap with speculative decoding"],
+    )
+    unsupported = function("config/vllm.py", "_get_v2_model_runner_unsupported_features")(config)
+    found = choice(profile, block, "speculation", version=minor())
+    assert found is not None and found.runner == "V2"
+    assert len(found.lacks) == len(unsupported)
+
+
+@pytest.mark.engine
+@given(
+    method=st.sampled_from(METHODS),
+    adaptive=st.booleans(),
+    pcp=st.sampled_from((1, 2)),
+    sharded=st.booleans(),
+)
+def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
+    method: str, adaptive: bool, pcp: int, sharded: bool
+) -> None:
+    engine = {"prefill_context_parallel_size": pcp, "enable_batch_sharded_sampling": sharded}
+    profile, block = made(method, env="0", keys={"enable_adaptive_verification": adaptive}, **engine)
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=adaptive),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1, **engine),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        model_config=None,
+        _dflash_needs_multi_kv_group=lambda: False,
+        _is_dflash_candidate_draft=lambda: False,
+    )
+    unsupported = function("config/vllm.py", "_get_v1_model_runner_unsupported_features")(config)
+    found = choice(profile, block, "speculation", version=minor())
+    assert found is not None and found.runner == "V1"
+    assert len(found.lacks) == len(unsupported)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"{NEW}{SUFFIX}\nenv: {{VLLM_USE_V2_MODEL_RUNNER: 1}}", ["speculation.method"]),
+        (f"{NEW}{SUFFIX}", []),
+        (
+            f"{NEW}speculation: {{method: dspark, model: ./d, num_speculative_tokens: 4}}\n"
+            "env: {VLLM_USE_V2_MODEL_RUNNER: 0}",
+            ["speculation.method"],
+        ),
+        (
+            f"{NEW}speculation: {{method: dspark, model: ./d, num_speculative_tokens: 4}}\n"
+            "hardware: {accelerator: cpu}",
+            ["speculation.method"],
+        ),
+        (f"{NEW}{EAGLE3}\nenv: {{VLLM_USE_V2_MODEL_RUNNER: 0}}", []),
+    ],
+)
+def test_a_runner_that_cannot_is_found_where_the_profile_asks_in_vain(
+    profile: Load, text: str, found: list[str]
+) -> None:
+    assert places("SD122", profile(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("vllm", "block", "env", "hits"),
+    [
+        ("~=0.33.0", "{method: ngram, num_speculative_tokens: 2}", "", 0),
+        ("~=0.33.0", "{method: ngram, num_speculative_tokens: 2}", "{VLLM_USE_V2_MODEL_RUNNER: 0}", 1),
+        ("~=0.32.0", "{method: ngram, num_speculative_tokens: 2}", "", 1),
+        ("~=0.32.0", "{method: ngram_gpu, num_speculative_tokens: 2}", "", 0),
+        ("~=0.32.0", "{method: draft_model, model: ./d, num_speculative_tokens: 2}", "", 0),
+        (">=0.32", "{method: suffix}", "", 1),
+        ("~=0.32.0", UNPADDED, "", 1),
+        ("~=0.33.0", UNPADDED, "", 0),
+    ],
+)  # fmt: skip
+def test_asynchronous_scheduling_is_a_demand_only_where_it_is_written(
+    profile: Load, vllm: str, block: str, env: str, hits: int
+) -> None:
+    text = f'vllm: "{vllm}"\nspeculation: {block}\nenv: {env or "{}"}\nengine: {{async_scheduling: %s}}'
+    assert len(of("SD123", profile(text % "true"))) == hits
+    assert of("SD123", profile(text % "false")) == of("SD123", profile(text % "null")) == []
+
+
+def test_pipeline_stages_and_async_scheduling_exclude_each_other_on_v1_alone(profile: Load) -> None:
+    text = f"{NEW}target: {{model: ./m, pipeline_parallel_size: 2}}\n{EAGLE3}\nengine: {{async_scheduling: true}}\n"
+    assert of("SD123", profile(text)) == []
+    (finding,) = of("SD123", profile(text + "env: {VLLM_USE_V2_MODEL_RUNNER: 0}"))
+    assert finding.related[0].span.path == "target.pipeline_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("block", "more", "severity"),
+    [
+        ("{method: eagle3, model: ./d, num_speculative_tokens: 2", "", Severity.WARNING),
+        (OPEN, "", Severity.WARNING),
+        (OPEN, "env: {VLLM_USE_V2_MODEL_RUNNER: 0}", Severity.ERROR),
+        (OPEN, "hardware: {accelerator: cpu}", Severity.ERROR),
+        ("{method: eagle3, model: ./d, num_speculative_tokens: 2, parallel_drafting: true", "", Severity.ERROR),
+    ],
+)  # fmt: skip
+def test_unpadded_batches_end_the_start_only_where_v1_drafts_with_more_slots(
+    profile: Load, block: str, more: str, severity: Severity
+) -> None:
+    text = f"{NEW}speculation: {block}, disable_padded_drafter_batch: true}}\n{more}"
+    assert [finding.severity for finding in of("SD124", profile(text))] == [severity]
+
+
+@pytest.mark.parametrize(
+    ("text", "hits"),
+    [(f"{NEW}{SUFFIX}", 1), (f"{NEW}{EAGLE3}", 0), (f"{NEW}{EAGLE3}\nhardware: {{accelerator: cpu}}", 1)],
+)
+def test_logits_processors_are_refused_by_v1_alone(profile: Load, text: str, hits: int) -> None:
+    assert len(of("SD125", profile(f"{text}\nengine: {{logits_processors: ['a:B']}}"))) == hits
+    assert of("SD125", profile(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "hits"),
+    [
+        ("expect: [{concurrency: 1, min_speedup: 1.5}]", 1),
+        ("expect: [{concurrency: 1, max_tpot_p99_ms: 30}]", 1),
+        ("expect: [{concurrency: 1, min_mean_acceptance_length: 2}]", 0),
+        ("", 0),
+        ("expect: [{concurrency: 1, min_speedup: 1.5}]\nengine: {enforce_eager: true}", 0),
+        ("expect: [{concurrency: 1, min_speedup: 1.5}]\nhardware: {accelerator: cpu}", 0),
+    ],
+)
+def test_an_eager_draft_is_worth_knowing_where_speed_is_promised(profile: Load, more: str, hits: int) -> None:
+    text = f"{NEW}speculation: {{method: draft_model, model: ./d, num_speculative_tokens: 2}}\n{more}"
+    assert len(of("SD126", profile(text))) == hits
