@@ -14,10 +14,16 @@ _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "c
 
 
 def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
-    """Each finding with its source lines, as rustc draws them; what looks like a secret is starred out."""
-    findings = list(findings)
+    """Each finding with its source lines, as rustc draws them; what looks like a secret is starred out.
+
+    What is only worth knowing comes last, without its lines, and the same help once.
+    """
+    findings, stream = list(findings), stream or sys.stderr
     sources = Sources(finding.span for finding in findings if finding.name == "secret-in-profile")
-    return "\n\n".join(_full(finding, sources, stream or sys.stderr) for finding in findings) + "\n"
+    full = [item for item in findings if item.severity is not Severity.INFO]
+    blocks = [_full(finding, sources, stream) for finding in full]
+    infos = _brief([item for item in findings if item.severity is Severity.INFO], stream)
+    return "\n\n".join([*blocks, *infos]) + "\n"
 
 
 def concise(findings: Iterable[Finding]) -> str:
@@ -31,24 +37,45 @@ def concise(findings: Iterable[Finding]) -> str:
 def summary(report: Report) -> str:
     """The last line: what was found in how many profiles."""
     profiles = _count(report.profiles, "profile")
-    if not report.findings:
+    infos = report.count(Severity.INFO)
+    if len(report.findings) == infos:
         hidden = f", {report.suppressed} ignored" if report.suppressed else ""
-        return f"All checks passed: {profiles}, {report.rules} rules{hidden}"
+        noted = f", {_count(infos, 'info')}" if infos else ""
+        return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
     counts = [(report.count(severity), severity.value) for severity in Severity]
-    found = [_count(number, "info" if word == "info" else word) for number, word in counts if number]
-    return f"Found {' and '.join(found)} in {profiles}"
+    found = [_count(number, word) for number, word in counts if number]
+    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}"
 
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
+def _head(finding: Finding, stream: TextIO) -> str:
     head = styled(f"{finding.severity}[{finding.code}]", _COLOURS[finding.severity], stream=stream)
+    return f"{head}: {clean(finding.message)}"
+
+
+def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
+    """Infos of one code in one block, with the help that they share at its end."""
+    blocks = []
+    for code in dict.fromkeys(finding.code for finding in findings):
+        of_code = [finding for finding in findings if finding.code == code]
+        lines = []
+        for finding in of_code:
+            lines += [_head(finding, stream), f" --> {clean(str(finding.span))}"]
+            lines += [f"  = note: {clean(note)}" for note in finding.notes]
+        help = styled("help", "cyan", stream=stream)
+        ways_out = dict.fromkeys(finding.help for finding in of_code if finding.help)
+        blocks.append("\n".join([*lines, *(f"  = {help}: {clean(way_out)}" for way_out in ways_out)]))
+    return blocks
+
+
+def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
     marked = [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)]
     width = max(len(str(span.line)) for span, _, _ in marked)
     pad = " " * width
-    lines = [f"{head}: {clean(finding.message)}", f"{pad}--> {clean(str(finding.span))}"]
+    lines = [_head(finding, stream), f"{pad}--> {clean(str(finding.span))}"]
     body = _body(finding, marked, sources, width)
     lines += [f"{pad} |", *body] if body else []
     after = [f"{pad} = note: {clean(note)}" for note in finding.notes]

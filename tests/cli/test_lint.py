@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from specserve.cli.plainlint import plain_lint
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Write = Callable[..., Path]
-GOOD = "target: {model: org/target}\n"
+GOOD = "target: {model: ./models/target}\n"
 WIDE = GOOD + "server: {host: 0.0.0.0}\n"
 WARNED = GOOD + "env: {VLLM_X: y}\n"
 
@@ -32,7 +34,7 @@ WARNED = GOOD + "env: {VLLM_X: y}\n"
         ("just: text", [], 1),
     ],
 )
-@pytest.mark.parametrize("form", ["text", "concise", "json"])
+@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
 def test_the_exit_code_is_one_where_there_is_an_error(
     write: Write, capsys: pytest.CaptureFixture[str], text: str, options: list[str], code: int, form: str
 ) -> None:
@@ -41,14 +43,26 @@ def test_the_exit_code_is_one_where_there_is_an_error(
     if form == "json":
         assert json.loads(stdout)["version"] == 1
         assert stderr == ""
+        return
+    if form == "sarif":
+        assert bool(json.loads(stdout)["runs"][0]["results"]) == (text != GOOD)
     else:
         assert ("error" in stdout or "warning" in stdout) == (text != GOOD)
-        assert stderr.startswith(("Found ", "All checks passed"))
+    assert stderr.startswith(("Found ", "All checks passed"))
 
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--strict"], ["--format", "json"], ["--format=concise"], ["--format", "json", "--strict"]],
+    [
+        [],
+        ["--strict"],
+        ["--format", "json"],
+        ["--format=concise"],
+        ["--format", "json", "--strict"],
+        ["--format=github", "--exit-zero"],
+        ["--pick"],
+        ["--stdin-filename=x.yaml"],
+    ],
 )
 def test_the_short_way_says_what_the_long_way_says(
     write: Write, capsys: pytest.CaptureFixture[str], options: list[str]
@@ -58,13 +72,14 @@ def test_the_short_way_says_what_the_long_way_says(
     arguments = ["lint", *options, str(write(WARNED)), str(write(WIDE, "b.yaml")), "no-such.yaml"]
     short = plain_lint(arguments), capsys.readouterr()
     assert short == (run(arguments), capsys.readouterr())
-    assert short[0] == 1
+    assert short[0] == (0 if "--exit-zero" in options else 1)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [[], ["plan", "x"], ["lint"], ["lint", "--help"], ["lint", "--format"], ["lint", "x", "--format", "xml"],
-     ["lint", "--set", "a=1", "x"], ["lint", "--", "x"], ["lint", "x", "--str"]],
+     ["lint", "--set", "a=1", "x"], ["lint", "--", "x"], ["lint", "x", "--str"], ["lint", "x", "--format="],
+     ["lint", "x", "--strict=1"], ["lint", "-", "--stdin-filename"]],
 )  # fmt: skip
 def test_what_is_not_plain_is_left_to_the_long_way(arguments: list[str]) -> None:
     assert plain_lint(arguments) is None
@@ -118,6 +133,94 @@ def test_stdin_is_a_profile_too(specserve: Run) -> None:
     assert b"--> -:2:16" in done.stdout
 
 
+def test_lines_and_comments_of_stdin_count_as_those_of_a_file(specserve: Run) -> None:
+    done = specserve("lint", "-", stdin=WIDE.encode())
+    assert b"2 | server: {host: 0.0.0.0}" in done.stdout
+    quiet = WIDE.replace("0.0.0.0}", "0.0.0.0}  # specserve: ignore[SD108] behind a firewall")
+    done = specserve("lint", "-", stdin=quiet.encode())
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"1 ignored" in done.stderr
+
+
+def test_an_editor_says_which_file_its_buffer_is(specserve: Run, write: Write, tmp_path: Path) -> None:
+    write(GOOD, "f/_base.yaml")
+    name = str(write("target: {model: other/on-disk}", "f/my.yaml"))
+    buffer = b"extends: ./_base.yaml\nserver: {host: 0.0.0.0}\n"
+    done = specserve("lint", "-", "--stdin-filename", name, "--format", "json", stdin=buffer)
+    content = json.loads(done.stdout)
+    assert [item["name"] for item in content["profiles"]] == ["my"]
+    assert [(item["code"], item["location"]["file"]) for item in content["findings"]] == [("SD108", name)]
+    done = specserve("lint", "-", "--stdin-filename", name, stdin=buffer)
+    assert b"2 | server: {host: 0.0.0.0}" in done.stdout
+
+
+def test_a_job_of_github_actions_gets_annotations_unless_it_asks_otherwise(
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    file = str(write(WIDE))
+    assert _run(["lint", file]) == 1
+    assert capsys.readouterr().out.startswith("::error title=specserve (SD108),file=")
+    assert _run(["lint", file, "--format", "text"]) == 1
+    assert capsys.readouterr().out.startswith("error[SD108]")
+
+
+def test_findings_fail_nothing_where_that_is_asked_for(write: Write) -> None:
+    assert _run(["lint", str(write(WIDE)), "--exit-zero"]) == 0
+    assert _run(["lint", str(write(WARNED)), "--exit-zero", "--strict"]) == 0
+
+
+def test_one_file_by_two_names_is_judged_once(
+    write: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(GOOD, "f/a.yaml")
+    monkeypatch.chdir(tmp_path)
+    assert _run(["lint", "f", "./f/a.yaml", "f/*.yaml", str(tmp_path / "f")]) == 0
+    assert capsys.readouterr().err.startswith("All checks passed: 1 profile,")
+
+
+def test_a_path_without_a_profile_is_said_where_others_have_one(
+    write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = str(write(GOOD))
+    (tmp_path / "empty").mkdir()
+    assert _run(["lint", file, str(tmp_path / "empty")]) == 0
+    assert f"warning: there is no profile in `{tmp_path / 'empty'}`" in capsys.readouterr().err
+
+
+def test_pick_passes_over_what_is_no_profile_and_nothing_at_all_is_well(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = str(write("services: {}", "compose.yaml"))
+    assert _run(["lint", "--pick", other]) == 0
+    assert capsys.readouterr().err.startswith("All checks passed: 0 profiles")
+    assert _run(["lint", "--pick", other, str(write(WIDE))]) == 1
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("form", "hints"), [("text", 1), ("concise", 1), ("github", 0), ("sarif", 0)])
+def test_a_person_is_told_once_how_to_read_more(
+    write: Write, monkeypatch: pytest.MonkeyPatch, form: str, hints: int
+) -> None:
+    file = str(write(WARNED + "server: {host: 0.0.0.0, port: 1}\n"))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert _run(["lint", file, "--format", form]) == 1
+    text = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert text.count("\n\nhint: `specserve explain SD108` describes a rule\n") == hints
+
+
+def test_a_pipe_is_told_nothing_more(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    _run(["lint", str(write(WIDE))])
+    assert "explain" not in capsys.readouterr().err
+
+
 def test_a_value_can_be_overridden_before_it_is_judged(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,5 +234,5 @@ def test_a_value_can_be_overridden_before_it_is_judged(
 def test_the_shipped_profiles_have_neither_errors_nor_warnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--strict", str(Path(__file__).parents[2] / "configs")]) == 0
     summary = capsys.readouterr().err
-    assert summary.startswith("Found ") and summary.rstrip().endswith("profiles") and "info" in summary
+    assert summary.startswith("All checks passed: ") and summary.endswith(" infos\n")
     assert "error" not in summary and "warning" not in summary

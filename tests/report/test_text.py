@@ -165,3 +165,35 @@ def test_the_last_line_counts_in_words(write: Write) -> None:
     )
     found = Report((error, error, warning), verdicts=verdicts)
     assert summary(found) == "Found 2 errors and 1 warning in 2 profiles"
+
+
+def test_infos_come_last_in_brief_with_their_help_once(write: Write) -> None:
+    file = write("a: 1\nb: 2")
+    info = finding(file, 1, 1, 2, severity=Severity.INFO, code="SD113", help="pin it", notes=("why",))
+    text = plain(info, finding(file, 2, 1, 2), replace(info, message="another"))
+    assert text.splitlines() == [
+        "error[SD104]: draft is split",
+        f" --> {file}:2:1",
+        "  |",
+        "2 | b: 2",
+        "  | ^",
+        "",
+        "info[SD113]: draft is split",
+        f" --> {file}:1:1",
+        "  = note: why",
+        "info[SD113]: another",
+        f" --> {file}:1:1",
+        "  = note: why",
+        "  = help: pin it",
+    ]
+
+
+def test_infos_alone_are_a_pass_and_are_counted(write: Write) -> None:
+    info = finding(write("a: 1"), 1, 1, 2, severity=Severity.INFO)
+    verdicts = (Verdict("a", "a", "0", "ok"),)
+    assert summary(Report((info,), verdicts=verdicts, rules=3)) == (
+        "All checks passed: 1 profile, 3 rules, 1 info"
+    )
+    warned = replace(info, severity=Severity.WARNING)
+    found = Report((info, info, warned, finding(Path("a"), 1, 1, 2)), verdicts=verdicts, rules=3)
+    assert summary(found) == "Found 1 error, 1 warning and 2 infos in 1 profile"
