@@ -12,6 +12,7 @@ from specserve.facts.tokenizers.files import Unreadable, content, needed, same_b
 from specserve.facts.tokenizers.grade import Sizes, equal, graded
 from specserve.facts.tokenizers.huggingface import added_texts
 from specserve.facts.tokenizers.load import read_vocabulary, source
+from specserve.facts.tokenizers.mapping import shared_ids
 from specserve.facts.tokenizers.pipeline import pipeline_differences, template_difference
 from specserve.facts.tokenizers.template import template_ids
 from specserve.facts.tokenizers.vocabsize import vocab_size
@@ -26,7 +27,7 @@ def compare(
     stands in the files: the verdict is then `not_checked`, with the reason. Source: vLLM 0.32,
     vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
     """
-    sizes = Sizes(vocab_size(target.config), vocab_size(draft.config))
+    sizes = Sizes(vocab_size(target), vocab_size(draft))
     try:
         return _compared(tokenizer or target, draft, sizes=sizes)
     except Unreadable as error:
@@ -52,8 +53,10 @@ def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> Tokeniz
         if sizes.cut(wanted.tokens, sizes.target) == sizes.cut(offered.tokens, sizes.draft):
             reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
             return equal(sizes, reasons=reasons)
-        counts = sample.counted(child) if child else None
-    return graded(wanted, offered, sizes=sizes, counts=counts, template_ids=template_ids(target, wanted))
+        shared = shared_ids(wanted, offered, target_size=sizes.target, draft_size=sizes.draft)
+        counts = (sample.counted(child) if child else None) or sample.estimated(wanted)
+    named = template_ids(target, wanted)
+    return graded(wanted, offered, sizes=sizes, counts=counts, shared=shared, template_ids=named)
 
 
 def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:

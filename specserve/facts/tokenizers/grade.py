@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from specserve.facts.comparison import Difference, TokenizerComparison, TokenizerVerdict
-from specserve.facts.tokenizers.mapping import shared_ids
-from specserve.facts.tokenizers.sample import estimated
 from specserve.facts.tokenizers.vocabulary import Vocabulary
 
 FEW_SHARED = 100
@@ -54,31 +52,37 @@ def graded(
     draft: Vocabulary,
     *,
     sizes: Sizes,
-    counts: Counter[int] | None,
+    counts: Counter[int],
+    shared: Mapping[int, int],
     template_ids: Iterable[int],
 ) -> TokenizerComparison:
-    """The verdict on tokens that differ; `counts`: how often the sample text holds each of the target's ids."""
+    """The verdict on tokens that differ.
+
+    `counts`: how often the sample text holds each of the target's ids; `shared`: target id to draft id of the
+    tokens that both have.
+    """
     wanted, offered = sizes.cut(target.tokens, sizes.target), sizes.cut(draft.tokens, sizes.draft)
     differing = {index for index, _ in wanted.items() ^ offered.items()}
-    counts = counts or estimated(target)
     total = max(counts.total(), 1)
     mismatch = sum(counts[index] for index in differing & counts.keys()) / total
-    shared = shared_ids(target, draft, target_size=sizes.target, draft_size=sizes.draft)
     kept = sum(counts[index] for index in shared.keys() & counts.keys()) / total
     overlap = len(shared) / max(len(offered), 1)
     only_special = differing <= target.added | draft.added
-    verdict: TokenizerVerdict = (
-        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, offered)
-    )
 
     def named(index: int) -> Difference:
         return Difference(index, wanted.get(index), offered.get(index))
 
+    first = named(min(differing))
     return TokenizerComparison(
-        verdict,
+        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, offered),
+        (
+            f"{len(differing):,} ids mean something else to the draft: {mismatch:.2%} of a sample text",
+            f"the first is {first.id}: {shown(first.target)} to the target, {shown(first.draft)} to the draft",
+            f"`use_heterogeneous_vocab` would keep {len(shared):,} tokens: {kept:.1%} of a sample text",
+        ),
         overlap=overlap,
         mismatch_by_occurrence=mismatch,
-        first_difference=named(min(differing)),
+        first_difference=first,
         differing_ids=len(differing),
         template_ids=tuple(named(index) for index in template_ids if index in differing),
         target_vocab_size=sizes.target,
@@ -86,6 +90,14 @@ def graded(
         shared_tokens=len(shared),
         kept_by_occurrence=kept,
     )
+
+
+def shown(token: str | None) -> str:
+    """A token for a reader: quoted, of bounded length, one line."""
+    if token is None:
+        return "nothing"
+    text = token if len(token) <= 40 else token[:37] + "..."
+    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
 
 
 def _lot(shared: int, overlap: float, kept: float, offered: Mapping[int, str]) -> TokenizerVerdict:

@@ -14,7 +14,9 @@ from specserve.facts.tokenizers.compare import compare
 from tests.facts.tokenizers.made import document, swapped, tokens_of
 
 Make = Callable[..., ModelFacts]
-LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_0|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")  # fmt: skip
+LLAMA = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_0|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+)  # fmt: skip
 CHAT = "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{% endfor %}"
 CONFIG = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "chat_template": CHAT}
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from specserve.facts.tokenizers.huggingface import read
 from tests.facts.tokenizers.made import document, special
-from specserve.facts.tokenizers.files import Unreadable
-from specserve.facts.tokenizers.huggingface import added_texts, read
 
 words = st.text(alphabet="abĠ▁<>", min_size=1, max_size=3)
 
