@@ -209,11 +209,11 @@ def test_a_person_is_told_once_how_to_read_more(
     write: Write, monkeypatch: pytest.MonkeyPatch, form: str, hints: int
 ) -> None:
     file = str(write(WARNED + "server: {host: 0.0.0.0, port: 1}\n"))
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("NO_COLOR", "1")
     assert _run(["lint", file, "--format", form]) == 1
-    text = sys.stderr.getvalue()  # type: ignore[attr-defined]
-    assert text.count("\n\nhint: `specserve explain SD108` describes a rule\n") == hints
+    assert terminal.getvalue().count("\n\nhint: `specserve explain SD108` describes a rule\n") == hints
 
 
 def test_a_pipe_is_told_nothing_more(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
