@@ -152,17 +152,12 @@ def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
         value, length = arm.speculation.keys.get("max_model_len"), draft_length(ctx, arm)
         if not isinstance(value, int) or draft_facts(ctx, arm) is None:
             continue
-        if whole is not None and value > whole:
-            text, place = (
-                f"the server takes {whole} tokens; its draft is given {value}",
-                "target.max_model_len",
-            )
-        elif length is not None and value > length.most and not allows_long(ctx):
-            text, place = (
-                f"the draft has a context of {length.most} tokens; it is given {value}",
-                f"{arm.path}.model",
-            )
-        else:
+        text, place = "", f"{arm.path}.model"
+        if length is not None and value > length.most and not allows_long(ctx):
+            text = f"the draft has a context of {length.most} tokens; it is given {value}"
+        elif whole is not None and value > whole and asked(ctx) is None:  # where it is asked for: SD152
+            text, place = f"the target takes {whole} tokens; its draft is given {value}", "target.model"
+        if not text:
             continue
         yield Hit(f"{arm.path}.max_model_len", text, related=((place, "the limit"),), help="leave it out")
 

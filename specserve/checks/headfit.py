@@ -16,6 +16,7 @@ from specserve.checks.modelfields import (
     vocab_size,
     whole,
 )
+from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
 
@@ -154,30 +155,34 @@ def head_of_another_target(ctx: Context) -> Iterator[Hit]:
     family its drafts are rejected more often, sometimes always. Quantised builds of the same model count as it.
 
     ## Example
-        target: {model: ./llama, max_model_len: 2048}
+        target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
 
     ## Use instead
-        target: {model: ./Small-Llama-Instruct, max_model_len: 2048}
+        target: {model: ./llama-instruct, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
 
     ## Source
     vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
     """
-    target = ctx.target
-    for arm in ctx.arms:
+    known = _names(ctx)
+    for arm in ctx.arms if known else ():
         named = _verifier(arm)
-        if target is None or named is None or arm.draft is None:
-            continue
-        ours, theirs = _bare(str(target.model)), _bare(named)
-        known = {ours, _bare(str(target.config.get("_name_or_path") or ours))}
-        if theirs not in known:
+        if named is not None and _bare(named) not in known:
             yield Hit(
                 f"{arm.path}.model",
                 f"the head was trained for `{named}`",
                 related=(("target.model", "the target"),),
                 help="take the head of this target; where it is the same model, silence this finding",
             )
+
+
+def _names(ctx: Context) -> set[str]:
+    """What the target is called on the Hub; a directory's own name says nothing."""
+    own = ctx.target.config.get("_name_or_path") if ctx.target else None
+    return {
+        _bare(name) for name in (ctx.profile.target.model, own) if isinstance(name, str) and is_hub_id(name)
+    }
 
 
 def _verifier(arm: Arm) -> str | None:
@@ -190,8 +195,6 @@ def _verifier(arm: Arm) -> str | None:
 def _bare(model: str) -> str:
     """A model's name without organisation and build: `llama-3.1-8b-instruct`."""
     name = model.rstrip("/").rpartition("/")[2]
-    if name.count("--") and model.startswith("/"):
-        name = name.rpartition("--")[2]
     shorter = _BUILD.sub("", name)
     while shorter != name:
         name, shorter = shorter, _BUILD.sub("", shorter)

@@ -153,7 +153,9 @@ LLAMA: Config = {
 SMALL: Config = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "tie_word_embeddings": True,
 }  # fmt: skip
-QWEN2: Config = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
+QWEN2: Config = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 128}
+QWEN2_SMALL: Config = {**SMALL, "num_attention_heads": 1, "num_key_value_heads": 1}
+"""Qwen2 as vLLM builds it has heads of hidden_size / num_attention_heads."""
 QWEN3: Config = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
 MROPE = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
 
@@ -224,9 +226,11 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-draft-big": Recipe({**LLAMA, "num_hidden_layers": 6}, decoder),
     "llama-min-p": Recipe(LLAMA, decoder, generation={"temperature": 0.6, "min_p": 0.05}),
     "qwen": Recipe({**QWEN2, "vocab_size": 640}, decoder),
-    "qwen-draft": Recipe({**QWEN2, **SMALL, "vocab_size": 576}, decoder),
-    "qwen-odd": Recipe({**QWEN2, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder),
-    "qwen-odd-draft": Recipe({**QWEN2, **SMALL, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder),
+    "qwen-draft": Recipe({**QWEN2, **QWEN2_SMALL, "vocab_size": 576}, decoder),
+    "qwen-odd": Recipe(
+        {**QWEN2, "hidden_size": 224, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder
+    ),
+    "qwen-odd-draft": Recipe({**QWEN3, **SMALL, "num_attention_heads": 7, "num_key_value_heads": 1}, decoder),
     "qwen3": Recipe(QWEN3, decoder),
     "qwen3-draft": Recipe({**QWEN3, **SMALL}, decoder),
     "llama-eagle": Recipe(
@@ -252,7 +256,8 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-bnb": Recipe(
         {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, decoder
     ),
-    "Small-Llama-Instruct": Recipe(LLAMA, decoder),
+    "llama-base": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama"}, decoder),
+    "llama-instruct": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama-Instruct"}, decoder),
     "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),
     "llama-eagle3-unmapped": Recipe(EAGLE3, eagle3_head, tokens=False, without=("d2t", "t2d")),
     "qwen-eagle": Recipe({**QWEN2, "num_hidden_layers": 1, "vocab_size": 640}, eagle_head, tokens=False),
@@ -261,11 +266,11 @@ CATALOGUE: Mapping[str, Recipe] = {
     ),
     "mimo": Recipe(MIMO, mimo),
     "mimo-two": Recipe({**MIMO, "num_nextn_predict_layers": 2}, mimo),
-    "mimo-small": Recipe({**MIMO, **SMALL, "tie_word_embeddings": False}, mimo),
+    "mimo-small": Recipe({**MIMO, **QWEN2_SMALL, "tie_word_embeddings": False}, mimo),
     "mimo-stripped": Recipe(MIMO, mimo, without=("mtp_layers",)),
     "mimo-packed": Recipe({**MIMO, "quantization_config": PACKED}, mimo),
     "qwen-vl": Recipe(VISION, vision),
-    "qwen-vl-draft": Recipe({**QWEN2, **SMALL}, decoder),
-    "qwen-vl-tiny": Recipe({**VISION, "text_config": {**VISION["text_config"], **SMALL}}, vision),
+    "qwen-vl-draft": Recipe({**QWEN2, **QWEN2_SMALL}, decoder),
+    "qwen-vl-tiny": Recipe({**VISION, "text_config": {**VISION["text_config"], **QWEN2_SMALL}}, vision),
 }
 """By name. Those named qwen-vl and qwen-vl-tiny have no vision tower; mimo-packed is not packed."""
