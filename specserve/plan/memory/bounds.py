@@ -15,6 +15,8 @@ _ALL_SIZES = 51
 _LAYERS = 32
 _UNSURE = Interval(0.8, 1.25)
 """Mixtures of experts with quantised weights: their kernels' workspaces differ."""
+_COPIES = 1.5
+"""Of the logits that are verified at one time: in fp32, and in part once more for top-k and top-p."""
 _FRAGMENTATION = 0.3 * _GIB
 _FLASHINFER = 394 * 2**20
 """The attention backend of Blackwell. Source: vllm/envs.py, VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE."""
@@ -123,12 +125,16 @@ def outside(*, settings: Settings, regime: Regime, capability: tuple[int, int]) 
 
 
 def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting, profiled: float) -> float:
-    """What serving takes at its peak beyond what the profile run saw, in bytes: drafts being verified, fragments."""
-    rows = settings.max_num_seqs * drafting.decode_tokens if drafting.num_speculative_tokens else 0
-    logits = rows * shape.vocab
-    peak = logits * regime.verify_bytes
+    """What serving takes at its peak beyond what the profile run saw, in bytes: drafts being verified, fragments.
+
+    As many requests as the warm-up has: v1/worker/gpu/warmup.py 0.32, `_warmup_kernels`.
+    """
+    fitting = settings.max_num_batched_tokens // (drafting.decode_tokens + 1)
+    requests = min(settings.max_num_seqs, max(1, fitting))
+    logits = requests * drafting.decode_tokens * shape.vocab if drafting.num_speculative_tokens else 0
+    peak = float(logits * regime.verify_bytes)
     if regime.verify_chunk_bytes:
-        peak += 2 * min(regime.verify_chunk_bytes, 4 * logits)
+        peak += _COPIES * min(regime.verify_chunk_bytes, 4 * logits)
     if regime.runner == "v1" and drafting.is_probabilistic:
-        peak += settings.max_num_seqs * drafting.num_speculative_tokens * (drafting.draft or shape).vocab * 4
+        peak += requests * drafting.num_speculative_tokens * (drafting.draft or shape).vocab * 4
     return max(0.0, peak - profiled) + _FRAGMENTATION

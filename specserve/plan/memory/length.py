@@ -19,7 +19,7 @@ _UNKNOWN = 2048
 
 def longest(facts: ModelFacts) -> int:
     """The max_model_len that vLLM takes where it is not told, in tokens. Raises FactError for a wrong type."""
-    config = language_part(Fields(facts.model, facts.config))
+    config = language_part(facts)
     lengths = [length for key in _KEYS if (length := config.optional(key)) is not None]
     if not lengths:
         return _UNKNOWN

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from specserve.errors import FactError
+from specserve.facts.model import ModelFacts
 from specserve.plan.memory.bounds import (
     Drafting,
     activation,
@@ -94,7 +96,7 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         _left(budget, stage, peak, other, margin) if told is None else Interval(told, told)
         for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
     )
-    profiled = peaks[last].low
+    profiled = (peaks[last].low + peaks[last].high) / 2
     beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting, profiled=profiled)
     counted = (
         None
@@ -129,8 +131,17 @@ def without_speculation(s: Situation) -> Situation:
 
 
 def _drafting(s: Situation) -> Drafting:
-    draft: Shape | None = shape(s.draft, dtype=s.settings.dtype) if s.draft else None
+    draft = _draft_shape(s.draft, dtype=s.settings.dtype) if s.draft else None
     return Drafting(s.method, s.num_speculative_tokens, s.is_probabilistic, draft, s.tiers)
+
+
+def _draft_shape(facts: ModelFacts, *, dtype: str) -> Shape | None:
+    """The sizes of a draft; None where its config.json does not say them: the target's stand in."""
+    inner = facts.config.get("transformer_layer_config")  # heads of the speculators library
+    try:
+        return shape(replace(facts, config=inner) if isinstance(inner, dict) else facts, dtype=dtype)
+    except FactError:
+        return None
 
 
 def _sizes(s: Situation) -> int:
@@ -169,7 +180,11 @@ def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | 
     if s.runner == "cpu":
         free = (s.machine.free_bytes or (total,))[0]
         ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
-        return free - ranks * counted - _SERVER if counted is not None else total * (1 - s.gpu_memory_utilization)
+        return (
+            free - ranks * counted - _SERVER
+            if counted is not None
+            else total * (1 - s.gpu_memory_utilization)
+        )
     several = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
     context = _CONTEXT * (2 if several else 1)
     not_deducted = 0.0 if rules.graphs_deducted else (captured.low + captured.high) / 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specserve.facts.architecture.defaults import text_fields
 from specserve.facts.architecture.fields import Fields
 from specserve.facts.model import ModelFacts
 
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
-_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Shape:
 def shape(facts: ModelFacts, *, dtype: str = "auto") -> Shape:
     """The sizes of a model's language part. Raises FactError where config.json lacks one that must be there."""
     top = Fields(facts.model, facts.config)
-    config = language_part(top)
+    config = language_part(facts)
     experts = config.optional("num_experts_per_tok", "top_k_experts", "moe_topk", least=0) or 0
     expert = config.integer(
         "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", default=0, least=0
@@ -50,13 +50,12 @@ def shape(facts: ModelFacts, *, dtype: str = "auto") -> Shape:
     )
 
 
-def language_part(config: Fields) -> Fields:
-    """The part of a config.json that describes the language model."""
-    for name in _PARTS:
-        part = config.section(name)
-        if part is not None:
-            return language_part(part)
-    return config
+def language_part(facts: ModelFacts) -> Fields:
+    """The part of a config.json that describes the language model, with what its model type leaves out."""
+    if facts.config.get("model_type"):
+        return text_fields(facts.model, facts.config)[0]
+    config = Fields(facts.model, facts.config)
+    return config.section("text_config") or config
 
 
 def _dense(config: Fields, *, hidden: int, experts: int, expert: int) -> int:

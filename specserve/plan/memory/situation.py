@@ -106,7 +106,9 @@ def situation(
         capture_sizes=_capture_sizes(engine),
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit,
-        promises=tuple(filter(None, (_promise(item) for item in profile.expect))),
+        promises=tuple(
+            filter(None, (_promise(item, engines=settings.data_parallel_size) for item in profile.expect))
+        ),
         not_modelled=tuple(name for name in NOT_MODELLED if engine.get(name) not in (None, False, 0, 1)),
     )
 
@@ -201,11 +203,12 @@ def _capture_sizes(engine: Mapping[str, Any]) -> int | None:
     return len(sizes) if isinstance(sizes, (list, tuple)) else None
 
 
-def _promise(item: Expectation) -> Promise | None:
+def _promise(item: Expectation, *, engines: int) -> Promise | None:
+    """What one promise asks of each data-parallel engine; None where it does not say how long its requests are."""
     if item.concurrency is None:
         return None
     lengths = [_longest_share(part) for part in (item.prompt_tokens, item.output_tokens)]
-    return Promise(item.concurrency, sum(filter(None, lengths))) if all(lengths) else None
+    return Promise(-(-item.concurrency // engines), sum(filter(None, lengths))) if all(lengths) else None
 
 
 def _longest_share(part: Mapping[str, float] | None) -> int | None:
