@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -70,19 +71,22 @@ def _found(low: int | None, high: int | None) -> tuple[bool, bool]:
     return bool([*surprising_ngram_window.check(context)]), bool([*empty_ngram_window.check(context)])
 
 
-def _vllm(low: int | None, high: int | None) -> tuple[int, int]:
-    """The window that vLLM makes of it, by its own lines. Raises ValueError where it refuses."""
+@cache
+def _branch() -> str:
     vllm = installed()
     assert vllm is not None
     tree = ast.parse((vllm.package / "config" / "speculative.py").read_text(encoding="utf-8"))
-    branch = next(
-        node for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "if self.method in ('ngram', 'ngram_gpu'):" in ast.unparse(node)[:60]
-    )  # fmt: skip
+    branches = (node for node in ast.walk(tree) if isinstance(node, ast.If))
+    test = "self.method in ('ngram', 'ngram_gpu')"
+    return ast.unparse(ast.Module(next(node for node in branches if ast.unparse(node.test) == test).body, []))
+
+
+def _vllm(low: int | None, high: int | None) -> tuple[int, int]:
+    """The window that vLLM makes of it, by its own lines. Raises ValueError where it refuses."""
     config = SimpleNamespace(
         prompt_lookup_min=low, prompt_lookup_max=high, target_model_config=None, target_parallel_config=None
     )
-    exec(ast.unparse(ast.Module(branch.body, [])), {"self": config})  # vLLM's own lines
+    exec(_branch(), {"self": config})  # vLLM's own lines
     return config.prompt_lookup_min, config.prompt_lookup_max
 
 

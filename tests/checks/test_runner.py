@@ -111,7 +111,7 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
     method: str, parallel: bool, other: bool, dbo: bool, stages: int, launcher: str | None
 ) -> None:
     keys = {"parallel_drafting": parallel, "use_heterogeneous_vocab": other}
-    engine = {"enable_dbo": dbo, "distributed_executor_backend": launcher}
+    engine: dict[str, Any] = {"enable_dbo": dbo, "distributed_executor_backend": launcher}
     profile, block = made(method, env="1", stages=stages, keys=keys, **engine)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, **keys),
@@ -136,7 +136,7 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
 def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
     method: str, adaptive: bool, pcp: int, sharded: bool
 ) -> None:
-    engine = {"prefill_context_parallel_size": pcp, "enable_batch_sharded_sampling": sharded}
+    engine: dict[str, Any] = {"prefill_context_parallel_size": pcp, "enable_batch_sharded_sampling": sharded}
     profile, block = made(method, env="0", keys={"enable_adaptive_verification": adaptive}, **engine)
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=adaptive),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,7 @@ Load = Callable[[str], Profile]
 METHODS = ("draft_model", "ngram", "suffix", "eagle3", "mtp", "dflash", "dspark")
 
 
-def context(block: Speculation, *, version: str = "0.33", **engine: object) -> Context:
+def context(block: Speculation, *, version: str = "0.33", **engine: Any) -> Context:
     return Context(Profile("p.yaml", "p", Target("org/t"), speculation=block, engine=engine), (version,))
 
 
@@ -35,7 +36,7 @@ def drafting(method: str, k: int, *, parallel: bool = False) -> Speculation:
 
 @given(k=st.integers(1, 64), requests=st.integers(1, 2048), tokens=st.integers(1, 65536))
 def test_lora_needs_every_token_of_every_request(k: int, requests: int, tokens: int) -> None:
-    engine = {"enable_lora": True, "max_num_seqs": requests, "max_num_batched_tokens": tokens}
+    engine: dict[str, Any] = {"enable_lora": True, "max_num_seqs": requests, "max_num_batched_tokens": tokens}
     hits = [*too_few_lora_slots.check(context(drafting("ngram", k), **engine))]
     assert bool(hits) == (tokens < requests * (k + 1))
     if hits:
@@ -91,7 +92,7 @@ def test_one_token_more_than_drafting_takes_is_enough(
     version: str, method: str, k: int, requests: int, tokens: int
 ) -> None:
     block = drafting(method, k)
-    engine = {"max_num_seqs": requests, "max_num_batched_tokens": tokens}
+    engine: dict[str, Any] = {"max_num_seqs": requests, "max_num_batched_tokens": tokens}
     needed = needed_slots(block, version=version, sequences=requests)
     hits = [*too_few_slots.check(context(block, version=version, **engine))]
     assert bool(hits) == (tokens < requests or (needed > 0 and tokens <= needed))

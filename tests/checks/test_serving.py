@@ -1,0 +1,102 @@
+"""The server around the engine: requests it would refuse, figures it hides, doors it leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.checks.run import judge
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Profile
+from tests.checks.judging import of, places
+
+Load = Callable[[str], Profile]
+EAGLE3 = "speculation: {method: eagle3, model: ./h, num_speculative_tokens: 2}\n"
+
+
+@pytest.mark.parametrize(
+    "speculation", [EAGLE3, EAGLE3.replace("speculation:", "alternatives: {a:").strip() + "}\n"]
+)
+def test_hidden_counters_matter_only_where_something_speculates(profile: Load, speculation: str) -> None:
+    assert len(of("SD146", profile(speculation + "engine: {disable_log_stats: true}"))) == 1
+    assert of("SD146", profile("engine: {disable_log_stats: true}")) == []
+    assert of("SD146", profile(speculation + "engine: {disable_log_stats: false}")) == []
+
+
+@pytest.mark.parametrize(("level", "hits"), [("summary", 1), ("detailed", 1), ("none", 0)])
+def test_metrics_of_speculation_without_any_are_worth_knowing(profile: Load, level: str, hits: int) -> None:
+    text = f'vllm: ">=0.32"\nengine: {{per_request_spec_decode_metrics: {level}}}\n'
+    assert [item.severity for item in of("SD147", profile(text))] == [Severity.INFO] * hits
+    assert of("SD147", profile(text + EAGLE3)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "hits"), [("0.05", 1), ("1", 1), ("0", 0), ("0.0", 0), ("null", 0), ("0.00001", 0)]
+)
+def test_a_min_p_for_everybody_cripples_a_server_that_speculates(
+    profile: Load, value: str, hits: int
+) -> None:
+    text = f"engine: {{override_generation_config: {{min_p: {value}}}}}\n"
+    assert places("SD148", profile(EAGLE3 + text)) == ["engine.override_generation_config.min_p"] * hits
+    assert of("SD148", profile(text)) == []
+
+
+@pytest.mark.parametrize(("backend", "hits"), [("lm-format-enforcer", 1), ("xgrammar", 0), ("auto", 0)])
+def test_a_grammar_backend_must_be_able_to_take_tokens_back(profile: Load, backend: str, hits: int) -> None:
+    text = f"engine: {{structured_outputs_config: {{backend: {backend}}}}}"
+    assert len(of("SD149", profile(EAGLE3 + text))) == hits
+    assert of("SD149", profile(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("server", "env", "hits"),
+    [
+        ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_SERVER_DEV_MODE: 1}", 1),
+        ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_ALLOW_RUNTIME_LORA_UPDATING: true}", 1),
+        ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_SERVER_DEV_MODE: 0}", 0),
+        ("{host: 127.0.0.1}", "{VLLM_SERVER_DEV_MODE: 1}", 0),
+    ],
+)
+def test_developers_endpoints_belong_on_loopback(profile: Load, server: str, env: str, hits: int) -> None:
+    assert len(of("SD150", profile(f"server: {server}\nenv: {env}"))) == hits
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("frontend: {enable_auto_tool_choice: true}", ["frontend.enable_auto_tool_choice"]),
+        ("frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}", []),
+        ("frontend: {enable_auto_tool_choice: false}", []),
+        ("frontend: {enable_log_outputs: true}", ["frontend.enable_log_outputs"]),
+        ("frontend: {enable_log_outputs: true}\nengine: {enable_log_requests: true}", []),
+        (
+            "frontend: {enable_per_request_metrics: true}\nengine: {disable_log_stats: true}",
+            ["frontend.enable_per_request_metrics"],
+        ),
+        ("frontend: {enable_per_request_metrics: true}", []),
+    ],
+)
+def test_an_argument_comes_with_the_one_it_needs(profile: Load, text: str, found: list[str]) -> None:
+    assert places("SD151", profile(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("server", "codes"),
+    [
+        ("{host: 0.0.0.0}", ["SD108"]),
+        ("{host: 0.0.0.0, api_key_env: K}", ["SD159"]),
+        ("{host: 127.0.0.1, api_key_env: K}", []),
+    ],
+)
+def test_a_key_closes_the_api_and_leaves_a_door_that_is_told(
+    profile: Load, server: str, codes: list[str]
+) -> None:
+    assert [item.code for item in judge(profile(f"server: {server}"))] == codes
+    assert judge(profile(f"server: {server}\nfrontend: {{uds: /run/s.sock}}")) == []
+
+
+def test_an_unknown_variable_ends_the_start_where_the_profile_says_so(profile: Load) -> None:
+    text = "env: {VLLM_LOGING_LEVEL: DEBUG}\nengine: {fail_on_environ_validation: %s}"
+    assert [item.severity for item in of("SD106", profile(text % "true"))] == [Severity.ERROR]
+    assert [item.severity for item in of("SD106", profile(text % "false"))] == [Severity.WARNING]
