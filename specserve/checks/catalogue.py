@@ -28,8 +28,10 @@ from specserve.checks import (
     site,
     slots,
     speculation,
+    tokenizers,
     twice,
     verification,
+    vocabularymap,
 )
 from specserve.checks.rule import Rule
 
@@ -92,6 +94,15 @@ RULES: tuple[Rule, ...] = (
     pairing.ignored_draft_parallelism,
     pairing.inherited_cache_type,
     serving.unguarded_invocations,
+    tokenizers.unequal_vocabularies,
+    tokenizers.foreign_token_ids,
+    tokenizers.foreign_special_tokens,
+    tokenizers.other_segmentation,
+    vocabularymap.small_shared_vocabulary,
+    vocabularymap.needless_vocabulary_map,
+    vocabularymap.missing_draft_tokenizer,
+    tokenizers.foreign_tokenizer,
+    tokenizers.unchecked_tokenizers,
     models.unknown_architecture,
     models.served_head,
     models.indivisible_heads,

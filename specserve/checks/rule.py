@@ -48,6 +48,8 @@ class Context:
     versions: tuple[str, ...]
     target: ModelFacts | None = None
     arms: tuple[Arm, ...] = ()
+    tokenizer: TokenizerComparison | None = None
+    """The tokenizer of another repository that the profile names, against the target's own."""
     machine: Machine | None = None
     memory: MemoryEstimate | None = None
     """Of the profile without speculation, where it has none."""

@@ -53,7 +53,7 @@ def checkpoint(
     _json(made / "generation_config.json", {"eos_token_id": 0, **recipe.generation, **(generation or {})})
     write_safetensors(made / "model.safetensors", shapes, config=config)
     if recipe.tokens:
-        write_tokenizer(made, letters=letters)
+        write_tokenizer(made, **{"letters": letters, **recipe.tokenizer})
     return made
 
 
@@ -93,25 +93,38 @@ def _values(name: str, count: int, config: Config) -> tuple[str, bytes]:
     return "BF16", bytes(data)
 
 
-def write_tokenizer(folder: Path, *, letters: str = LETTERS) -> None:
-    """tokenizer.json and tokenizer_config.json: 512 tokens, special ones first, then bytes, then pairs of letters."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def write_tokenizer(
+    folder: Path,
+    *,
+    letters: str = LETTERS,
+    special: tuple[str, ...] = SPECIAL,
+    words: tuple[str, ...] = (),
+    normalized: bool = False,
+) -> None:
+    """tokenizer.json and tokenizer_config.json: 512 tokens, special ones first, then bytes, then pairs of letters.
 
-    pairs = [(first, second) for first in letters for second in letters][: 512 - 256 - len(SPECIAL)]
-    words = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs)]
+    `words` take the place of bytes and pairs; `normalized`: text is brought to NFC first.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    pairs = [(first, second) for first in letters for second in letters][: 512 - 256 - len(special)]
+    pairs = [] if words else pairs
+    words = (*special, *(words or (*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, pairs))))
     made = Tokenizer(
         models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=pairs, fuse_unk=False)
     )
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIAL])
+    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in special])
+    if normalized:
+        made.normalizer = normalizers.NFC()
     made.save(str(folder / "tokenizer.json"))
     _json(
         folder / "tokenizer_config.json",
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": SPECIAL[0],
-            "pad_token": SPECIAL[0],
+            "eos_token": special[0],
+            "pad_token": special[0],
             "chat_template": CHAT,
         },
     )

@@ -21,6 +21,8 @@ class Recipe:
     """Whether it has a tokenizer of its own; most heads have none."""
     without: tuple[str, ...] = ()
     """Tensors whose names hold one of these texts are left out."""
+    tokenizer: Config = field(default_factory=dict)
+    """How its tokenizer differs from the others': arguments of `write_tokenizer`."""
 
 
 def layer(prefix: str, config: Config, *, inputs: int | None = None) -> Shapes:
@@ -224,6 +226,13 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
     "llama-draft-short": Recipe({**LLAMA, **SMALL, "max_position_embeddings": 512}, decoder),
     "llama-draft-big": Recipe({**LLAMA, "num_hidden_layers": 6}, decoder),
+    "llama-draft-foreign": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"letters": "wfmculdrhsnioate"}),
+    "llama-draft-other-chat": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"special": ("</s>", "<user>")}),
+    "llama-draft-other-cuts": Recipe({**LLAMA, **SMALL}, decoder, tokenizer={"normalized": True}),
+    "llama-draft-distant": Recipe(
+        {**LLAMA, **SMALL}, decoder, tokenizer={"words": tuple(f"word{index}" for index in range(510))}
+    ),
+    "llama-draft-bare": Recipe({**LLAMA, **SMALL}, decoder, tokens=False),
     "llama-min-p": Recipe(LLAMA, decoder, generation={"temperature": 0.6, "min_p": 0.05}),
     "qwen": Recipe({**QWEN2, "vocab_size": 640}, decoder),
     "qwen-draft": Recipe({**QWEN2, **QWEN2_SMALL, "vocab_size": 576}, decoder),

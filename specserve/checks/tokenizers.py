@@ -1,0 +1,285 @@
+"""SD201 to SD204, SD208, SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.diagnostics import Severity
+from specserve.facts.comparison import Difference, TokenizerComparison
+from specserve.facts.tokenizers.grade import shown
+
+RARE, OFTEN = 0.001, 0.02
+"""Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
+KEY = "use_heterogeneous_vocab"
+
+
+def pairs(ctx: Context, *, mapped: bool) -> Iterator[tuple[Arm, TokenizerComparison]]:
+    """The draft models that were compared; `mapped`: those with `use_heterogeneous_vocab`, else the others."""
+    for arm in ctx.arms:
+        if arm.speculation.method == "draft_model" and arm.tokenizer and is_mapped(arm) is mapped:
+            yield arm, arm.tokenizer
+
+
+def is_mapped(arm: Arm) -> bool:
+    return arm.speculation.keys.get(KEY) is True
+
+
+def _same_size(found: TokenizerComparison) -> bool:
+    return None in (found.target_vocab_size, found.draft_vocab_size) or (
+        found.target_vocab_size == found.draft_vocab_size
+    )
+
+
+def _by_share(share: float | None) -> Severity:
+    """How bad it is when this share of the text means something else."""
+    if share is None or RARE <= share < OFTEN:
+        return Severity.WARNING
+    return Severity.INFO if share < RARE else Severity.ERROR
+
+
+def _overridden(ctx: Context) -> bool:
+    """Whether the profile itself changes the sizes that config.json states."""
+    overrides = ctx.profile.engine.get("hf_overrides")
+    return overrides is not None and "vocab_size" in str(overrides)
+
+
+@rule("SD201", "unequal-vocabularies", Severity.ERROR, needs="models")
+def unequal_vocabularies(ctx: Context) -> Iterator[Hit]:
+    """The vocabulary of a draft model has another size than the target's.
+
+    ## Why is this bad?
+    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens
+    are the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
+
+    ## Example
+        target: {model: ./qwen}
+        speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
+    """
+    for arm, found in pairs(ctx, mapped=False):
+        if _same_size(found) or _overridden(ctx):
+            continue
+        target, draft = found.target_vocab_size, found.draft_vocab_size
+        yield Hit(
+            f"{arm.path}.model",
+            "draft and target have vocabularies of different sizes",
+            label=f"{draft:,} entries",
+            related=(("target.model", f"{target:,} entries"),),
+            notes=(
+                "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
+                f"Target model vocab_size={target}. Draft model vocab_size={draft}.",
+                *found.reasons,
+            ),
+            help=_way_out(found),
+        )
+
+
+def _way_out(found: TokenizerComparison) -> str:
+    """What to do about sizes that differ, by what the tokens are."""
+    size = f"{found.target_vocab_size:,}"
+    if found.verdict == "padding_only":
+        return f"take a draft of the same family with {size} entries, or `{KEY}: true` with greedy drafts"
+    if found.verdict in ("overlap", "special_tokens_differ"):
+        kept = f"{found.kept_by_occurrence or 0:.0%} of a sample text"
+        return (
+            f"take a draft with the target's tokenizer; `{KEY}: true` would reach {kept}, drafting greedily"
+        )
+    return f"take a draft with the target's tokenizer and {size} entries, or a method without one, such as `ngram`"
+
+
+@rule("SD202", "foreign-token-ids", Severity.ERROR, needs="models")
+def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
+    """The target's token ids mean other tokens to the draft.
+
+    ## Why is this bad?
+    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with
+    another tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each
+    token costs more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a
+    sample text on this is an error, below 0.1 % an info.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    vllm/config/speculative.py, `else self.target_model_config.tokenizer`
+    """
+    for arm, found in pairs(ctx, mapped=False):
+        unlike = found.verdict in ("overlap", "incompatible")
+        if not _same_size(found) or not (unlike or found.mismatch_by_occurrence):
+            continue
+        share = found.mismatch_by_occurrence
+        often = "" if share is None else f": {_percent(share)} of a sample text"
+        yield Hit(
+            f"{arm.path}.model",
+            f"{_ids(found.differing_ids)} the draft{often}",
+            label=_here(found.first_difference),
+            related=_there(found.first_difference),
+            notes=(*_template(found.template_ids), *found.reasons[2:]),
+            help="take a draft that was trained with the target's tokenizer",
+            severity=_by_share(share),
+        )
+
+
+@rule("SD203", "foreign-special-tokens", Severity.WARNING, needs="models")
+def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
+    """Special tokens of the target mean something else to the draft.
+
+    ## Why is this bad?
+    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on,
+    and proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not
+    use them, this is an info.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft-other-chat, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    specserve, tokenizer.json and the chat template of both models
+    """
+    for arm, found in pairs(ctx, mapped=False):
+        unused = not found.template_ids and found.mismatch_by_occurrence
+        if not _same_size(found) or found.verdict != "special_tokens_differ" or unused:
+            continue
+        first = found.template_ids[0] if found.template_ids else found.first_difference
+        used = "" if found.template_ids else ", though the chat template uses none of them"
+        yield Hit(
+            f"{arm.path}.model",
+            f"special tokens of the target mean something else to the draft{used}",
+            label=_here(first),
+            related=_there(first),
+            notes=_template(found.template_ids),
+            help="take a draft of the target's family and kind (base, chat, reasoning), or measure: `specserve bench`",
+            severity=Severity.WARNING if found.template_ids else Severity.INFO,
+        )
+
+
+def _template(differences: Iterable[Difference]) -> tuple[str, ...]:
+    pairs = [f"{item.id} {shown(item.target)} ({shown(item.draft)})" for item in differences]
+    more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
+    return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
+
+
+@rule("SD204", "other-segmentation", Severity.INFO, needs="models")
+def other_segmentation(ctx: Context) -> Iterator[Hit]:
+    """Draft and target have the same tokens, and cut text or write chats in different ways.
+
+    ## Why is this bad?
+    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the
+    draft was trained on text that was cut or framed in another way, so its acceptance may be lower.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    specserve, tokenizer.json and the chat template of both models
+    """
+    for arm, found in pairs(ctx, mapped=False):
+        if found.verdict == "identical" and found.reasons:
+            yield Hit(
+                f"{arm.path}.model",
+                found.reasons[0],
+                related=(("target.model", "its tokenizer and chat template serve both"),),
+                notes=found.reasons[1:],
+            )
+
+
+@rule("SD208", "foreign-tokenizer", Severity.ERROR, needs="models")
+def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
+    """`target.tokenizer` names a tokenizer whose ids mean other tokens to the target.
+
+    ## Why is this bad?
+    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with
+    other words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
+
+    ## Example
+        target: {model: ./llama, tokenizer: ./llama-draft-foreign}
+
+    ## Use instead
+        target: {model: ./llama, tokenizer: ./llama-draft}
+
+    ## Source
+    vllm/config/model.py, `self.tokenizer = self.model`
+    """
+    found = ctx.tokenizer
+    if found is None or found.verdict in ("identical", "padding_only", "not_checked", "not_applicable"):
+        return
+    share = found.mismatch_by_occurrence
+    yield Hit(
+        "target.tokenizer",
+        f"{_ids(found.differing_ids)} the target than in this tokenizer: {_percent(share or 0)} of a sample text",
+        label=_there(found.first_difference)[0][1],
+        related=(("target.model", _here(found.first_difference)),),
+        help="leave it out: the target ships a tokenizer",
+        severity=_by_share(share),
+    )
+
+
+@rule("SD209", "unchecked-tokenizers", Severity.INFO, needs="models")
+def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
+    """The tokenizers of draft and target could not be compared.
+
+    ## Why is this bad?
+    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft
+    understands the target's token ids.
+
+    ## Example
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
+
+    ## Use instead
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+
+    ## Source
+    vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
+    """
+    for arm, found in pairs(ctx, mapped=False):
+        if found.verdict == "not_checked":
+            yield Hit(
+                f"{arm.path}.model",
+                "the tokenizers of draft and target could not be compared",
+                related=(("target.model", "its token ids go to the draft"),),
+                notes=found.reasons,
+                help="`specserve verify` and the acceptance that `specserve watch` shows tell whether the pair agrees",
+            )
+
+
+def _here(first: Difference | None) -> str:
+    return f"id {first.id} is {shown(first.draft)}" if first else ""
+
+
+def _there(first: Difference | None) -> tuple[tuple[str, str], ...]:
+    return (
+        (("target.model", f"id {first.id} is {shown(first.target)}"),) if first else (("target.model", ""),)
+    )
+
+
+def _ids(count: int | None) -> str:
+    if count is None:
+        return "ids mean other tokens to"
+    return "one id means another token to" if count == 1 else f"{count:,} ids mean other tokens to"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}" if share >= RARE or not share else "under 0.1%"
