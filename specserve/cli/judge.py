@@ -92,7 +92,8 @@ def show(report: Report, *, format: Format) -> None:
         case Format.TEXT:
             from specserve.report.text import render
 
-            _out(render(report.findings, stream=sys.stdout) if report.findings else "")
+            # an empty line stands between the findings and their sum
+            _out(f"{render(report.findings, stream=sys.stdout)}\n" if report.findings else "")
     tell(report, explain=format in (Format.TEXT, Format.CONCISE))
 
 

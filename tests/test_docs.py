@@ -1,0 +1,85 @@
+"""The documents keep what they promise: snippets parse, commands and options exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve.cli.commands import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+CI = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
+
+
+def commands() -> Iterator[tuple[str, frozenset[str]]]:
+    """Every `specserve COMMAND --option …` of docs/ci.md."""
+    lines = [
+        line for text in re.findall(r"^```\w+\n(.*?)^```", CI, flags=re.M | re.S) for line in text.split("\n")
+    ]
+    for line in lines:
+        match = re.search(r"(?:^|[-$:] |run: )specserve (\w+)(.*)", line)
+        if match:
+            yield match[1], frozenset(re.findall(r"--[a-z-]+", match[2]))
+
+
+@lru_cache
+def help_of(command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "specserve", command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_every_snippet_for_ci_is_a_yaml_mapping_of_its_kind() -> None:
+    found = [yaml.safe_load(text) for text in blocks(CI, "yaml")]
+    assert len(found) == 4
+    annotations, scanning, gitlab, hook = found
+    for workflow in (annotations, scanning):
+        assert {"name", "permissions", "jobs"} <= set(workflow)
+        for step in workflow["jobs"]["lint"]["steps"]:
+            assert ("uses" in step) != ("run" in step)
+    assert scanning["permissions"]["security-events"] == "write"
+    assert gitlab["profiles"]["script"][-1] == "specserve lint configs/"
+    assert hook["repos"][0]["hooks"] == [{"id": "specserve-lint"}]
+
+
+def test_the_hook_that_the_snippet_names_is_the_one_that_is_shipped() -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
+    assert hook["id"] == "specserve-lint"
+    command, *options = hook["entry"].removeprefix("specserve ").split()
+    assert command == "lint" and all(option in help_of("lint") for option in options)
+    assert re.search(hook["files"], "configs/a.yaml") and re.search(hook["files"], "x/deploy/y/a.yaml")
+    assert not re.search(hook["files"], "src/a.yaml")
+
+
+@pytest.mark.parametrize(("command", "options"), sorted(set(commands()), key=str))
+def test_every_command_of_the_ci_document_exists_with_its_options(
+    command: str, options: frozenset[str]
+) -> None:
+    assert command in COMMANDS
+    assert {option for option in options if option not in help_of(command)} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)}
+    files = {link for link in links if link and not link.startswith(("http:", "https:"))}
+    assert {link for link in files if not (document.parent / link).exists()} == set()
