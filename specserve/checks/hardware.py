@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.figures import gib, machine_words
-from specserve.checks.memory import estimates, lacks_free_memory
+from specserve.checks.memory import estimates, lacking_free_bytes, ranks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
@@ -19,13 +19,6 @@ _LEAST_CAPABILITY = {
     "moe_wna16": 70, "bitsandbytes": 70,
 }  # fmt: skip
 """The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
-
-
-def _ranks(ctx: Context) -> int:
-    """GPUs of one launch, over all nodes."""
-    target = ctx.profile.target
-    data = ctx.profile.engine.get("data_parallel_size")
-    return target.tensor_parallel_size * target.pipeline_parallel_size * (data if type(data) is int else 1)
 
 
 @rule("SD306", "too-few-accelerators", Severity.ERROR, needs="hardware")
@@ -49,14 +42,14 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     machine = ctx.machine
     assert machine is not None
     there = machine.count * machine.nodes
-    if machine.is_cpu or _ranks(ctx) <= there:
+    if machine.is_cpu or ranks(ctx) <= there:
         return
     path = "target.tensor_parallel_size"
     if ctx.profile.target.tensor_parallel_size <= there:
         path = "target.pipeline_parallel_size" if ctx.profile.target.pipeline_parallel_size > 1 else path
     yield Hit(
         path,
-        f"the launch takes {_ranks(ctx)} accelerators, and there {'is' if there == 1 else 'are'} {there}",
+        f"the launch takes {ranks(ctx)} accelerators, and there {'is' if there == 1 else 'are'} {there}",
         label=f"{machine_words(machine)}",
         related=(("hardware.count", "counted here"),) if machine.basis == "profile" else (),
         help="split it over fewer, or use a machine with more",
@@ -113,9 +106,9 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
     machine = ctx.machine
     assert machine is not None
     there = machine.count * machine.nodes
-    if machine.basis == "profile" and not machine.is_cpu and there > _ranks(ctx):
+    if machine.basis == "profile" and not machine.is_cpu and there > ranks(ctx):
         yield Hit(
-            "hardware.count", f"the launch takes {_ranks(ctx)} of {there} accelerators; the others stay idle",
+            "hardware.count", f"the launch takes {ranks(ctx)} of {there} accelerators; the others stay idle",
         )  # fmt: skip
 
 
@@ -161,7 +154,7 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
             f"the profile is for {named.name} ({gib(named.total_bytes)}); here is {machine_words(machine)} "
             f"({gib(machine.accelerator.total_bytes)})",
         )
-    elif machine.count < min(wanted.count, _ranks(ctx)):
+    elif machine.count < min(wanted.count, ranks(ctx)):
         yield Hit(
             "hardware.count", f"the profile is for {wanted.count} x {named.name}; here are {machine.count}"
         )
@@ -265,8 +258,8 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
     machine = ctx.machine
     assert machine is not None
     for _, memory in estimates(ctx):
-        if lacks_free_memory(machine, memory) and machine.free_bytes:
-            free, total = min(machine.free_bytes), memory.per_gpu_bytes.total
+        free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
+        if free is not None:
             share = int(100 * (free - 2**29) / total) / 100
             yield Hit(
                 "engine.gpu_memory_utilization",

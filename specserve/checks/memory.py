@@ -10,7 +10,6 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
     from specserve.plan.memory.estimate import MemoryEstimate
 
 _COSTLY = 0.25
@@ -28,12 +27,20 @@ def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
             yield f"{arm.path}.model" if arm.speculation.model else arm.path, arm.memory
 
 
-def lacks_free_memory(machine: Machine, memory: MemoryEstimate) -> bool:
-    """Whether a GPU that was found has less free than vLLM asks for: told by a rule of its own."""
-    if machine.basis != "found" or machine.free_bytes is None:
-        return False
-    told = memory.per_gpu_bytes.budget == memory.per_gpu_bytes.total
-    return not told and min(machine.free_bytes) < memory.per_gpu_bytes.budget
+def ranks(ctx: Context) -> int:
+    """Accelerators that one launch takes, over all nodes."""
+    target = ctx.profile.target
+    data = ctx.profile.engine.get("data_parallel_size")
+    return target.tensor_parallel_size * target.pipeline_parallel_size * (data if type(data) is int else 1)
+
+
+def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
+    """What is free of an accelerator that was found, where vLLM asks for more: told by a rule of its own."""
+    machine, parts = ctx.machine, memory.per_gpu_bytes
+    if machine is None or machine.basis != "found" or parts.budget == parts.total:
+        return None
+    free = machine.least_free_bytes(ranks=ranks(ctx))
+    return free if free is not None and free < parts.budget else None
 
 
 @rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")
@@ -108,7 +115,7 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "tight" and not lacks_free_memory(ctx.machine, memory):
+        if memory.verdict == "tight" and lacking_free_bytes(ctx, memory) is None:
             yield Hit(
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",

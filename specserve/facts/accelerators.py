@@ -50,6 +50,10 @@ class Machine:
         """Whether the engine is to run in the machine's own memory."""
         return self.accelerator.name == CPU
 
+    def least_free_bytes(self, *, ranks: int) -> int | None:
+        """What is free on the fullest of the accelerators that so many ranks take: the first ones, as CUDA does."""
+        return min(self.free_bytes[:ranks]) if self.free_bytes else None
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:

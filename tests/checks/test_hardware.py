@@ -151,9 +151,15 @@ def test_memory_that_others_hold_is_told_with_who_holds_it(
     there = Machine(
         kind, 2, basis="found", free_bytes=(int(78 * GIB), int(free_gib * GIB)), holders=(holder,)
     )
-    findings = [item for item in found(target(f"\n{lines}"), there) if item.code == "SD312"]
+    loaded = target(f"tensor_parallel_size: 2\n{lines}")
+    findings = [item for item in found(loaded, there) if item.code == "SD312"]
     assert [item.message for item in findings] == ([words] if words else [])
     assert all(item.notes == (holder,) and "0.87" in (item.help or "") for item in findings)
+
+
+def test_a_gpu_that_the_launch_does_not_take_may_be_full(target: Load) -> None:
+    there = Machine(accelerator("H100-80GB"), 2, basis="found", free_bytes=(78 * GIB, GIB))
+    assert found(target(""), there) == []
 
 
 def test_a_machine_that_was_not_found_says_nothing_of_free_memory(target: Load) -> None:

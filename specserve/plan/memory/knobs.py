@@ -113,7 +113,7 @@ def _share(s: Situation) -> Iterator[_Turn]:
     if s.kv_cache_memory_bytes is not None:
         return
     total = s.machine.accelerator.total_bytes
-    free = min(s.machine.free_bytes) if s.machine.free_bytes else total
+    free = total if s.least_free_bytes is None else s.least_free_bytes
     most = int(min(0.97, (free - 0.5 * _GIB) / total) * 100) / 100
     for value in (0.94, 0.95, 0.96, 0.97):
         if s.gpu_memory_utilization < value <= most:

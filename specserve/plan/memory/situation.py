@@ -61,6 +61,13 @@ class Situation:
     promises: tuple[Promise, ...] = ()
     not_modelled: tuple[str, ...] = ()
 
+    @property
+    def least_free_bytes(self) -> int | None:
+        """What is free on the fullest accelerator that the launch takes; None where none was looked at."""
+        parts = self.settings
+        ranks = parts.tensor_parallel_size * parts.pipeline_parallel_size * parts.data_parallel_size
+        return self.machine.least_free_bytes(ranks=ranks)
+
 
 def situation(
     profile: Profile,

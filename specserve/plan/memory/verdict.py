@@ -38,7 +38,9 @@ def reason(s: Situation, r: Reckoning) -> str:
         what = "drafts being verified" if s.num_speculative_tokens else "fragmentation"
         return f"{spare:.1f} GiB are left unclaimed, and {what} may take {r.excess / _GIB:.1f} GiB"
     if not _is_free(s, r):
-        return f"{min(s.machine.free_bytes or (0,)) / _GIB:.1f} GiB are free, and vLLM takes {r.budget / _GIB:.1f} GiB"
+        return (
+            f"{(s.least_free_bytes or 0) / _GIB:.1f} GiB are free, and vLLM takes {r.budget / _GIB:.1f} GiB"
+        )
     return ""
 
 
@@ -78,7 +80,7 @@ def _overfull(s: Situation, r: Reckoning) -> bool:
 
 def _is_free(s: Situation, r: Reckoning) -> bool:
     """Whether every GPU that was found has the share free that vLLM asks for."""
-    free = s.machine.free_bytes
+    free = s.least_free_bytes
     if free is None or s.kv_cache_memory_bytes is not None:
         return True
-    return min(free) >= r.budget + (0 if s.runner == "cpu" else _FREE_MARGIN)
+    return free >= r.budget + (0 if s.runner == "cpu" else _FREE_MARGIN)
