@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.catalogue import RULES
 from specserve.checks.rule import Context, Hit, Rule
+from specserve.checks.static import STATIC
 from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
 from specserve.plan.support import in_range
@@ -17,8 +17,6 @@ from specserve.profile.schema import Profile
 if TYPE_CHECKING:
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
-
-STATIC = tuple(rule for rule in RULES if rule.needs == "nothing")
 
 
 def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
@@ -63,8 +61,9 @@ def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[
     profile = context.profile
     parents = {span.file for span in profile.spans.values()} - {profile.file}
     found = [*problems, *judged(context)]
-    not_run = {rule.code for rule in RULES} - {rule.code for rule in rules_for(context)}
-    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=not_run)
+    kept, hidden = suppressed(
+        found, file=profile.file, parents=sorted(parents), not_run=_not_run(rules_for(context))
+    )
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
@@ -95,7 +94,18 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
         "hardware": context.machine is not None,
         "host": context.plan is not None and context.host is not None,
     }
+    if not any(there[need] for need in ("models", "hardware", "host")):
+        return STATIC
+    from specserve.checks.catalogue import RULES
+
     return tuple(rule for rule in RULES if there[rule.needs])
+
+
+def _not_run(run: tuple[Rule, ...]) -> Iterator[str]:
+    """The codes of the other rules; the whole catalogue is loaded where a comment asks for one of them."""
+    from specserve.checks.catalogue import RULES
+
+    yield from {rule.code for rule in RULES} - {rule.code for rule in run}
 
 
 def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Finding]:

@@ -40,7 +40,6 @@ def suppressed(
     Comments of parents hide too, and are never called unused: another child may need them; nor are those for
     rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
     """
-    spared = set(not_run)
     own = _comments(file)
     comments = own | {key: comment for parent in parents for key, comment in _comments(parent).items()}
     kept, hidden, used = [], 0, set()
@@ -53,8 +52,10 @@ def suppressed(
             hidden += 1
         else:
             kept.append(finding)
+    unused = [key for key in own if key not in used]
+    spared = set(not_run) if unused else set()  # who the other rules are is asked only where it matters
     for key, span in own.items():
-        if key not in used and key[2] not in spared:
+        if key in unused and key[2] not in spared:
             text = f"this comment hides no finding {key[2]}"
             kept.append(
                 Finding(
