@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Known, Read, Unread, Wanted, gather
+from specserve.checks.gather import Known, Unread, Wanted, gather
 from specserve.checks.here import on_this_machine
+from specserve.checks.reading import Read
 from specserve.checks.rule import Context, Need
 from specserve.checks.run import examined_in, rules_for
 from specserve.checks.unread import skipped, unreadable

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.checks.blocks import blocks
+from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError
 from specserve.plan.support import in_range, known_versions
+from specserve.plan.uses import tokenizer_use
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
+    from specserve.facts.comparison import TokenizerComparison
+    from specserve.facts.drift import Drift
+    from specserve.facts.lockfile import Lock
     from specserve.facts.model import ModelFacts
     from specserve.plan.memory.estimate import MemoryEstimate
-
-Read = Callable[[str, str | None], "ModelFacts"]
-"""The facts of a model at a revision. Raises FactError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Wanted:
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool = False
     """Models come from the lock, and from nowhere else."""
+    no_lock: bool = False
+    """The lock beside the profile is passed over."""
     here: bool = True
     """Whether the machine that runs this is looked at."""
     launch: bool = False
@@ -62,13 +65,20 @@ class Known:
 def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Known:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
     versions = (wanted.version,) if wanted.version else in_range(profile.vllm or "")
-    context = Context(profile, versions)
-    target, drafts, unread = _models(profile, read or _reader(wanted))
+    lock, drift = _lock(profile, wanted)
+    context = Context(profile, versions, drift=drift)
+    read = read or reader(profile, lock=lock, locked=wanted.locked, offline=wanted.offline, tell=wanted.tell)
+    target, drafts, unread = _models(profile, read)
     arms = tuple(Arm(path, block, drafts.get(path)) for path, block in blocks(context))
     missing: dict[Need, str] = {}
     if target:
         wanted.tell("comparing tokenizers")
-        arms = tuple(_compared(target, arm) for arm in arms)
+        other, why_not = _other_tokenizer(profile, read)
+        unread = (*unread, *why_not)
+        if not why_not:
+            arms = tuple(_compared(target, arm, tokenizer=other, lock=lock) for arm in arms)
+        if other:
+            context = replace(context, tokenizer=_compare(other, target, lock=lock))
     machine, why = _machine(profile, wanted)
     if machine is None:
         missing["hardware"] = why
@@ -103,35 +113,55 @@ def _models(
     return target, drafts, tuple(unread)
 
 
-def _reader(wanted: Wanted) -> Read:
-    """Reads each model once."""
-    from specserve.facts.read import read_model
-
-    seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
-
-    def read(model: str, revision: str | None) -> ModelFacts:
-        key = (model, revision)
-        if key not in seen:
-            wanted.tell(f"reading {model}")
-            try:
-                seen[key] = read_model(model, revision=revision, folder=Path.cwd(), offline=wanted.offline)
-            except FactError as error:
-                seen[key] = error
-        found = seen[key]
-        if isinstance(found, FactError):
-            raise found
-        return found
-
-    return read
+def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, tuple[Unread, ...]]:
+    """The repository that the target's tokenizer comes from, where it is not the target, and why it is not read."""
+    use = tokenizer_use(profile)
+    if (use.model, use.revision) == (profile.target.model, profile.target.revision):
+        return None, ()
+    try:
+        return read(use.model, use.revision), ()
+    except FactError as error:
+        return None, (Unread(use.path, error),)
 
 
-def _compared(target: ModelFacts, arm: Arm) -> Arm:
+def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, ...]]:
+    """The lock beside the profile, and what is no longer as it says. Raises FactError where one is asked for."""
+    if wanted.no_lock:
+        return None, ()
+    from specserve.facts.drift import Drift
+    from specserve.plan.locked import lock_of
+
+    try:
+        lock = lock_of(profile)
+    except FactError as error:
+        return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
+    if lock is None:
+        if wanted.locked:
+            raise FactError(f"`{profile.file}` has no lock beside it", hint="`specserve lock` writes it")
+        return None, ()
+    ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
+    return lock, drifted(profile, lock, ask_hub=ask_hub, locked=wanted.locked)
+
+
+def _compared(target: ModelFacts, arm: Arm, *, tokenizer: ModelFacts | None, lock: Lock | None) -> Arm:
     """The arm with its tokenizer against the target's, where there are two."""
     if arm.draft is None or arm.speculation.method != "draft_model":
         return arm
+    return replace(arm, tokenizer=_compare(target, arm.draft, tokenizer=tokenizer, lock=lock))
+
+
+def _compare(
+    target: ModelFacts, draft: ModelFacts, *, lock: Lock | None, tokenizer: ModelFacts | None = None
+) -> TokenizerComparison:
+    """By the lock, where no files are at hand; else by the files."""
     from specserve.facts.tokenizers.compare import compare
 
-    return replace(arm, tokenizer=compare(target, arm.draft))
+    main = tokenizer or target
+    if lock and "lock" in (main.origin, draft.origin):
+        known = lock.comparison((main.model, main.revision), (draft.model, draft.revision))
+        if known:
+            return known
+    return compare(target, draft, tokenizer=tokenizer)
 
 
 def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
