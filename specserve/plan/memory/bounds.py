@@ -124,7 +124,7 @@ def outside(*, settings: Settings, regime: Regime, capability: tuple[int, int]) 
     return Interval(several.low, high + workspace)
 
 
-def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting, profiled: float) -> float:
+def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting) -> float:
     """What serving takes at its peak beyond what the profile run saw, in bytes: drafts being verified, fragments.
 
     As many requests as the warm-up has: v1/worker/gpu/warmup.py 0.32, `_warmup_kernels`.
@@ -137,4 +137,7 @@ def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafti
         peak += _COPIES * min(regime.verify_chunk_bytes, 4 * logits)
     if regime.runner == "v1" and drafting.is_probabilistic:
         peak += requests * drafting.num_speculative_tokens * (drafting.draft or shape).vocab * 4
+    profiled = (
+        min(settings.max_num_seqs, settings.max_num_batched_tokens) * shape.vocab * regime.logit_bytes.low
+    )
     return max(0.0, peak - profiled) + _FRAGMENTATION

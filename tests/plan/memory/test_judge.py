@@ -247,11 +247,12 @@ def test_speculation_never_makes_room(name: str, settings: Settings) -> None:
     assert rank(launch(name, settings, drafts=False)) <= rank(launch(name, settings, drafts=True))
 
 
-@given(LAUNCHES, st.sampled_from([1, 2, 4]))
-def test_more_gpus_never_hold_less(settings: Settings, size: int) -> None:
-    s = launch("8xH100-80GB", settings, drafts=True)
+@given(MACHINES, LAUNCHES, st.booleans(), st.sampled_from([1, 2, 4]))
+def test_more_gpus_are_never_worse(name: str, settings: Settings, drafts: bool, size: int) -> None:
+    s = launch(f"8x{name}", settings, drafts=drafts)
     few, many = (
-        reckon(replace(s, settings=replace(settings, tensor_parallel_size=parts)))
-        for parts in (size, 2 * size)
+        replace(s, settings=replace(settings, tensor_parallel_size=parts)) for parts in (size, 2 * size)
     )
-    assert many.demand.tokens(many.low) >= few.demand.tokens(few.low)
+    assert rank(many) <= rank(few)
+    fewer, more = reckon(few), reckon(many)
+    assert more.demand.tokens(more.low) >= fewer.demand.tokens(fewer.low)
