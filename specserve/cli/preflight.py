@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
+from specserve.cli.rawcommand import remember, remembered
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError
 from specserve.report.console import clean, is_terminal, say, styled
@@ -23,17 +24,25 @@ def preflight(
     alternative: str | None = None,
     baseline: bool = False,
     devices: str | None = None,
+    no_lock: bool = False,
+    offline: bool = False,
 ) -> None:
     """Check what is to be launched here; says warnings, and what could not be checked. Raises CheckFailed."""
+    from specserve.cli.rawcommand import remembered
+    from specserve.plan.convert.words import COMMAND
     from specserve.profile.texts import recall
 
     asked = {
         "path": path,
+        "command": list(remembered()) if path == COMMAND else None,
+        "command": remembered(path),
         "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
         "settings": list(settings),
         "alternative": alternative,
         "baseline": baseline,
         "devices": devices,
+        "no_lock": no_lock,
+        "offline": offline,
     }
     answer = _ask(asked)
     findings = tuple(_finding(item) for item in answer["findings"])
@@ -108,18 +117,29 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.run import examined_in
     from specserve.checks.unread import UNREADABLE, unreadable
     from specserve.cli.prepare import on_devices
+    from specserve.cli.rawcommand import remember
     from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.texts import keep
 
+    if asked["command"] is not None:
+        remember(asked["command"])
     if asked["text"] is not None:
         keep("-", asked["text"].encode("utf-8", "surrogateescape"))
+    if asked["command"] is not None:
+        remember(asked["command"])
     profile = load_profile(asked["path"], settings=asked["settings"])
     profile = with_alternative(profile, asked["alternative"], baseline=asked["baseline"])
     # arms that are not launched cannot stop the launch
     profile = replace(profile, alternatives={})
     if asked["devices"] is not None:
         profile = on_devices(profile, asked["devices"])
-    known = gather(profile, wanted=Wanted(launch=True, tell=lambda text: _write({"tell": text})))
+    wanted = Wanted(
+        launch=True,
+        offline=asked["offline"],
+        no_lock=asked["no_lock"],
+        tell=lambda text: _write({"tell": text}),
+    )
+    known = gather(profile, wanted=wanted)
     broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
     found, _ = examined_in(known.context, problems=list(filter(None, broken)))
     codes = {rule.code for rule in RULES if rule.needs in ("models", "hardware")} | {UNREADABLE.code}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 _TAKE_ONE = ("lint", "check", "plan", "up")
 _END = "--"
+_REMEMBERED: dict[str, list[str]] = {}
 
 
 def with_command(arguments: list[str]) -> list[str]:
@@ -33,5 +34,12 @@ def remember(words: Sequence[str]) -> str:
     from specserve.plan.convert.words import COMMAND
     from specserve.profile.load import made_by
 
+    words = list(words)
+    _REMEMBERED[COMMAND] = words
     made_by(COMMAND, lambda settings: profile_of(words, settings=settings))
     return COMMAND
+
+
+def remembered(name: str) -> list[str] | None:
+    """The words of the command that has this name; None for a file."""
+    return _REMEMBERED.get(name)

@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.diagnostics import Finding, Severity
+from specserve.plan.convert.jsontext import NotJson, json_node
 from specserve.plan.convert.options import known_options
 from specserve.plan.convert.settings import Setting
+from specserve.plan.convert.values import wrong_value
+from specserve.plan.convert.words import Word
 from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
@@ -55,5 +58,17 @@ def _settings(tree: Node, found: list[Finding]) -> dict[str, Setting]:
         argument, negative = options.get("--" + key.replace("_", "-"), (None, False))
         name = argument.name if argument else key.replace("-", "_")
         value = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
+        if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
+            value = _from_json(node, key, found)
         settings[name] = Setting(name, value, key, argument)
     return settings
+
+
+def _from_json(node: Node, key: str, found: list[Finding]) -> Node:
+    """JSON in a text, as it would stand on the command line; the text itself where it is none."""
+    try:
+        value = json_node(Word(str(node.value), node.span))
+    except NotJson as error:
+        found.append(wrong_value(f"the value of `{key}` is no JSON: {error}", node.span))
+        return node
+    return replace(value, key=node.key)

@@ -14,7 +14,9 @@ from specserve.plan.convert.invocation import Invocation, invocation, shell_scri
 from specserve.plan.convert.old import KEYS, advice
 from specserve.plan.convert.options import known_options, parse
 from specserve.plan.convert.profiletree import SECRETS, profile_tree
+from specserve.plan.convert.secrets import names_a_secret
 from specserve.plan.convert.settings import Setting, left_over, settings_of
+from specserve.plan.convert.shelltext import commands
 from specserve.plan.convert.words import COMMAND, Word, argv_words, starred
 from specserve.plan.support import known_versions, table
 from specserve.profile.overrides import apply
@@ -40,8 +42,9 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     found: list[Finding] = []
     given = _given(start, found)
     given = _known(given, found)
-    secrets = [setting for setting in given.values() if setting.name in SECRETS]
-    keep(COMMAND, starred(line, [setting.node.span for setting in secrets]).encode(errors="replace"))
+    secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
+    secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
+    keep(COMMAND, starred(line, secrets).encode(errors="replace"))
     newest = table(known_versions()[-1])
     env = {name: _text_node(word) for name, word in start.env.items()}
     tree = profile_tree(given, place=start.start.span, table=newest, env=env, found=found)
@@ -54,18 +57,27 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
 
 
 def _started(argv: Sequence[Word]) -> Invocation:
-    start = invocation(argv)
+    """The start of vLLM among the words, in the script of a shell too."""
+    script = shell_script(argv)
+    start = _in_script(script) if script else invocation(argv)
     if start is None:
-        script = shell_script(argv)
         what = quoted(argv[0].text) if argv else "nothing"
-        hint = "`specserve convert -` reads shell scripts" if script else _HINT
-        raise UsageError(f"{what} is no command that starts vLLM", hint=hint)
+        raise UsageError(f"{what} is no command that starts vLLM", hint=_HINT)
     if start.engine != "vllm":
         raise UsageError(
             "this command starts SGLang, which specserve does not run",
             hint="`specserve convert -- …` makes a profile for vLLM of it",
         )
     return start
+
+
+def _in_script(script: Word) -> Invocation | None:
+    """The first start in the text after `sh -c`; places are those of the whole text."""
+    for words in commands(script.text, file=COMMAND):
+        start = invocation([Word(word.text, script.span) for word in words])
+        if start:
+            return start
+    return None
 
 
 def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:

@@ -82,7 +82,7 @@ def _exclusive(setting: Setting, other: Node) -> Finding:
     related = (Related(other.key or other.span, "and here"),)
     message = f"`{setting.written}` is said twice, which vLLM refuses"
     return Finding(
-        "SD103", "misplaced-argument", Severity.ERROR, message, setting.place, label="here", related=related,
+        "SD143", "argument-refused-twice", Severity.ERROR, message, setting.place, label="here", related=related,
         help="leave one of them out",
     )  # fmt: skip
 

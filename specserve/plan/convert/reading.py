@@ -28,11 +28,8 @@ MAX_BYTES = 1_000_000
 _FENCE = re.compile(r"^[ \t]*(```|~~~).*$", re.M)
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
-_ENGINE_VARIABLE = re.compile(
-    r"(VLLM|CUDA|NCCL|HF|HUGGING_FACE|TORCH|PYTORCH|OMP|GLOO|TOKENIZERS|SAFETENSORS|FLASHINFER|TRITON|HIP|ROCM|RAY|SGLANG"
-    r"|NVIDIA|NVSHMEM|UCX|MKL|KMP|LD)_\w+"
-)
 _MOST_NESTED = 3
+_SHELLS_OWN = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PS1", "HOME")
 _NO = ("false", "0", "no", "off")
 _YES = ("true", "1", "yes", "on")
 
@@ -123,7 +120,7 @@ def _from_shell(text: str, *, file: str, folder: Path, nested: int = 0) -> list[
     exported: dict[str, Word] = {}
     for words in commands(text, file=file):
         if words[0].text == "export":
-            exported |= _exported(words[1:])
+            exported |= _exported(words[1:], text=text)
             continue
         script = shell_script(words) if nested < _MOST_NESTED else None
         inner = _from_shell(script.text, file=file, folder=folder, nested=nested + 1) if script else []
@@ -135,10 +132,15 @@ def _from_shell(text: str, *, file: str, folder: Path, nested: int = 0) -> list[
     return found
 
 
-def _exported(words: Iterable[Word]) -> dict[str, Word]:
-    """The exported variables that an engine may read."""
-    pairs = [(word.text.partition("=")[0], word) for word in words]
-    return {name: word.part(len(name) + 1) for name, word in pairs if _ENGINE_VARIABLE.fullmatch(name)}
+def _exported(words: Iterable[Word], *, text: str) -> dict[str, Word]:
+    """The exported variables that an engine may read: not those that the script itself puts into its words."""
+    pairs = [(word.text.partition("=")[0], word) for word in words if "=" in word.text]
+    return {
+        name: word.part(len(name) + 1)
+        for name, word in pairs
+        if not re.search(rf"\$(?:{re.escape(name)}\b|\{{{re.escape(name)}\b)", text)
+        and name not in _SHELLS_OWN
+    }
 
 
 def _given(start: Invocation, *, folder: Path) -> Given:

@@ -63,7 +63,7 @@ def _twice(earlier: Setting, later: Setting) -> Finding:
     message = f"`{later.written}` stands twice, and the later one wins"
     related = (Related(earlier.place, "this one has no effect"),)
     return Finding(
-        "SD103", "misplaced-argument", Severity.WARNING, message, later.place, related=related,
+        "SD144", "shadowed-setting", Severity.WARNING, message, later.place, related=related,
         help="leave one of them out",
     )  # fmt: skip
 

@@ -29,6 +29,7 @@ _PROMPT = re.compile(r"\$(?= )|[!%](?=[a-z])")
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
 _MOST_WORDS = 20_000
 
+_KEYWORDS = ("if", "then", "else", "elif", "do", "while", "until", "{", "!", "time")
 _DECLARES = ("export", "declare", "local", "readonly", "set", "setx")
 
 Variables = dict[str, list[str]]
@@ -44,7 +45,7 @@ def commands(text: str, *, file: str) -> Iterator[list[Word]]:
     while True:
         try:
             for command in _split(text[begin:], before=text[:begin].count("\n"), file=file):
-                words = _assigned(command, variables)
+                words = _assigned(_after_keywords(command), variables)
                 if words:
                     yield words
             return
@@ -152,6 +153,14 @@ def _closing(text: str, at: int) -> int:
         if depth == 0:
             return place + 1
     return len(text)
+
+
+def _after_keywords(command: list[Word]) -> list[Word]:
+    """The command behind `then`, `do` and their like."""
+    at = 0
+    while at < len(command) - 1 and command[at].text in _KEYWORDS:
+        at += 1
+    return command[at:]
 
 
 def _assigned(command: list[Word], variables: Variables) -> list[Word]:
