@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specserve.checks.check import Checked
 from specserve.diagnostics import Finding, Report, Severity, Span, Verdict
-from specserve.facts.comparison import TokenizerComparison
-from specserve.plan.memory.estimate import Interval, MemoryEstimate
+
+if TYPE_CHECKING:
+    from specserve.facts.comparison import TokenizerComparison
+    from specserve.plan.memory.estimate import Interval, MemoryEstimate
 
 
 def report_json(report: Report) -> str:
@@ -45,6 +46,10 @@ def _profile(verdict: Verdict) -> dict[str, Any]:
         "fingerprint": verdict.fingerprint,
         "verdict": verdict.verdict,
     }
+    if type(verdict) is Verdict:  # of `lint`, which must not pay for the imports of `check`
+        return content
+    from specserve.checks.check import Checked
+
     if isinstance(verdict, Checked):
         content["tokenizer"] = _tokenizer(verdict.tokenizer)
         content["memory"] = _memory(verdict.memory)
@@ -52,6 +57,8 @@ def _profile(verdict: Verdict) -> dict[str, Any]:
 
 
 def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
+    from specserve.facts.comparison import TokenizerComparison
+
     if comparison is None:
         comparison = TokenizerComparison("not_applicable")
     first = comparison.first_difference
