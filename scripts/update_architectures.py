@@ -32,7 +32,7 @@ UNWANTED = re.compile(r"(dropout|_eps|_loss|_coef|_range|_act|activation|_type$|
 def fields_of(config_class: Any) -> dict[str, Any]:
     """Defaults by the names that the class has for them: dataclass fields, else arguments."""
     if dataclasses.is_dataclass(config_class):
-        found = {field.name: field.default for field in dataclasses.fields(config_class)}
+        found: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(config_class)}
     else:
         parameters = inspect.signature(config_class.__init__).parameters
         found = {name: parameter.default for name, parameter in parameters.items()}

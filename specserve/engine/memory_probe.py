@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -60,7 +59,7 @@ def _weightless() -> Iterator[None]:
     import torch
     from torch.overrides import TorchFunctionMode
 
-    class Weightless(TorchFunctionMode):
+    class Weightless(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if func in (torch.empty, torch.zeros, torch.ones, torch.full) and kwargs.get("device") is None:
@@ -120,7 +119,7 @@ def _share(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: bool) -> N
     given = getattr(language, "model", None)
     table = getattr(given, "embed_tokens", None) or getattr(given, "embedding", None)
     own = getattr(inner, "embed_tokens", None)
-    if own is not None and table is not None and hasattr(table, "weight"):
+    if inner is not None and own is not None and hasattr(table, "weight"):
         is_as_wide = table.weight.shape[-1] == own.weight.shape[-1]
         if is_mtp or ("embed_tokens" in lacks and is_as_wide):
             inner.embed_tokens = table
@@ -234,8 +233,15 @@ def _plan(
         tokens, concurrency = planner.get_kv_cache_capacity(
             config, planner.generate_scheduler_kv_cache_config(configs)
         )
-        answers.append({"kv_bytes": given, "blocks": configs[0].num_blocks, "tokens": tokens, "concurrency": concurrency,
-                        "groups": [_group_figures(config, group) for group in configs[0].kv_cache_groups]})  # fmt: skip
+        answers.append(
+            {
+                "kv_bytes": given,
+                "blocks": configs[0].num_blocks,
+                "tokens": tokens,
+                "concurrency": concurrency,
+                "groups": [_group_figures(config, group) for group in configs[0].kv_cache_groups],
+            }
+        )
     return {"layout": layout.name, "plans": answers}
 
 
@@ -305,4 +311,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -14,7 +14,7 @@ from typing import Any
 from specserve.errors import FactError
 from specserve.facts.architecture.fields import Fields
 
-_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "transformer_layer_config")
 
 
 @lru_cache
@@ -47,7 +47,8 @@ def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     inherited = {key: config[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in config}
     if part.has("text_config") or part.has("llm_config"):  # Qwen Omni: the language model lies one deeper
         return text_fields(model, {**inherited, **part.values, "model_type": inner_type})
-    values = {**inherited, **part.values}
+    outer = config if part.where.startswith("transformer_layer") else {}  # a head of the speculators library
+    values = {**inherited, **outer, **part.values}
     if "tie_word_embeddings" in config:
         values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
     return Fields(model, _completed(values, inner_type), part.where), inner_type

@@ -21,7 +21,7 @@ def feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) ->
     width = _width(fields, shape)
     if recipe.mlp == "gated":
         yield from gated("mlp.", hidden=shape.hidden_size, width=width)
-        names = ("gate_proj", "up_proj")
+        names: tuple[str, ...] = ("gate_proj", "up_proj")
     else:
         yield "mlp.fc1.weight", (width, shape.hidden_size)
         yield "mlp.fc2.weight", (shape.hidden_size, width)

@@ -66,9 +66,7 @@ def windows(fields: Fields, *, model_type: str, count: int) -> list[int | None]:
         return [window if index % 2 == 0 else None for index in range(count)]
     types = fields.texts("layer_types")
     if types is not None:
-        return [
-            window if name == "sliding_attention" else None for name in _long_enough(fields, types, count)
-        ]
+        return [window if name == "sliding_attention" else None for name in _of_all(fields, types, count)]
     if model_type == "gemma2":
         return [window if index % 2 == 0 else None for index in range(count)]
     if model_type in _PATTERN:
@@ -87,7 +85,7 @@ def _pattern(fields: Fields, *, default: int) -> int:
     return fields.integer("sliding_window_pattern", default=default, least=0)
 
 
-def _long_enough(fields: Fields, types: tuple[str, ...], count: int) -> tuple[str, ...]:
+def _of_all(fields: Fields, types: tuple[str, ...], count: int) -> tuple[str, ...]:
     if len(types) < count:
         raise FactError(
             f"`layer_types` in config.json of `{fields.model}` names {len(types)} layers of {count}"

@@ -72,7 +72,7 @@ RECIPES: Mapping[str, Recipe] = {
             "post_mlp_layernorm",
         ),
         qkv_bias="attention_bias",
-    ),  # fmt: skip
+    ),
     "glm4_moe": Recipe(qkv_bias="attention_bias"),
     "deepseek_v2": Recipe(),
     "deepseek_v3": Recipe(),
@@ -92,7 +92,7 @@ RECIPES: Mapping[str, Recipe] = {
         mlp="plain",
         mlp_bias=True,
         learned_positions=0,
-    ),  # fmt: skip
+    ),
     "gpt_neox": _CLASSIC,
     "bloom": _CLASSIC,
     "opt": Recipe(
@@ -103,10 +103,10 @@ RECIPES: Mapping[str, Recipe] = {
         mlp="plain",
         mlp_bias=True,
         learned_positions=2,
-    ),  # fmt: skip
+    ),
     "falcon": Recipe(
         ("input_layernorm",), norm_bias=True, qkv_bias="bias", out_bias="bias", mlp="plain", mlp_bias="bias"
-    ),  # fmt: skip
+    ),
     "llama4_text": Recipe(),
     "qwen3_next": _QWEN3,
     "falcon_h1": Recipe(("input_layernorm", "pre_ff_layernorm")),

@@ -46,6 +46,8 @@ class State:
     """The first is sharded."""
     recurrent_dtype: str | None = None
     """None: that of the convolution."""
+    checkpoints: int = 0
+    """States more that a request holds where prefixes are cached."""
     grows_with_drafts: bool = True
     """Whether the convolution keeps one more column for each draft token."""
 

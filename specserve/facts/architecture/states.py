@@ -119,4 +119,5 @@ def _mamba2(
         group_dim=2 * size,
         recurrent=(heads, head_dim, size),
         recurrent_dtype=recurrent_dtype,
+        checkpoints=1,
     )

@@ -1,4 +1,7 @@
-"""What target and draft need of every GPU, exactly: weights and KV cache. Knows no GPU and no fitted constant."""
+"""What target and draft need of every GPU, exactly: weights and KV cache. Knows no GPU and no fitted constant.
+
+Weights are parameters; what vLLM keeps beside them (tables of rotary embeddings) is left to the bounds.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specserve.facts.architecture.fields import Fields
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.pool import Group
 from specserve.plan.memory.settings import Settings
@@ -124,32 +126,8 @@ def demand(
     lies in the target). Raises FactError where config.json lacks a figure or has one of a wrong type, and for an
     architecture whose KV cache is not known: nothing is guessed.
     """
-    del num_speculative_tokens
-    main = _dense(target, settings=settings, kv_cache_dtype=settings.kv_cache_dtype)
-    extra = (
-        _dense(draft, settings=settings, kv_cache_dtype=draft_kv_cache_dtype or settings.kv_cache_dtype)
-        if draft and method == "draft_model"
-        else (0, 0)
-    )
-    block_size = settings.block_size or (128 if settings.platform == "cpu" else 16)
-    page = (main[1] + extra[1]) * block_size
-    stage = Stage(0, main[0], extra[0], page, main[1], extra[1], 0, 0)
-    return Demand((stage,), (Group(block_size, page),), settings.max_model_len)
+    from specserve.plan.memory.compose import Speculative, compose  # it needs the types above
 
-
-def _dense(facts: ModelFacts, *, settings: Settings, kv_cache_dtype: str) -> tuple[int, int]:
-    """Weights and KV bytes per token of a Llama-like model on one of its GPUs."""
-    config = Fields(facts.model, facts.config)
-    config = config.section("text_config") or config
-    tp = settings.tensor_parallel_size
-    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    kv_heads = max(1, config.integer("num_key_value_heads", default=heads) // tp)
-    head_dim = config.integer("head_dim", default=hidden // heads)
-    layers, inner = config.integer("num_hidden_layers"), config.integer("intermediate_size")
-    vocab = -(-config.integer("vocab_size") // 64) * 64
-    tables = 1 if config.flag("tie_word_embeddings", default=False) else 2
-    attention = 2 * hidden * (heads // tp) * head_dim + 2 * hidden * kv_heads * head_dim
-    weights = 2 * (
-        tables * vocab * hidden // tp + layers * (attention + 3 * hidden * inner // tp + 2 * hidden) + hidden
-    )
-    return weights, layers * 2 * kv_heads * head_dim * (1 if kv_cache_dtype.startswith("fp8") else 2)
+    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
+    stages, groups, notes = compose(target, speculative, settings=settings)
+    return Demand(stages, groups, settings.max_model_len, speculative.lookahead_tokens, notes=notes)

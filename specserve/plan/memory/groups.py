@@ -109,7 +109,7 @@ def _split(layers: Layers) -> tuple[LayerGroup, ...]:
         for kinds, members in buckets:
             if _are_one_kind([*kinds, layer]):
                 kinds.append(layer)
-                members += names
+                members.extend(names)
                 break
         else:
             buckets.append(([layer], list(names)))

@@ -26,7 +26,8 @@ class Cache:
     block_size: int
     draft_tokens: int = 0
     state_block_size: int = 0
-    state_blocks: int = 1
+    is_aligned: bool = False
+    """Whether states are kept at block ends, for prefix caching (mamba_cache_mode `align`)."""
     state_padded_bytes: int | None = None
     conv_dtype: str = "auto"
     recurrent_dtype: str = "auto"
@@ -77,7 +78,7 @@ def _state_kv(mixer: State, cache: Cache) -> LayerKv:
         "state",
         cache.state_block_size,
         state_bytes=state_page_bytes(mixer, cache),
-        state_blocks=cache.state_blocks,
+        state_blocks=1 + cache.draft_tokens + (1 + mixer.checkpoints if cache.is_aligned else 0),
         padded_bytes=cache.state_padded_bytes,
     )
 
@@ -110,7 +111,8 @@ def cache_of(shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int,
         _block_size(mixers, settings),
         draft_tokens,
         conv_dtype=settings.mamba_cache_dtype,
-        recurrent_dtype=settings.mamba_ssm_cache_dtype,
+        # The CPU's kernels know no other type (vllm/platforms/cpu.py).
+        recurrent_dtype="float32" if settings.platform == "cpu" else settings.mamba_ssm_cache_dtype,
     )
     states = [mixer for mixer in mixers if isinstance(mixer, State)]
     if not states:
@@ -146,7 +148,7 @@ def _with_states(
         block_size,
         plain.draft_tokens,
         state_block_size=block_size if is_aligned else settings.max_model_len,
-        state_blocks=(2 if is_aligned else 1) + plain.draft_tokens,
+        is_aligned=is_aligned,
         state_padded_bytes=padded,
         conv_dtype=plain.conv_dtype,
         recurrent_dtype=plain.recurrent_dtype,

@@ -20,13 +20,15 @@ class Group:
     """Tokens that a window keeps, those in flight included; None: all."""
     fixed_blocks: int | None = None
     """Blocks per request that do not depend on its length: the state of mamba and the like."""
+    spare_blocks: int = 0
+    """Blocks beyond those of its tokens: a window need not begin where a block does."""
 
     def blocks(self, tokens: int) -> int:
         """Blocks of one request of so many tokens, as vLLM reserves them."""
         if self.fixed_blocks is not None:
             return self.fixed_blocks
         if self.retained_tokens is not None:
-            return _ceil(min(self.retained_tokens, tokens), self.block_size) + 1
+            return _ceil(min(self.retained_tokens, tokens), self.block_size) + self.spare_blocks
         return _ceil(tokens, self.block_size)
 
 

@@ -1,0 +1,216 @@
+"""Target and draft put together: layers in one pool, weights by stage. Knows no budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from specserve.errors import FactError
+from specserve.facts.architecture.quantized import quantization_of
+from specserve.facts.architecture.read import read_mtp, read_shape
+from specserve.facts.architecture.shape import Mixer, Shape
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.demand import Stage
+from specserve.plan.memory.dtypes import kv_dtype, served_bytes
+from specserve.plan.memory.groups import LayerGroup, group_layers
+from specserve.plan.memory.kv import Cache, cache_of, layer_kv
+from specserve.plan.memory.layerkv import LayerKv
+from specserve.plan.memory.parts import HEADS, is_by_formula, tallied
+from specserve.plan.memory.pool import Group
+from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.weights import Weights, stage_of_layers, weigh
+
+_WITHOUT_CACHE = frozenset({"medusa", "ngram", "ngram_gpu", "suffix", "custom_class"})
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative:
+    """How a launch speculates, as far as memory depends on it."""
+
+    method: str | None
+    tokens: int
+    draft: ModelFacts | None
+    kv_cache_dtype: str | None
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """Source: `num_lookahead_tokens` in vllm/config/vllm.py 0.32."""
+        if self.method in (None, *_WITHOUT_CACHE):
+            return 0
+        return self.tokens + 1 if self.method in ("dflash", "dspark") else self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """One layer's cache: on which stage, and of which model."""
+
+    layer: LayerKv
+    stage: int
+    is_draft: bool
+
+
+def compose(
+    target: ModelFacts, speculative: Speculative, *, settings: Settings
+) -> tuple[tuple[Stage, ...], tuple[Group, ...], tuple[str, ...]]:
+    """Stages, block tables, and notes on what is not known exactly. Raises FactError as `demand` does."""
+    shape = read_shape(target.model, target.config)
+    weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
+    cache = cache_of(
+        shape,
+        settings=settings,
+        dtype=kv_dtype(settings.kv_cache_dtype, quantization=quantization_of(target.config)),
+        weight_bytes=weight_bytes,
+        draft_tokens=speculative.tokens if speculative.method else 0,
+    )
+    drafted = _draft_layers(target, speculative, settings=settings, cache=cache)
+    placed = _place(shape, cache, drafted, stages=settings.pipeline_parallel_size)
+    groups = _grouped(placed, target, settings=settings)
+    weights = weigh(
+        tallied(target, part="model", online=settings.quantization),
+        shape,
+        settings=settings,
+        weight_bytes=weight_bytes,
+    )
+    head = _draft_weights(target, speculative, shape, weights, settings=settings)
+    stages = tuple(
+        _stage(stage, weights.stages[stage], placed, groups, settings=settings, head=head)
+        for stage in range(settings.pipeline_parallel_size)
+    )
+    return stages, tuple(_as_group(group, settings) for group in groups), _notes(target, speculative, shape)
+
+
+def _draft_layers(
+    target: ModelFacts, speculative: Speculative, *, settings: Settings, cache: Cache
+) -> list[LayerKv]:
+    """The caches of the draft's layers, in the target's blocks."""
+    mixers: tuple[Mixer, ...] = ()
+    given = cache.weight_bytes
+    if speculative.method is None or speculative.method in _WITHOUT_CACHE:
+        return []
+    if speculative.draft is not None:
+        shape = read_shape(speculative.draft.model, speculative.draft.config)
+        mixers = tuple(mixer for layer in shape.layers for mixer in layer)
+        if speculative.method == "draft_model":
+            given = served_bytes(settings.dtype, given=shape.dtype)
+    elif speculative.method == "mtp":
+        mixers = read_mtp(target.model, target.config)
+    mine = replace(cache, dtype=speculative.kv_cache_dtype or cache.dtype, weight_bytes=given)
+    return [layer for mixer in mixers for layer in layer_kv(mixer, mine)]
+
+
+def _place(shape: Shape, cache: Cache, drafted: list[LayerKv], *, stages: int) -> dict[str, _Placed]:
+    """All layers in the order in which vLLM registers them; the draft lies on the last stage."""
+    placed: dict[str, _Placed] = {}
+    for index, stage in enumerate(stage_of_layers(len(shape.layers), stages)):
+        for mixer in shape.layers[index]:
+            for layer in layer_kv(mixer, cache):
+                placed[f"{index}.{len(placed)}"] = _Placed(layer, stage, False)
+    for layer in drafted:
+        placed[f"draft.{len(placed)}"] = _Placed(layer, stages - 1, True)
+    return placed
+
+
+def _grouped(
+    placed: Mapping[str, _Placed], target: ModelFacts, *, settings: Settings
+) -> tuple[LayerGroup, ...]:
+    layers = {name: held.layer for name, held in placed.items()}
+    try:
+        return group_layers(layers, is_hybrid_off=settings.disable_hybrid_kv_cache_manager)
+    except ValueError as error:
+        raise FactError(
+            f"vLLM cannot keep the layers of `{target.model}` and its draft in one pool: {error}"
+        ) from error
+
+
+def _draft_weights(
+    target: ModelFacts, speculative: Speculative, shape: Shape, weights: Weights, *, settings: Settings
+) -> int:
+    """Bytes of the draft on each GPU of the last stage."""
+    method, draft, alone = speculative.method, speculative.draft, replace(settings, pipeline_parallel_size=1)
+    if method is None or (draft is None and method != "mtp"):
+        return 0
+    if draft is None:
+        if weights.mtp:
+            return weights.mtp
+        kinds = tallied(target, part="mtp", online=settings.quantization)
+        given = served_bytes(settings.dtype, given=shape.dtype)
+        return weigh(kinds, shape, settings=alone, weight_bytes=given).mtp
+    mine = read_shape(draft.model, draft.config)
+    part = method if method in HEADS else "model"
+    kinds = tallied(draft, part=part, online=None, target_hidden_size=shape.hidden_size)
+    bytes_each = served_bytes(settings.dtype, given=mine.dtype if method == "draft_model" else shape.dtype)
+    if method in HEADS:
+        mine = replace(mine, is_tied=False)
+    weighed = weigh(kinds, mine, settings=alone, weight_bytes=bytes_each)
+    return sum(weighed.stages) + (weighed.mtp if method in HEADS else 0)
+
+
+def _stage(
+    stage: int,
+    weights: int,
+    placed: Mapping[str, _Placed],
+    groups: tuple[LayerGroup, ...],
+    *,
+    settings: Settings,
+    head: int,
+) -> Stage:
+    here = {name: held for name, held in placed.items() if held.stage == stage}
+    pages = (
+        sum(layer.page_bytes for name, layer in group.layers.items() if name in here) for group in groups
+    )
+    tokens, fixed = [0, 0], [0, 0]
+    for held in here.values():
+        tokens[held.is_draft] += held.layer.bytes_per_token
+        if held.layer.kind == "state":
+            fixed[held.is_draft] += held.layer.page_bytes * held.layer.state_blocks
+    return Stage(
+        rank=stage * settings.tensor_parallel_size,
+        target_weights_bytes=weights,
+        draft_weights_bytes=head if stage == settings.pipeline_parallel_size - 1 else 0,
+        bytes_per_block=max(pages, default=0),
+        target_kv_bytes_per_token=tokens[0],
+        draft_kv_bytes_per_token=tokens[1],
+        target_kv_bytes_fixed=fixed[0],
+        draft_kv_bytes_fixed=fixed[1],
+    )
+
+
+def _as_group(group: LayerGroup, settings: Settings) -> Group:
+    """A block table as requests see it (`max_memory_usage_bytes` of each spec, v1/kv_cache_interface.py 0.32)."""
+    first, page = group.first, sum(layer.page_bytes for layer in group.layers.values())
+    in_flight = settings.max_num_batched_tokens * _batches(settings)
+    if first.kind == "state":
+        return Group(first.block_size, page, fixed_blocks=first.state_blocks)
+    if first.kind == "sliding":
+        return Group(first.block_size, page, (first.window or 1) - 1 + in_flight, spare_blocks=1)
+    if first.kind == "chunked":
+        return Group(first.block_size, page, (first.window or 0) + in_flight)
+    return Group(first.block_size, page)
+
+
+def _batches(settings: Settings) -> int:
+    """Batches in flight at once (`max_concurrent_batches`, vllm/config/vllm.py 0.32)."""
+    is_async = settings.async_scheduling and settings.platform != "cpu"
+    return settings.pipeline_parallel_size + is_async
+
+
+def _notes(target: ModelFacts, speculative: Speculative, shape: Shape) -> tuple[str, ...]:
+    notes = []
+    if not shape.is_known:
+        notes.append(
+            f"model type `{shape.model_type}` is read by the usual keys, not compared with vLLM's figures"
+        )
+    if is_by_formula(target):
+        notes.append(f"weights of `{target.model}` by formula: its safetensors headers are not known")
+    draft = speculative.draft
+    if draft is not None and is_by_formula(draft):
+        notes.append(f"weights of `{draft.model}` by formula: its safetensors headers are not known")
+    if (
+        draft is not None
+        and speculative.method in HEADS
+        and any("embed_tokens" in name for name in draft.tensors or ())
+    ):
+        notes.append(
+            f"`{draft.model}` brings embeddings: counted, though vLLM drops them where they equal the target's"
+        )
+    return tuple(notes)

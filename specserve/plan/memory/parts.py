@@ -1,0 +1,84 @@
+"""The tensors of target, head and prediction layers, tallied: from headers where they are known, else by formula.
+
+Knows no KV cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from specserve.errors import FactError
+from specserve.facts.architecture.drafttensors import head_tensors, mtp_tensors
+from specserve.facts.architecture.quantized import as_stored, quantization_of
+from specserve.facts.architecture.tensors import expected_tensors
+from specserve.facts.model import ModelFacts, Tensor
+from specserve.plan.memory.weights import Kind, tally
+
+HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
+"""Methods whose second model is no model of its own."""
+_KEPT = 8
+
+
+class _Key(NamedTuple):
+    facts: int
+    part: str
+    online: str | None
+    target_hidden_size: int
+
+
+_TALLIES: OrderedDict[_Key, tuple[ModelFacts, Mapping[Kind, int]]] = OrderedDict()
+
+
+def tallied(
+    facts: ModelFacts, *, part: Literal["model", "mtp"] | str, online: str | None, target_hidden_size: int = 0
+) -> Mapping[Kind, int]:
+    """The tensors of one part: `model`, `mtp`, or the method of a head. Remembered: knobs ask again and again.
+
+    Raises FactError where neither headers nor a formula tell them.
+    """
+    key = _Key(id(facts), part, online, target_hidden_size)
+    held = _TALLIES.get(key)
+    if held is None or held[0] is not facts:
+        held = facts, tally(_tensors(facts, part=part, online=online, target_hidden_size=target_hidden_size))
+        _TALLIES[key] = held
+        while len(_TALLIES) > _KEPT:
+            _TALLIES.popitem(last=False)
+    return held[1]
+
+
+def _tensors(
+    facts: ModelFacts, *, part: str, online: str | None, target_hidden_size: int
+) -> Mapping[str, Tensor]:
+    is_quantised = bool(quantization_of(facts.config))
+    if facts.tensors and part != "mtp" and (is_quantised or online in (None, "auto")):
+        return facts.tensors
+    if facts.tensors and part != "mtp":
+        sizes: Mapping[str, tuple[int, ...]] | None = {
+            name: held.shape for name, held in facts.tensors.items()
+        }
+    elif part == "model":
+        sizes = expected_tensors(facts.model, facts.config)
+    elif part == "mtp":
+        sizes = mtp_tensors(facts.model, facts.config)
+    else:
+        sizes = head_tensors(facts.model, facts.config, method=part, target_hidden_size=target_hidden_size)
+    stored = sizes and as_stored(sizes, model=facts.model, config=facts.config, online=online)
+    if not stored:
+        raise _unknown(facts, online=online)
+    return stored
+
+
+def _unknown(facts: ModelFacts, *, online: str | None) -> FactError:
+    method = quantization_of(facts.config).get("quant_method") or online
+    what = f" quantised by `{method}`" if method and method != "auto" else ""
+    return FactError(
+        f"the weights of `{facts.model}`{what} are not known: no safetensors headers, and no formula",
+        hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
+    )
+
+
+def is_by_formula(facts: ModelFacts) -> bool:
+    """Whether the headers of a checkpoint are missing."""
+    return not facts.tensors
