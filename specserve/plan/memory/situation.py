@@ -107,7 +107,7 @@ def situation(
         num_speculative_tokens=_k(speculation, draft, target),
         is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
         draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
-        tiers=len({row[2] for row in keys.get("num_speculative_tokens_per_batch_size") or ()}) or 1,
+        tiers=_tiers(keys.get("num_speculative_tokens_per_batch_size")),
         kv_cache_memory_bytes=_kv_bytes(profile, machine),
         enforce_eager=_is_eager(engine),
         capture_sizes=_capture_sizes(engine),
@@ -179,6 +179,12 @@ def _k(speculation: Speculation | None, draft: ModelFacts | None, target: ModelF
             if type(value) is int and 0 < value <= 128:
                 return value - 1 if name == "block_size" and speculation.method == "dflash" else value
     return 1
+
+
+def _tiers(schedule: Any) -> int:
+    """Different K of a schedule by batch size."""
+    rows = schedule if isinstance(schedule, (list, tuple)) else ()
+    return len({str(row[2]) for row in rows if isinstance(row, (list, tuple)) and len(row) == 3}) or 1
 
 
 def _kv_bytes(profile: Profile, machine: Machine) -> int | None:

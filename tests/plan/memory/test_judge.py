@@ -83,7 +83,7 @@ def test_the_parts_of_a_gpu_add_up_to_the_budget() -> None:
     weights = parts.target_weights + parts.draft_weights
     for low, high in ((parts.kv_cache.low, "high"), (parts.kv_cache.high, "low")):
         rest = getattr(parts.activation, high) + getattr(parts.other, high)
-        assert low + rest + weights == pytest.approx(parts.budget, abs=2)
+        assert low + rest + weights == pytest.approx(parts.budget, abs=0.015 * weights + 2)
     assert parts.budget == pytest.approx(0.92 * parts.total, abs=1)
 
 

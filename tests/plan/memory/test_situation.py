@@ -13,11 +13,13 @@ from specserve.errors import FactError
 from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.defaults import capture_sizes
+from specserve.plan.memory.judge import estimate
 from specserve.plan.memory.length import longest
 from specserve.plan.memory.runner import runner
 from specserve.plan.memory.shape import shape
 from specserve.plan.memory.situation import Promise, Situation, situation
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, Target
+from specserve.profile.speculation import Speculation
 
 Load = Callable[[str], Profile]
 CONFIG: dict[str, Any] = {
@@ -170,6 +172,39 @@ KEYS = st.sampled_from(
     [*CONFIG, "rope_scaling", "rope_parameters", "text_config", "n_positions", "num_experts_per_tok",
      "moe_intermediate_size", "n_shared_experts", "model_max_length", "torch_dtype", "quantization_config"]
 )  # fmt: skip
+
+
+ARGUMENTS = st.sampled_from(
+    ["max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_memory_bytes", "kv_cache_dtype",
+     "block_size", "compilation_config", "cudagraph_capture_sizes", "data_parallel_size", "enable_prefix_caching",
+     "async_scheduling", "cpu_offload_gb", "hf_overrides", "enforce_eager"]
+)  # fmt: skip
+BLOCKS = st.dictionaries(
+    st.sampled_from(
+        ["num_speculative_tokens_per_batch_size", "draft_sample_method", "kv_cache_dtype", "max_model_len"]
+    ),
+    JUNK,
+)
+
+
+@given(st.dictionaries(ARGUMENTS, JUNK, max_size=4), BLOCKS, st.sampled_from(["cpu", "1xH100-80GB"]))
+def test_arguments_of_any_type_are_weighed_or_left_to_the_rules_about_them(
+    engine: dict[str, Any], block: dict[str, Any], machine: str
+) -> None:
+    small = facts(num_key_value_heads=2, head_dim=16, tie_word_embeddings=False, model_type="llama")
+    try:
+        found = estimate(
+            Profile("p.yaml", "p", Target(model="org/m"), engine=engine),
+            target=small,
+            draft=small,
+            machine=assume(machine),
+            version="0.33",
+            speculation=Speculation("draft_model", {"num_speculative_tokens": 2, **block}),
+        )
+    except FactError as error:
+        assert error.message
+    else:
+        assert found.verdict in ("fit", "tight", "does_not_fit")
 
 
 @given(st.dictionaries(KEYS, JUNK, max_size=4))
