@@ -175,8 +175,8 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
     vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
     model = ctx.profile.target.model
-    if not is_hub_id(model) or not _HEAD_NAME.search(model):
-        return
+    if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
+        return  # where its files are known, they tell
     text = f"`{model}` reads like a draft head, which cannot be served by itself"
     if "speculator" in model.lower():
         text = f"vLLM would serve the model that `{model}` was trained for, and speculate on its own account"

@@ -38,16 +38,24 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
     """
     if ctx.profile.engine.get("trust_remote_code") is not True or locked(ctx):
         return
-    for model, revision, section in models(ctx):
-        if revision is None or not _COMMIT.fullmatch(revision):
-            which = f"at `{revision}`, which can move" if revision else "without a revision"
-            place = f"{section}.revision" if revision else f"{section}.model"
-            yield Hit(
-                place,
-                f"code of `{model}` will run, taken {which}",
-                related=(("engine.trust_remote_code", "its code is trusted here"),),
-                help=f"write the commit that was read as `{section}.revision`, or run `specserve lock`",
-            )
+    moving = {
+        (model, revision): section
+        for model, revision, section in models(ctx)
+        if revision is None or not _COMMIT.fullmatch(revision)
+    }
+    if moving:
+        ((model, revision), section), *others = moving.items()
+        which = f"at `{revision}`, which can move" if revision else "without a revision"
+        more = f", and that of {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
+        yield Hit(
+            f"{section}.revision" if revision else f"{section}.model",
+            f"code of `{model}` will run, taken {which}{more}",
+            related=(
+                ("engine.trust_remote_code", "code is trusted here"),
+                *((f"{place}.model", "not pinned to a commit either") for _, place in others),
+            ),
+            help=f"write the commit that was read as `{section}.revision`, or run `specserve lock`",
+        )
 
 
 @rule("SD113", "unpinned-revision", Severity.INFO)
