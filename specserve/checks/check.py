@@ -89,6 +89,7 @@ def checked(
 ) -> _Outcome:
     """One profile."""
     known = gather(profile, wanted=wanted, read=read)
+    profile = known.profile
     plan, host, why = (
         on_this_machine(profile, machine=known.context.machine) if wanted.here else (None, None, "")
     )

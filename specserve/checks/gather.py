@@ -58,12 +58,16 @@ class Known:
     """The context of the rules, and why what is not in it is missing, by group."""
 
     context: Context
+    profile: Profile
+    """The profile at the commits of its lock, for its launch and its fingerprint."""
     unread: tuple[Unread, ...] = ()
     missing: Mapping[Need, str] = field(default_factory=dict)
 
 
 def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Known:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
+    from specserve.plan.locked import locked
+
     versions = (wanted.version,) if wanted.version else in_range(profile.vllm or "")
     lock, drift = _lock(profile, wanted)
     context = Context(profile, versions, drift=drift)
@@ -89,7 +93,7 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
     elif machine:
         context = replace(context, machine=None)
         missing["hardware"] = "the target could not be read"
-    return Known(context, unread, missing)
+    return Known(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
 def _models(

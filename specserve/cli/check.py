@@ -32,6 +32,7 @@ def check(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Cache, directories and lock only.")] = False,
     locked: Annotated[bool, typer.Option("--locked", help="Profile and lock, nothing else.")] = False,
+    no_lock: Annotated[bool, typer.Option("--no-lock", help="Pass over the lock beside it.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped groups fail too.")] = False,
     vllm: Annotated[
         str | None,
@@ -62,9 +63,10 @@ def check(
     """
     from specserve.facts.accelerators import assume as machine_of
 
-    del locked
     wanted = Wanted(
         offline=offline,
+        locked=locked,
+        no_lock=no_lock,
         machine=machine_of(assume) if assume else None,
         ask_vllm=ask_vllm,
         version=_minor(vllm) if vllm else None,

@@ -14,6 +14,12 @@ def generate(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The answers; `-` is stdout.")
     ] = "-",
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
+    ] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,10 +84,18 @@ def generate(
         alternative=alternative,
         baseline=baseline,
         check=not no_check,
+        use_lock=not no_lock,
+        locked=locked,
     )
     if not no_check:
         preflight(
-            profile, settings=settings or (), alternative=alternative, baseline=baseline, devices=devices
+            profile,
+            settings=settings or (),
+            alternative=alternative,
+            baseline=baseline,
+            devices=devices,
+            no_lock=no_lock,
+            offline="HF_HUB_OFFLINE" in plan.env,
         )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")

@@ -32,6 +32,9 @@ def plan(
             metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
         ),
     ] = None,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
@@ -66,6 +69,7 @@ def plan(
         baseline=baseline,
         vllm=vllm,
         starts=False,
+        use_lock=not no_lock,
     )
     rows = origins(made)
     if format is Format.JSON:

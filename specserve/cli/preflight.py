@@ -28,13 +28,10 @@ def preflight(
     offline: bool = False,
 ) -> None:
     """Check what is to be launched here; says warnings, and what could not be checked. Raises CheckFailed."""
-    from specserve.cli.rawcommand import remembered
-    from specserve.plan.convert.words import COMMAND
     from specserve.profile.texts import recall
 
     asked = {
         "path": path,
-        "command": list(remembered()) if path == COMMAND else None,
         "command": remembered(path),
         "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
         "settings": list(settings),
@@ -117,12 +114,9 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.run import examined_in
     from specserve.checks.unread import UNREADABLE, unreadable
     from specserve.cli.prepare import on_devices
-    from specserve.cli.rawcommand import remember
     from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.texts import keep
 
-    if asked["command"] is not None:
-        remember(asked["command"])
     if asked["text"] is not None:
         keep("-", asked["text"].encode("utf-8", "surrogateescape"))
     if asked["command"] is not None:

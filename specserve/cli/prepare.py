@@ -27,10 +27,13 @@ def prepare(
     check: bool = True,
     vllm: str | None = None,
     starts: bool = True,
+    use_lock: bool = True,
+    locked: bool = False,
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
 
-    `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one.
+    `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one. `use_lock`: the
+    models are those of the lock beside the profile; `locked`: it must be there, and so must all that it names.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
     from specserve.plan.launch import launch, with_port
@@ -41,6 +44,9 @@ def prepare(
         profile = on_devices(profile, devices)
     if check:
         _refuse_errors(profile, starts=starts)
+    from specserve.cli.locking import at_lock, without_hub
+
+    profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
     here = None if vllm else _installed(profile, needed=starts)
     if here is None:
         table, version, platform = _named(profile, vllm)
@@ -53,6 +59,7 @@ def prepare(
         assert found is not None
         plan = launch(profile, table=here, platform=found.platform, version=found.version, port=port)
         plan = localize(plan, installed=found, host=host)
+        plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
         if check and starts:
             _refuse_errors(profile, plan=plan, host=host)
     if starts and plan.port == 0:

@@ -49,6 +49,12 @@ def up(
         typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    locked: Annotated[
+        bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
+    ] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
@@ -90,12 +96,20 @@ def up(
         baseline=baseline,
         check=not no_check,
         starts=not dry_run,
+        use_lock=not no_lock,
+        locked=locked,
     )
     if not (dry_run or no_check):
         from specserve.cli.preflight import preflight
 
         preflight(
-            profile, settings=settings or (), alternative=alternative, baseline=baseline, devices=devices
+            profile,
+            settings=settings or (),
+            alternative=alternative,
+            baseline=baseline,
+            devices=devices,
+            no_lock=no_lock,
+            offline="HF_HUB_OFFLINE" in plan.env,
         )
     if dry_run:
         show(plan, format=format)

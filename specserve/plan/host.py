@@ -118,7 +118,7 @@ def _with_openmp(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     if host.openmp is None or "libiomp5" in before:
         return plan
     value = f"{host.openmp}:{before}" if before else host.openmp
-    return _with_env(plan, "LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
+    return with_env(plan, "LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")
 
 
 def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
@@ -127,11 +127,11 @@ def _with_threads(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -
         return plan
     why = f"vLLM binds one rank to a NUMA node, and {ranks} ranks share {host.numa_nodes}"
     if len(host.cpus) < ranks:
-        return _with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
+        return with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", "nobind", why)
     share = len(host.cpus) // ranks
     parts = [host.cpus[rank * share : (rank + 1) * share] for rank in range(ranks)]
     value = "|".join(",".join(str(cpu) for cpu in part) for part in parts)
-    return _with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", value, why)
+    return with_env(plan, "VLLM_CPU_OMP_THREADS_BIND", value, why)
 
 
 def _ranks(plan: LaunchPlan) -> int:
@@ -150,7 +150,7 @@ def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     why = (
         "your allow-list would drop the cure for text corrupted at temperature > 0 (vllm-project/vllm#55005)"
     )
-    return _with_env(plan, "VLLM_PLUGINS", value, why)
+    return with_env(plan, "VLLM_PLUGINS", value, why)
 
 
 def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
@@ -180,7 +180,8 @@ def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:
     return "" if isinstance(value, FromEnv) else value
 
 
-def _with_env(plan: LaunchPlan, name: str, value: str, why: str) -> LaunchPlan:
+def with_env(plan: LaunchPlan, name: str, value: str, why: str) -> LaunchPlan:
+    """The plan with a variable that this machine adds."""
     origins = tuple(origin for origin in plan.origins if origin.key != name)
     return replace(
         plan,
