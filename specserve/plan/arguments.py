@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from specserve.plan.convert.old import ARGUMENTS
 from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
@@ -91,6 +92,9 @@ def _guess(section: str, name: str, value: Any, table: VllmTable) -> str | None:
     if name in known:
         other = "frontend" if section == "engine" else "engine"
         return f"it is an argument of vLLM's {'server' if other == 'frontend' else 'engine'}: write it under `{other}`"
+    old = ARGUMENTS.get(bare)
+    if old is not None:
+        return f"write it as `{old.now}`" if old.now else f"leave it out: {old.why}"
     positive = re.sub(r"^no_|^disable_(?=enable_)", "", bare)
     if positive in known and known[positive].negatable and isinstance(value, bool):
         return f"write `{positive}: {'false' if value else 'true'}`"
