@@ -50,7 +50,7 @@ def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> Tokeniz
         if kind == "tokenizer.json":
             child = stack.enter_context(sample.encoding(needed(target, name)))
         wanted, offered = read_vocabulary(target), read_vocabulary(draft)
-        if sizes.cut(wanted.tokens, sizes.target) == sizes.cut(offered.tokens, sizes.draft):
+        if sizes.of_target(wanted) == sizes.of_draft(offered):
             reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
             return equal(sizes, reasons=reasons)
         shared = shared_ids(wanted, offered, target_size=sizes.target, draft_size=sizes.draft)

@@ -16,16 +16,24 @@ HALF = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """`vocab_size` of both config.json, where they say it."""
+    """`vocab_size` of both models, where config.json tells it."""
 
     target: int | None
     draft: int | None
 
-    def cut(self, tokens: Mapping[int, str], size: int | None) -> dict[int, str]:
-        """Without tokens that the model has no row for: transformers adds some that are never used."""
-        if size is None or not tokens or max(tokens) < size:
-            return dict(tokens)
-        return {index: text for index, text in tokens.items() if index < size}
+    def of_target(self, vocabulary: Vocabulary) -> dict[int, str]:
+        """The target's tokens that it has a row for: transformers adds some that are never used."""
+        return _below(vocabulary.tokens, self.target or self.draft)
+
+    def of_draft(self, vocabulary: Vocabulary) -> dict[int, str]:
+        """The same of the draft."""
+        return _below(vocabulary.tokens, self.draft or self.target)
+
+
+def _below(tokens: Mapping[int, str], size: int | None) -> dict[int, str]:
+    if size is None or max(tokens) < size:
+        return dict(tokens)
+    return {index: text for index, text in tokens.items() if index < size}
 
 
 def equal(sizes: Sizes, *, reasons: tuple[str, ...] = ()) -> TokenizerComparison:
@@ -61,7 +69,7 @@ def graded(
     `counts`: how often the sample text holds each of the target's ids; `shared`: target id to draft id of the
     tokens that both have.
     """
-    wanted, offered = sizes.cut(target.tokens, sizes.target), sizes.cut(draft.tokens, sizes.draft)
+    wanted, offered = sizes.of_target(target), sizes.of_draft(draft)
     differing = {index for index, _ in wanted.items() ^ offered.items()}
     total = max(counts.total(), 1)
     mismatch = sum(counts[index] for index in differing & counts.keys()) / total

@@ -29,7 +29,9 @@ def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...
     return ("the chat templates differ; the draft reads the target's",)
 
 
-def _merges(vocabulary: Vocabulary) -> list[str]:
-    """The merges as texts: writers of the file put pairs, older ones a text with a space. Raises Unreadable."""
+def _merges(vocabulary: Vocabulary) -> object:
+    """The merges as pairs: older files write each as a text with a space. Raises Unreadable."""
     merges = parsed(vocabulary.merges or b"[]", name=vocabulary.source)
-    return [merge if isinstance(merge, str) else " ".join(map(str, merge)) for merge in merges]
+    if not isinstance(merges, list):
+        return merges
+    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]

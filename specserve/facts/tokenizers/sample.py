@@ -6,6 +6,7 @@ Does not compare.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -34,8 +35,9 @@ def texts() -> tuple[Path, ...]:
 def encoding(tokenizer: Path) -> Iterator[Encoding]:
     """A child that encodes the text while the caller reads the vocabularies; it is gone on leaving."""
     command = [sys.executable, "-I", str(ENCODER), str(tokenizer), *map(str, texts())]
+    alone = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command, env=alone, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as child:
         try:
             yield child

@@ -104,12 +104,12 @@ def test_special_ids_of_the_chat_template_are_named(model: Make) -> None:
 
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "named"])
 def test_the_chat_template_is_found_wherever_it_stands(model: Make, place: str) -> None:
-    files: dict[str, Any] = {
+    places: dict[str, dict[str, Any]] = {
         "chat_template.jinja": {"chat_template__jinja": CHAT.encode()},
         "tokenizer_config.json": {"tokenizer_config__json": {"chat_template": CHAT}},
         "named": {"tokenizer_config__json": {"chat_template": [{"name": "default", "template": CHAT}]}},
-    }[place]
-    result = compare(model(document(specials=LLAMA), **files), model(document(specials=LLAMA[:3])))
+    }
+    result = compare(model(document(specials=LLAMA), **places[place]), model(document(specials=LLAMA[:3])))
     assert [item.target for item in result.template_ids] == ["<|start_header_id|>", "<|end_header_id|>"]
 
 

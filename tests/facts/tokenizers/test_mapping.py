@@ -1,0 +1,66 @@
+"""What `use_heterogeneous_vocab` would keep: the tokens that vLLM's own map keeps."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.facts.model import ModelFacts
+from specserve.facts.tokenizers.huggingface import read
+from specserve.facts.tokenizers.mapping import shared_ids, space_prefixes
+from specserve.facts.tokenizers.vocabulary import Vocabulary
+from tests.facts.tokenizers.made import Document, document
+
+Make = Callable[..., ModelFacts]
+KINDS = ("byte_level", "metaspace", "unigram", "wordpiece")
+
+
+def vocabulary(made: Document) -> Vocabulary:
+    return read(json.dumps(made).encode())
+
+
+def test_words_of_both_writings_of_a_space_are_the_same() -> None:
+    byte_level, metaspace = vocabulary(document(size=1000)), vocabulary(document("metaspace", size=1000))
+    shared = shared_ids(byte_level, metaspace)
+    texts = {(byte_level.tokens[one], metaspace.tokens[two]) for one, two in shared.items()}
+    assert ("Ġt", "▁t") in texts
+    assert all(one[1:] == two[1:] for one, two in texts)
+
+
+def test_a_token_beyond_either_embedding_is_dropped() -> None:
+    one = vocabulary(document(size=400))
+    assert len(shared_ids(one, one)) == 400
+    assert len(shared_ids(one, one, target_size=390)) == 390
+    assert len(shared_ids(one, one, target_size=390, draft_size=380)) == 380
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefixes"), [("byte_level", "Ġ"), ("metaspace", "Ġ▁"), ("unigram", "▁"), ("wordpiece", "Ġ▁")]
+)
+def test_the_space_is_found_where_one_token_shows_it(kind: str, prefixes: str) -> None:
+    assert space_prefixes(vocabulary(document(kind))) == set(prefixes)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("target", "draft"), list(itertools.combinations_with_replacement(KINDS, 2)))
+def test_the_map_is_the_one_that_vllm_builds(tmp_path: Path, target: str, draft: str) -> None:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+    from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+
+    made = [document(target, size=800), document(draft, size=600)]
+    loaded = []
+    for place, content in enumerate(made):
+        file = tmp_path / f"{place}.json"
+        file.write_text(json.dumps(content))
+        unknown = content["model"].get("unk_token") or "e"
+        loaded.append(PreTrainedTokenizerFast(tokenizer_file=str(file), unk_token=unknown))
+    mapping = VocabMapping(*loaded, target_vocab_size=790, draft_vocab_size=700, device=torch.device("cpu"))
+    ours = shared_ids(vocabulary(made[0]), vocabulary(made[1]), target_size=790, draft_size=700)
+    assert len(ours) == mapping.intersection_size
+    theirs = {index: int(other) for index, other in enumerate(mapping.target_to_draft_ids) if other >= 0}
+    assert theirs == ours
