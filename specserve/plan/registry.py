@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 Kind = Literal["text", "pooling", "multimodal", "draft", "transformers"]
 Trait = Literal["pp", "eagle3", "aux_pp"]
+_DATA = Path(__file__).parent / "registries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,13 @@ class Registry:
 @lru_cache
 def registry(minor: str) -> Registry:
     """The registry of a known minor version, `0.33`. Raises FileNotFoundError for another."""
-    text = (resources.files(__package__) / "registries" / f"vllm-{minor}.json").read_text(encoding="utf-8")
-    return loads(text)
+    return loads((_DATA / f"vllm-{minor}.json").read_text(encoding="utf-8"))
 
 
 @lru_cache
 def transformers_names() -> frozenset[str]:
     """The model classes of the transformers library that the newest known vLLM runs with."""
-    text = (resources.files(__package__) / "registries" / "transformers.txt").read_text(encoding="utf-8")
+    text = (_DATA / "transformers.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 

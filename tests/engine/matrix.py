@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
+
+from tests.checks.checkpoints import beside
 
 Stage = Literal["config", "load", "served"]
 
@@ -19,16 +23,29 @@ class Case:
     stage: Stage = "served"
     code: str | None = None
 
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The arguments of `EngineArgs` that say the same; models are still relative paths."""
+    def lay_out(self, folder: Path) -> Path:
+        """The profile in this folder, with the checkpoints that it names beside it."""
+        beside(folder, self.text)
+        file = folder / "p.yaml"
+        file.write_text(self.text, encoding="utf-8")
+        return file
+
+    def kwargs(self, folder: Path) -> dict[str, Any]:
+        """The arguments of `EngineArgs` that say the same."""
         profile = yaml.safe_load(self.text)
         speculation = profile.get("speculation")
-        return {
-            **profile["target"],
-            **profile.get("engine", {}),
-            **({"speculative_config": speculation} if speculation else {}),
-        }
+        flat = {**profile["target"], **profile.get("engine", {})}
+        if speculation:
+            flat["speculative_config"] = _absolute(speculation, folder)
+        return _absolute(flat, folder)
+
+
+def _absolute(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths of the profile's own folder, as vLLM needs them."""
+    return {
+        key: str(folder / value) if isinstance(value, str) and value.startswith("./") else value
+        for key, value in values.items()
+    }
 
 
 def _target(model: str = "llama", **more: Any) -> str:
@@ -108,7 +125,6 @@ REFUSED: tuple[Case, ...] = (
         "a vocabulary of another size",
         _pair(_target("qwen"), "method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4"),
         "config",
-        "SD202",
     ),
     Case(
         "a draft on 2 of 4 ranks",
@@ -172,15 +188,16 @@ REFUSED: tuple[Case, ...] = (
         "config",
     ),
     Case(
-        "metrics of a speculation that there is none of",
-        f'vllm: "==0.32.*"\n{_target()}engine: {{per_request_spec_decode_metrics: summary}}\n',
-        "config",
-    ),
-    Case(
         "an unknown argument",
         f'vllm: "==0.32.*"\n{_target()}engine: {{max_num_sequences: 8}}\n',
         "config",
         "SD102",
+    ),
+    Case(
+        "weights that nobody prepared",
+        f'vllm: "==0.32.*"\n{_target(quantization="compressed-tensors")}',
+        "config",
+        "SD248",
     ),
 )
 
@@ -209,13 +226,25 @@ FAILS_LOADING: tuple[Case, ...] = (
         "load",
         "SD241",
     ),
-    Case(
-        "weights that nobody prepared",
-        f'vllm: "==0.32.*"\n{_target(quantization="compressed-tensors")}',
-        "load",
-        "SD248",
-    ),
     Case("a head as a model", f'vllm: "==0.32.*"\n{_target("llama-eagle3")}', "load", "SD221"),
+    Case(
+        "a head for a narrower target",
+        _pair(_target("qwen3-wide"), "method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7"),
+        "load",
+        "SD237",
+    ),
+    Case(
+        "a head for a deeper target",
+        _pair(_target("qwen3-flat"), "method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7"),
+        "load",
+        "SD238",
+    ),
+    Case(
+        "prediction layers as a draft model",
+        _pair(_target(), "method: draft_model, model: ./mimo-small, num_speculative_tokens: 1"),
+        "load",
+        "SD236",
+    ),
 )
 
 SOUND: tuple[Case, ...] = (

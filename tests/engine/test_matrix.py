@@ -1,0 +1,72 @@
+"""The matrix of mistakes, through vLLM itself: it ends each case where the matrix says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND, Case
+
+pytestmark = pytest.mark.engine
+HERE = Path(__file__).parent
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the reason comes from this process, not from one that died
+}
+
+
+def child(script: str, text: str) -> list[dict[str, Any]]:
+    """The lines that a child answers with."""
+    ran = subprocess.run(
+        [sys.executable, str(HERE / script)],
+        input=text,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **ENVIRONMENT},
+        timeout=600,
+        check=True,
+    )
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | None]:
+    """What vLLM's configuration says to every case, from one process."""
+    folder = tmp_path_factory.mktemp("matrix")
+    lines = []
+    for case in (*REFUSED, *FAILS_LOADING, *SOUND):
+        case.lay_out(folder)
+        lines.append(json.dumps({"name": case.name, "kwargs": case.kwargs(folder)}))
+    return {answer["name"]: answer["refused"] for answer in child("configure.py", "\n".join(lines) + "\n")}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_vllm_refuses_a_mistake_in_its_configuration(case: Case, refusals: Mapping[str, str | None]) -> None:
+    assert refusals[case.name] is not None
+
+
+@pytest.mark.parametrize("case", (*FAILS_LOADING, *SOUND), ids=lambda case: case.name)
+def test_vllm_configures_the_rest(case: Case, refusals: Mapping[str, str | None]) -> None:
+    assert refusals[case.name] is None
+
+
+@pytest.mark.parametrize("case", FAILS_LOADING[:2], ids=lambda case: case.name)
+def test_vllm_finds_a_mistake_only_after_loading(case: Case, tmp_path: Path) -> None:
+    case.lay_out(tmp_path)
+    (answer,) = child("load.py", json.dumps({"kwargs": case.kwargs(tmp_path)}))
+    assert answer["refused"] is not None
+
+
+def test_vllm_loads_and_runs_a_head_of_the_catalogue(tmp_path: Path) -> None:
+    (case,) = [case for case in SOUND if case.name == "an EAGLE-3 head"]
+    case.lay_out(tmp_path)
+    (answer,) = child("load.py", json.dumps({"kwargs": case.kwargs(tmp_path)}))
+    assert answer["refused"] is None
