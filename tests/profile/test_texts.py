@@ -1,4 +1,4 @@
-"""The bytes of profiles: from disk, from stdin, from whoever stands in for a file; never more than a profile may have."""
+"""The bytes of profiles: from disk, stdin or whoever stands in for a file; no more than a profile may have."""
 
 from __future__ import annotations
 

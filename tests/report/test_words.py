@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = sorted(file for file in (ROOT / "specserve").rglob("*.py") if "engine" not in file.parts)
-MESSAGES = {"Hit": 1, "problem": 1, "Stop": None}
+MESSAGES = {"Hit": 1, "problem": 1}
 """Calls that take a message, and which argument it is; errors take it first."""
 BANNED = re.compile(
     r"(?i)\b(illegal|simply|please|oops|obviously|just|invalid syntax|sorry|bad luck)\b|!(?!=)"
@@ -27,7 +27,7 @@ def messages() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
-            name = getattr(node.func, "id", None) or getattr(node.func, "attr", "")
+            name = str(getattr(node.func, "id", "") or getattr(node.func, "attr", ""))
             position = 0 if name.endswith(("Error", "Failed")) else MESSAGES.get(name)
             if position is not None and len(node.args) > position:
                 text = literal(node.args[position])
