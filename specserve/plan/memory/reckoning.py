@@ -86,7 +86,8 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         activation(model, settings=s.settings, regime=rules, drafting=drafting, samples=at == last)
         for at in range(last + 1)
     )
-    captured = graphs(model, regime=rules, sizes=_sizes(s))
+    is_hybrid = any(group.fixed_blocks for group in needed.groups)
+    captured = graphs(model, regime=rules, sizes=_sizes(s), is_hybrid=is_hybrid)
     others = tuple(_other(s, model, rules, drafting, captured, is_last=at == last) for at in range(last + 1))
     margin = _UNSURE_WEIGHTS if needed.notes and needed.basis == "formula" else 0.0
     total = s.machine.accelerator.total_bytes
