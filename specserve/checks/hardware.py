@@ -42,7 +42,14 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     machine = ctx.machine
     assert machine is not None
     there = machine.count * machine.nodes
-    if machine.is_cpu or ranks(ctx) <= there:
+    devices = ctx.profile.hardware.devices if ctx.profile.hardware else None
+    if machine.is_cpu:
+        return
+    if devices and ranks(ctx) > len(devices) * machine.nodes:
+        words = f"the launch takes {ranks(ctx)} accelerators, and `devices` names {len(devices)}"
+        yield Hit("hardware.devices", words + (" per node" if machine.nodes > 1 else ""))
+        return
+    if ranks(ctx) <= there:
         return
     path = "target.tensor_parallel_size"
     if ctx.profile.target.tensor_parallel_size <= there:

@@ -64,6 +64,13 @@ def test_data_parallel_ranks_need_accelerators_too(target: Load) -> None:
     assert finding.message == "the launch takes 4 accelerators, and there are 2"
 
 
+def test_devices_are_counted_too(target: Load) -> None:
+    lines = "tensor_parallel_size: 2\nhardware: {accelerator: L4-24GB, count: 2, devices: %s}"
+    (finding,) = found(target(lines % "[1]"))
+    assert (finding.code, finding.span.path) == ("SD306", "hardware.devices")
+    assert found(target(lines % "[0, 1]")) == []
+
+
 def test_accelerators_stay_idle_only_by_the_profiles_own_count(target: Load) -> None:
     (finding,) = found(target("\nhardware: {accelerator: L4-24GB, count: 2, nodes: 2}"))
     assert (finding.code, finding.message) == (
