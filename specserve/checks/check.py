@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from specserve.checks import memory
 from specserve.checks.catalogue import RULES
 from specserve.checks.gather import Known, Unread, Wanted, gather
 from specserve.checks.here import on_this_machine
@@ -33,7 +34,8 @@ class Group:
     rules: int
     findings: tuple[Finding, ...] = ()
     skipped: str | None = None
-    """Why it did not run."""
+    """Why it did not run, or not all of it."""
+    skipped_rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def checked(
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
         memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
-        groups=tuple(_group(name, found, context, left_out) for name in GROUPS),
+        groups=tuple(_group(name, found, left_out) for name in GROUPS),
         unread=known.unread,
     )
     return _Outcome(outcome, found, left_out, hidden)
@@ -117,7 +119,7 @@ def checked(
 
 def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Need, str]) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
-    ran = {rule.code for rule in rules_for(context)}
+    ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
     items = [
         skipped(item.error, profile, codes=_codes("models"))
         for item in known.unread
@@ -128,6 +130,11 @@ def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Ne
         if codes:
             items.append(Skipped(profile.file, group, codes, reason, _cause(group)))
     return items
+
+
+def _weighing() -> set[str]:
+    """The rules of the hardware group that say nothing where no memory is known."""
+    return {rule.code for rule in RULES if rule.check.__module__ == memory.__name__}
 
 
 def _cause(group: Need) -> str:
@@ -147,12 +154,11 @@ def _verdict(findings: list[Finding], left_out: list[Skipped]) -> str:
     return "warnings" if Severity.WARNING in severities else "ok"
 
 
-def _group(name: Need, findings: list[Finding], context: Context, left_out: list[Skipped]) -> Group:
+def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> Group:
     codes = set(_codes(name))
     own = tuple(finding for finding in findings if finding.code in codes or _of_file(name, finding))
-    ran = {rule.code for rule in rules_for(context)}
-    reason = next((item.reason for item in left_out if item.group == name), None)
-    return Group(name, len(codes), own, reason if not codes & ran else None)
+    item = next((item for item in left_out if item.group == name), None)
+    return Group(name, len(codes), own, item.reason if item else None, len(item.codes) if item else 0)
 
 
 def _of_file(name: Need, finding: Finding) -> bool:

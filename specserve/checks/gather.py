@@ -91,7 +91,6 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
         wanted.tell("estimating memory")
         context = _weighed(context, wanted, missing)
     elif machine:
-        context = replace(context, machine=None)
         missing["hardware"] = "the target could not be read"
     return Known(context, locked(profile, lock) if lock else profile, unread, missing)
 
@@ -199,7 +198,7 @@ def _weighed(context: Context, wanted: Wanted, missing: dict[Need, str]) -> Cont
         alone = None if context.profile.speculation else _estimate(context, None, wanted)
     except FactError as error:
         missing["hardware"] = error.message
-        return replace(context, machine=None)
+        return context
     return replace(context, arms=arms, memory=alone)
 
 

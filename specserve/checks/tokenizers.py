@@ -206,7 +206,7 @@ def other_segmentation(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD208", "foreign-tokenizer", Severity.ERROR, needs="models")
 def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """`target.tokenizer` names a tokenizer whose ids mean other tokens to the target.
+    """The tokenizer that the profile names has ids that mean other tokens to the target.
 
     ## Why is this bad?
     vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with

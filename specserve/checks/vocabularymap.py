@@ -15,11 +15,12 @@ KEPT = 0.5
 
 @rule("SD205", "small-shared-vocabulary", Severity.WARNING, needs="models")
 def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
-    """`use_heterogeneous_vocab` over vocabularies that share little.
+    """Two vocabularies are mapped that share little.
 
     ## Why is this bad?
-    The draft may only propose tokens that both vocabularies have, and reads an unknown token wherever the target
-    wrote one that it lacks. What the shared tokens make up of ordinary text bounds the acceptance.
+    With `use_heterogeneous_vocab` the draft may only propose tokens that both vocabularies have, and reads an
+    unknown token wherever the target wrote one that it lacks. What the shared tokens make up of ordinary text
+    bounds the acceptance.
 
     ## Example
         target: {model: ./llama}
@@ -51,10 +52,11 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD206", "needless-vocabulary-map", Severity.INFO, needs="models")
 def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
-    """`use_heterogeneous_vocab` for a draft with the target's own tokens.
+    """Vocabularies are mapped that are the same.
 
     ## Why is this bad?
-    It changes no token, and takes away what the pair could have: probabilistic drafts, and vLLM's V2 runner.
+    `use_heterogeneous_vocab` changes no token here, and takes away what the pair could have: probabilistic drafts,
+    and vLLM's V2 runner.
 
     ## Example
         target: {model: ./llama}
@@ -84,7 +86,7 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD207", "missing-draft-tokenizer", Severity.ERROR, needs="models")
 def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
-    """`use_heterogeneous_vocab` for a draft that ships no tokenizer.
+    """The vocabulary of a draft is to be mapped that ships no tokenizer.
 
     ## Why is this bad?
     To map the vocabularies vLLM loads the draft's tokenizer from the draft's own repository, after the weights of

@@ -99,12 +99,12 @@ def _examined(
 
 def show(report: Report, *, format: Format | None) -> None:
     """Findings and figures to stdout, the sum to stderr."""
-    from specserve.report.check import check_summary, check_text
+    from specserve.report.check import check_text
 
     format = format or judge.default_format()
     if format is Format.TEXT:
         out(check_text(report))
-        say(check_summary(report))
+        judge.tell(report, explain=True)
     else:
         judge.show(report, format=format)
 
@@ -124,7 +124,10 @@ def exit_code(report: Report, *, strict: bool) -> int:
 def _minor(version: str) -> str:
     from specserve.plan.support import table
 
-    return table(version).minor
+    known = table(version)
+    if not known.exact:
+        say(f"vLLM {clean(version)} is newer than all that specserve knows: judged as {known.minor}")
+    return known.minor
 
 
 def _teller() -> Callable[[str], None]:

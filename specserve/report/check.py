@@ -46,23 +46,6 @@ def check_text(report: Report) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def check_summary(report: Report) -> str:
-    """The last line: what was found, and what did not run."""
-    counts = [(report.count(severity), severity.value) for severity in Severity]
-    found = [
-        f"{number} {word}{'s' if number > 1 and word != 'info' else ''}" for number, word in counts if number
-    ]
-    profiles = f"{report.profiles} profile{'' if report.profiles == 1 else 's'}"
-    skipped = len({code for item in report.skipped for code in item.codes})
-    tail = f", {skipped} rules skipped" if skipped else ""
-    hidden = f", {report.suppressed} ignored" if report.suppressed else ""
-    if found:
-        return f"Found {' and '.join(found)} in {profiles}{tail}{hidden}"
-    if skipped:
-        return f"No errors found in {profiles}{tail}{hidden}"
-    return f"All checks passed: {profiles}, {report.rules} rules{hidden}"
-
-
 def _head(verdict: Checked) -> str:
     on = f" on {machine_text(verdict.machine)}" if verdict.machine else ""
     versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
@@ -81,12 +64,11 @@ def machine_text(machine: Machine) -> str:
 
 
 def _state(group: Group) -> str:
-    if group.skipped:
-        return styled(f"skipped: {clean(group.skipped)}", "yellow", stream=sys.stdout)
     words = list(_counts(group.findings))
-    if not words:
-        return styled("ok", "green", stream=sys.stdout)
-    return ", ".join(words)
+    if group.skipped:
+        text = "skipped" if group.skipped_rules == group.rules else f"{group.skipped_rules} skipped"
+        words.append(styled(f"{text}: {clean(group.skipped)}", "yellow", stream=sys.stdout))
+    return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 
 
 def _counts(findings: tuple[Finding, ...]) -> Iterator[str]:

@@ -35,16 +35,20 @@ def concise(findings: Iterable[Finding]) -> str:
 
 
 def summary(report: Report) -> str:
-    """The last line: what was found in how many profiles."""
+    """The last line: what was found in how many profiles; what was left out is never passed."""
     profiles = _count(report.profiles, "profile")
     infos = report.count(Severity.INFO)
+    left_out = len({code for item in report.skipped for code in item.codes})
+    hidden = f", {_count(left_out, 'rule')} skipped" if left_out else ""
+    hidden += f", {report.suppressed} ignored" if report.suppressed else ""
     if len(report.findings) == infos:
-        hidden = f", {report.suppressed} ignored" if report.suppressed else ""
         noted = f", {_count(infos, 'info')}" if infos else ""
+        if left_out:
+            return f"No errors found in {profiles}{noted}{hidden}"
         return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
     counts = [(report.count(severity), severity.value) for severity in Severity]
     found = [_count(number, word) for number, word in counts if number]
-    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}"
+    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}{hidden}"
 
 
 def _count(number: int, word: str) -> str:
