@@ -1,0 +1,70 @@
+"""The table of public failures in the docs: every row is there, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.catalogue import RULES
+from specserve.cli.commands import COMMANDS as BUILT
+from specserve.profile.problems import NAMES
+
+PAGE = Path(__file__).parents[2] / "docs" / "failure-modes.md"
+COMMANDS = (
+    "ask",
+    "bench",
+    "check",
+    "convert",
+    "lint",
+    "lock",
+    "plan",
+    "pull",
+    "tune",
+    "up",
+    "verify",
+    "watch",
+)
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
+
+
+def test_every_failure_stands_in_the_table_once() -> None:
+    assert sorted(int(row[0]) for row in ROWS) == list(range(1, 83))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_a_row_says_what_fails_what_tells_it_and_where_that_is_known_from(row: list[str]) -> None:
+    assert len(row) == 4
+    assert len(row[1]) > 10 and row[2]
+    assert re.search(r"\.py|#\d+|[\w-]+/[\w-]+|model cards", row[3])
+    told = re.search(
+        r"SD\d{3}|`(?:ask|up|convert|check|bench|watch|verify|tune)\b|by construction|not ", row[2]
+    )
+    assert told, "neither a rule, nor a command, nor a reason"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_every_code_of_a_row_is_a_finding_that_exists(row: list[str]) -> None:
+    known = {rule.code for rule in RULES} | set(NAMES)
+    assert set(re.findall(r"SD\d{3}", row[2])) <= known
+
+
+def test_a_command_is_called_planned_exactly_while_it_is_not_built() -> None:
+    cells = " ".join(row[2] for row in ROWS)
+    for name in COMMANDS:
+        if f"`{name}`" not in cells:
+            continue
+        planned = (
+            re.search(rf"`{name}`(?:(?:,| and) `\w+`)* \(planned\)|`{name}`, planned", cells) is not None
+        )
+        assert planned == (name not in BUILT), name
+
+
+def test_the_page_names_rules_of_every_group() -> None:
+    groups = {code[:3] for row in ROWS for code in re.findall(r"SD\d{3}", row[2])}
+    assert groups == {"SD0", "SD1", "SD2", "SD3", "SD4"}
