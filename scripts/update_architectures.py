@@ -49,9 +49,9 @@ def row(config_class: Any) -> dict[str, Any]:
     names = {name: key for name, key in (config_class.attribute_map or {}).items() if WANTED.match(name)}
     if names:
         kept["names"] = names
-    parts = getattr(config_class, "sub_configs", {}) or {}
+    parts: Any = getattr(config_class, "sub_configs", None) or {}
     text = next((part for part in ("text_config", "llm_config", "thinker_config") if part in parts), None)
-    if text is not None and getattr(parts[text], "model_type", ""):
+    if text is not None and getattr(parts[text], "model_type", None):
         kept["text"] = {"key": text, "model_type": parts[text].model_type}
     return kept
 

@@ -119,7 +119,7 @@ def _share(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: bool) -> N
     given = getattr(language, "model", None)
     table = getattr(given, "embed_tokens", None) or getattr(given, "embedding", None)
     own = getattr(inner, "embed_tokens", None)
-    if inner is not None and own is not None and hasattr(table, "weight"):
+    if inner is not None and own is not None and table is not None and hasattr(table, "weight"):
         is_as_wide = table.weight.shape[-1] == own.weight.shape[-1]
         if is_mtp or ("embed_tokens" in lacks and is_as_wide):
             inner.embed_tokens = table
@@ -160,7 +160,7 @@ def _kv_specs(config: Any) -> dict[str, Any]:
     return dict(get_kv_cache_spec(config))
 
 
-def _describe(spec: Any) -> dict[str, Any]:
+def _describe(spec: Any, config: Any) -> dict[str, Any]:
     """One layer's KV cache in plain figures."""
     described = {
         "kind": type(spec).__name__,
@@ -174,6 +174,7 @@ def _describe(spec: Any) -> dict[str, Any]:
             described[name] = value
     if hasattr(spec, "shapes"):
         described["state_bytes"] = spec.state_content_size_bytes
+        described["state_blocks"] = spec.max_memory_usage_bytes(config) // spec.page_size_bytes
     return described
 
 
@@ -202,7 +203,8 @@ def _stage(
             "target": _weights(target, seen=seen),
             "draft": _weights(draft, seen=seen),
             "kv": [
-                {"layer": name, "draft": name not in names, **_describe(spec)} for name, spec in specs.items()
+                {"layer": name, "draft": name not in names, **_describe(spec, config)}
+                for name, spec in specs.items()
             ],
         }
     return figures, specs, backends

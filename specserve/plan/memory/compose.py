@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
@@ -10,38 +10,19 @@ from specserve.facts.architecture.quantized import quantization_of
 from specserve.facts.architecture.read import read_mtp, read_shape
 from specserve.facts.architecture.shape import Mixer, Shape
 from specserve.facts.model import ModelFacts
-from specserve.plan.memory.demand import Stage
 from specserve.plan.memory.dtypes import kv_dtype, served_bytes
 from specserve.plan.memory.groups import LayerGroup, group_layers
 from specserve.plan.memory.kv import Cache, cache_of, layer_kv
 from specserve.plan.memory.layerkv import LayerKv
-from specserve.plan.memory.parts import HEADS, is_by_formula, tallied
-from specserve.plan.memory.pool import Group
+from specserve.plan.memory.parts import is_by_formula, tallied
+from specserve.plan.memory.pool import Group, Stage
 from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.speculative import HEADS, WITHOUT_CACHE, Speculative
 from specserve.plan.memory.weights import Weights, stage_of_layers, weigh
 
-_WITHOUT_CACHE = frozenset({"medusa", "ngram", "ngram_gpu", "suffix", "custom_class"})
-
 
 @dataclass(frozen=True, slots=True)
-class Speculative:
-    """How a launch speculates, as far as memory depends on it."""
-
-    method: str | None
-    tokens: int
-    draft: ModelFacts | None
-    kv_cache_dtype: str | None
-
-    @property
-    def lookahead_tokens(self) -> int:
-        """Source: `num_lookahead_tokens` in vllm/config/vllm.py 0.32."""
-        if self.method in (None, *_WITHOUT_CACHE):
-            return 0
-        return self.tokens + 1 if self.method in ("dflash", "dspark") else self.tokens
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
+class Placed:
     """One layer's cache: on which stage, and of which model."""
 
     layer: LayerKv
@@ -64,7 +45,6 @@ def compose(
     )
     drafted = _draft_layers(target, speculative, settings=settings, cache=cache)
     placed = _place(shape, cache, drafted, stages=settings.pipeline_parallel_size)
-    groups = _grouped(placed, target, settings=settings)
     weights = weigh(
         tallied(target, part="model", online=settings.quantization),
         shape,
@@ -72,11 +52,28 @@ def compose(
         weight_bytes=weight_bytes,
     )
     head = _draft_weights(target, speculative, shape, weights, settings=settings)
+    drafts = [*[0] * (settings.pipeline_parallel_size - 1), head]
+    stages, groups = put_together(placed, weights.stages, drafts, settings=settings)
+    return stages, groups, _notes(target, speculative, shape)
+
+
+def put_together(
+    placed: Mapping[str, Placed], weights: Sequence[int], drafts: Sequence[int], *, settings: Settings
+) -> tuple[tuple[Stage, ...], tuple[Group, ...]]:
+    """Stages and block tables of layers in the order in which vLLM registers them.
+
+    Raises FactError where vLLM cannot keep them in one pool.
+    """
+    layers = {name: held.layer for name, held in placed.items()}
+    try:
+        groups = group_layers(layers, is_hybrid_off=settings.disable_hybrid_kv_cache_manager)
+    except ValueError as error:
+        raise FactError(f"vLLM cannot keep the layers of target and draft in one pool: {error}") from error
     stages = tuple(
-        _stage(stage, weights.stages[stage], placed, groups, settings=settings, head=head)
+        _stage(stage, weights[stage], drafts[stage], placed, groups, settings=settings)
         for stage in range(settings.pipeline_parallel_size)
     )
-    return stages, tuple(_as_group(group, settings) for group in groups), _notes(target, speculative, shape)
+    return stages, tuple(_as_group(group, settings) for group in groups)
 
 
 def _draft_layers(
@@ -85,7 +82,7 @@ def _draft_layers(
     """The caches of the draft's layers, in the target's blocks."""
     mixers: tuple[Mixer, ...] = ()
     given = cache.weight_bytes
-    if speculative.method is None or speculative.method in _WITHOUT_CACHE:
+    if speculative.method is None or speculative.method in WITHOUT_CACHE:
         return []
     if speculative.draft is not None:
         shape = read_shape(speculative.draft.model, speculative.draft.config)
@@ -98,28 +95,16 @@ def _draft_layers(
     return [layer for mixer in mixers for layer in layer_kv(mixer, mine)]
 
 
-def _place(shape: Shape, cache: Cache, drafted: list[LayerKv], *, stages: int) -> dict[str, _Placed]:
+def _place(shape: Shape, cache: Cache, drafted: list[LayerKv], *, stages: int) -> dict[str, Placed]:
     """All layers in the order in which vLLM registers them; the draft lies on the last stage."""
-    placed: dict[str, _Placed] = {}
+    placed: dict[str, Placed] = {}
     for index, stage in enumerate(stage_of_layers(len(shape.layers), stages)):
         for mixer in shape.layers[index]:
             for layer in layer_kv(mixer, cache):
-                placed[f"{index}.{len(placed)}"] = _Placed(layer, stage, False)
+                placed[f"{index}.{len(placed)}"] = Placed(layer, stage, False)
     for layer in drafted:
-        placed[f"draft.{len(placed)}"] = _Placed(layer, stages - 1, True)
+        placed[f"draft.{len(placed)}"] = Placed(layer, stages - 1, True)
     return placed
-
-
-def _grouped(
-    placed: Mapping[str, _Placed], target: ModelFacts, *, settings: Settings
-) -> tuple[LayerGroup, ...]:
-    layers = {name: held.layer for name, held in placed.items()}
-    try:
-        return group_layers(layers, is_hybrid_off=settings.disable_hybrid_kv_cache_manager)
-    except ValueError as error:
-        raise FactError(
-            f"vLLM cannot keep the layers of `{target.model}` and its draft in one pool: {error}"
-        ) from error
 
 
 def _draft_weights(
@@ -148,11 +133,11 @@ def _draft_weights(
 def _stage(
     stage: int,
     weights: int,
-    placed: Mapping[str, _Placed],
+    draft: int,
+    placed: Mapping[str, Placed],
     groups: tuple[LayerGroup, ...],
     *,
     settings: Settings,
-    head: int,
 ) -> Stage:
     here = {name: held for name, held in placed.items() if held.stage == stage}
     pages = (
@@ -166,7 +151,7 @@ def _stage(
     return Stage(
         rank=stage * settings.tensor_parallel_size,
         target_weights_bytes=weights,
-        draft_weights_bytes=head if stage == settings.pipeline_parallel_size - 1 else 0,
+        draft_weights_bytes=draft,
         bytes_per_block=max(pages, default=0),
         target_kv_bytes_per_token=tokens[0],
         draft_kv_bytes_per_token=tokens[1],
@@ -200,11 +185,9 @@ def _notes(target: ModelFacts, speculative: Speculative, shape: Shape) -> tuple[
         notes.append(
             f"model type `{shape.model_type}` is read by the usual keys, not compared with vLLM's figures"
         )
-    if is_by_formula(target):
+    if not shape.is_known and is_by_formula(target):
         notes.append(f"weights of `{target.model}` by formula: its safetensors headers are not known")
     draft = speculative.draft
-    if draft is not None and is_by_formula(draft):
-        notes.append(f"weights of `{draft.model}` by formula: its safetensors headers are not known")
     if (
         draft is not None
         and speculative.method in HEADS

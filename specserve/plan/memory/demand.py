@@ -10,31 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specserve.facts.model import ModelFacts
-from specserve.plan.memory.pool import Group
+from specserve.plan.memory.compose import compose
+from specserve.plan.memory.pool import Group, Stage
 from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.speculative import Speculative
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One pipeline stage: each of its GPUs holds this."""
-
-    rank: int
-    """The first of its GPUs."""
-    target_weights_bytes: int
-    draft_weights_bytes: int
-    bytes_per_block: int
-    """What one block of the pool takes here, padding included."""
-    target_kv_bytes_per_token: int
-    """All attention layers, sliding-window layers as if full."""
-    draft_kv_bytes_per_token: int
-    target_kv_bytes_fixed: int
-    """Per request, whatever its length: the state of mamba and the like."""
-    draft_kv_bytes_fixed: int
-
-    @property
-    def weights_bytes(self) -> int:
-        """Target and draft."""
-        return self.target_weights_bytes + self.draft_weights_bytes
+__all__ = ["Demand", "Stage", "demand"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +107,6 @@ def demand(
     lies in the target). Raises FactError where config.json lacks a figure or has one of a wrong type, and for an
     architecture whose KV cache is not known: nothing is guessed.
     """
-    from specserve.plan.memory.compose import Speculative, compose  # it needs the types above
-
     speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
     stages, groups, notes = compose(target, speculative, settings=settings)
     return Demand(stages, groups, settings.max_model_len, speculative.lookahead_tokens, notes=notes)

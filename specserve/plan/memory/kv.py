@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.facts.architecture.shape import Attention, Latent, Mixer, Shape, State
+from specserve.facts.architecture.shape import Latent, Mixer, Shape, State
 from specserve.plan.memory.dtypes import LATENT_BYTES, kv_token_bytes, state_bytes
 from specserve.plan.memory.layerkv import LayerKv
 from specserve.plan.memory.settings import Settings
@@ -108,7 +108,7 @@ def cache_of(shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int,
         settings.tensor_parallel_size,
         dtype,
         weight_bytes,
-        _block_size(mixers, settings),
+        default_block_size(settings, is_latent=any(isinstance(mixer, Latent) for mixer in mixers)),
         draft_tokens,
         conv_dtype=settings.mamba_cache_dtype,
         # The CPU's kernels know no other type (vllm/platforms/cpu.py).
@@ -121,11 +121,18 @@ def cache_of(shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int,
     return _with_states(plain, mixers, settings=settings, state=states[0], is_aligned=is_aligned)
 
 
-def _block_size(mixers: Sequence[Mixer], settings: Settings) -> int:
-    is_latent = any(isinstance(mixer, Latent) for mixer in mixers)
+def default_block_size(settings: Settings, *, is_latent: bool) -> int:
+    """Tokens in a block before states are looked at."""
     if settings.platform == "cpu":
         return 16 if is_latent else settings.block_size or 128
     return settings.block_size or (64 if is_latent else 16)
+
+
+def longer_blocks(block_size: int, page: int, *, per_token: int, settings: Settings, is_latent: bool) -> int:
+    """Blocks so long that an attention page holds a state of `page` bytes (`_align_hybrid_block_size`)."""
+    smallest = 32 if settings.platform == "cpu" else 16
+    step = max(smallest, block_size, 128 if is_latent else 0)
+    return max(block_size, step * -(-page // (step * per_token)))
 
 
 def _with_states(
@@ -135,26 +142,17 @@ def _with_states(
     attention = next((mixer for mixer in mixers if not isinstance(mixer, State)), None)
     block_size, padded = plain.block_size, None
     if attention is not None:
-        smallest = 32 if settings.platform == "cpu" else 16
-        step = max(smallest, block_size, 128 if isinstance(attention, Latent) else 0)
-        per_token = _unwindowed(attention, plain)
+        per_token = layer_kv(attention, plain)[0].bytes_per_token
         page = state_page_bytes(state, plain)
-        block_size = max(block_size, step * -(-page // (step * per_token)))
+        is_latent = isinstance(attention, Latent)
+        block_size = longer_blocks(
+            block_size, page, per_token=per_token, settings=settings, is_latent=is_latent
+        )
         padded = block_size * per_token if block_size * per_token != page else None
-    return Cache(
-        plain.tensor_parallel_size,
-        plain.dtype,
-        plain.weight_bytes,
-        block_size,
-        plain.draft_tokens,
+    return replace(
+        plain,
+        block_size=block_size,
         state_block_size=block_size if is_aligned else settings.max_model_len,
         is_aligned=is_aligned,
         state_padded_bytes=padded,
-        conv_dtype=plain.conv_dtype,
-        recurrent_dtype=plain.recurrent_dtype,
     )
-
-
-def _unwindowed(mixer: Attention | Latent, cache: Cache) -> int:
-    """Bytes of one token in one attention layer."""
-    return layer_kv(mixer, cache)[0].bytes_per_token

@@ -16,8 +16,6 @@ from specserve.facts.architecture.tensors import expected_tensors
 from specserve.facts.model import ModelFacts, Tensor
 from specserve.plan.memory.weights import Kind, tally
 
-HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
-"""Methods whose second model is no model of its own."""
 _KEPT = 8
 
 

@@ -1,4 +1,7 @@
-"""The KV cache pool: block tables that draw blocks of one size from one pool. Knows no model."""
+"""The KV cache pool: block tables that draw blocks of one size from one pool, and the stages that hold it.
+
+Knows no model.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,29 @@ class Group:
         if self.retained_tokens is not None:
             return _ceil(min(self.retained_tokens, tokens), self.block_size) + self.spare_blocks
         return _ceil(tokens, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage: each of its GPUs holds this."""
+
+    rank: int
+    """The first of its GPUs."""
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    bytes_per_block: int
+    """What one block of the pool takes here, padding included."""
+    target_kv_bytes_per_token: int
+    """All attention layers, sliding-window layers as if full."""
+    draft_kv_bytes_per_token: int
+    target_kv_bytes_fixed: int
+    """Per request, whatever its length: the state of mamba and the like."""
+    draft_kv_bytes_fixed: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Target and draft."""
+        return self.target_weights_bytes + self.draft_weights_bytes
 
 
 def _ceil(value: int, step: int) -> int:

@@ -38,7 +38,8 @@ _HEADS = frozenset({"lm_head", "embed_out", "output"})
 _COLUMN = frozenset({
     "q_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "fc_in", "wi", "wq",
     "q_b_proj", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
-    "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query", "q", "feed_forward_1",
+    "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query", "q",
+    "feed_forward_1",
 })  # fmt: skip
 _KEYS = frozenset({"k_proj", "v_proj", "wk", "wv"})
 _FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "wqkv", "W_pack"})
@@ -53,8 +54,8 @@ _PLAIN: Mapping[str, Division] = {
     **dict.fromkeys(_ROW, "row"),
 }
 _WHOLE_IN_ROWS = frozenset({
-    "bias", "weight_scale", "input_scale", "weight_shape", "weight_global_scale", "input_global_scale", "weight_scale_2",
-    "down_proj_bias",
+    "bias", "weight_scale", "input_scale", "weight_shape", "weight_global_scale", "input_global_scale",
+    "weight_scale_2", "down_proj_bias",
 })  # fmt: skip
 _SCALES = _SUFFIXES - {"weight", "bias", "inv_freq"}
 _FP32 = ("A_log", "e_score_correction_bias")

@@ -1,0 +1,194 @@
+"""Asks the installed vLLM what a launch needs of each GPU: a child builds the models on the meta device.
+
+No weight is read, and no GPU is touched: the child is told to build for the CPU. Its answer is remembered by
+configuration and version. What a quantised checkpoint becomes after loading it does not know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from specserve import __version__
+from specserve.errors import FactError
+from specserve.facts.model import ModelFacts
+from specserve.facts.store import fact_cache
+from specserve.plan.memory.demand import Demand
+from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.speculative import HEADS, Speculative
+from specserve.plan.memory.told import demand_of
+from specserve.plan.support import installed
+
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.memory_probe")
+"""-P: a folder named vllm in the working directory must not be taken for the library."""
+_LIMIT_S = 180.0
+_TABLES = ("embed_tokens", "lm_head")
+_METHODS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
+
+
+def ask(
+    target: ModelFacts,
+    draft: ModelFacts | None = None,
+    *,
+    settings: Settings,
+    method: str | None = None,
+    num_speculative_tokens: int = 0,
+    draft_kv_cache_dtype: str | None = None,
+    command: Sequence[str] = CHILD,
+) -> Demand:
+    """The same as `plan.memory.demand.demand`, by vLLM itself; `basis` is then `vllm`. Takes about 10 s, once.
+
+    Raises FactError where no vLLM is installed, where it refuses, and where it does not answer in time.
+    """
+    found = installed()
+    if found is None:
+        raise FactError(
+            "no vLLM is installed in this Python", hint="leave out `--ask-vllm`: the formula then serves"
+        )
+    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
+    request = _request(target, speculative, settings=settings)
+    file = _file(request, target, draft, version=found.version)
+    answer = _recall(file)
+    if answer is None:
+        answer = _run(command, request, target, draft)
+        if "error" in answer:
+            raise FactError(f"vLLM {found.version} could not build `{target.model}`: {answer['error']}")
+        _keep(file, answer)
+    try:
+        return demand_of(answer, settings=settings, speculative=speculative)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FactError(
+            f"the answer of vLLM {found.version} on `{target.model}` does not make sense"
+        ) from error
+
+
+def _request(target: ModelFacts, speculative: Speculative, *, settings: Settings) -> dict[str, Any]:
+    """What the child is asked; the models are named by the folders that `_run` makes."""
+    kwargs: dict[str, Any] = {
+        "model": "target",
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "pipeline_parallel_size": settings.pipeline_parallel_size,
+        "enable_expert_parallel": settings.enable_expert_parallel,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "enable_prefix_caching": settings.enable_prefix_caching,
+        "enforce_eager": True,
+        "load_format": "dummy",
+    }
+    if settings.quantization:
+        kwargs["quantization"] = settings.quantization
+    method, draft = speculative.method, speculative.draft
+    if method in _METHODS_WITHOUT_MODEL:
+        # They have no weights and no cache; what counts is how many states a request holds.
+        kwargs["speculative_config"] = {"method": "ngram", "num_speculative_tokens": speculative.tokens,
+                                        "prompt_lookup_max": 2}  # fmt: skip
+    elif method is not None:
+        keys: dict[str, Any] = {"method": method, "num_speculative_tokens": speculative.tokens}
+        if draft is not None:
+            keys |= {"model": "draft", "draft_tensor_parallel_size": settings.tensor_parallel_size}
+        if speculative.kv_cache_dtype is not None:
+            keys["kv_cache_dtype"] = speculative.kv_cache_dtype
+        kwargs["speculative_config"] = keys
+    return {"engine_kwargs": kwargs, "draft_lacks": _lacks(draft) if method in HEADS else [], "kv_bytes": []}
+
+
+def _lacks(draft: ModelFacts | None) -> list[str]:
+    """The tables that a head's checkpoint does not bring, and so shares with its target."""
+    if draft is None:
+        return list(_TABLES)
+    if draft.tensors is None:
+        return ["embed_tokens"]
+    return [table for table in _TABLES if not any(table in name for name in draft.tensors)]
+
+
+def _file(request: Mapping[str, Any], target: ModelFacts, draft: ModelFacts | None, *, version: str) -> Path:
+    configs = [dict(facts.config) for facts in (target, draft) if facts is not None]
+    asked = json.dumps([request, configs, version, __version__], sort_keys=True, default=str)
+    return fact_cache() / "probe" / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+
+
+def _recall(file: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return kept if isinstance(kept, dict) else None
+    return None
+
+
+def _keep(file: Path, answer: Mapping[str, Any]) -> None:
+    """A cache that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(answer), encoding="utf-8")
+        part.replace(file)
+
+
+def _run(
+    command: Sequence[str], request: Mapping[str, Any], target: ModelFacts, draft: ModelFacts | None
+) -> dict[str, Any]:
+    """The child's answer. Models are laid out as their config.json alone: no code of theirs can run."""
+    with tempfile.TemporaryDirectory(prefix="specserve-probe-") as name:
+        folder = Path(name)
+        kwargs = dict(request["engine_kwargs"])
+        kwargs["model"] = _lay_out(folder / "target", target)
+        if draft is not None and "speculative_config" in kwargs:
+            kwargs["speculative_config"] = {
+                **kwargs["speculative_config"],
+                "model": _lay_out(folder / "draft", draft),
+            }
+        line = json.dumps({**request, "engine_kwargs": kwargs})
+        output = _converse(command, line, folder=folder)
+    for told in output.splitlines():
+        with contextlib.suppress(ValueError):
+            answer = json.loads(told)
+            if isinstance(answer, dict):
+                return answer
+    raise FactError(f"vLLM said nothing on what `{target.model}` needs")
+
+
+def _lay_out(folder: Path, facts: ModelFacts) -> str:
+    folder.mkdir()
+    config = {key: value for key, value in facts.config.items() if key != "auto_map"}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+def _converse(command: Sequence[str], line: str, *, folder: Path) -> str:
+    """One line to the child, all that it writes; its process group does not outlive this."""
+    child = subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_NO_USAGE_STATS": "1",
+        },
+    )
+    try:
+        output, _ = child.communicate(line + "\n", timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise FactError(f"vLLM did not say within {_LIMIT_S:.0f} s what the models need") from error
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    return output

@@ -1,0 +1,83 @@
+"""What vLLM's own probe said → a Demand. Knows no process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from specserve.errors import FactError
+from specserve.plan.memory.compose import Placed, put_together
+from specserve.plan.memory.demand import Demand
+from specserve.plan.memory.kv import default_block_size, longer_blocks
+from specserve.plan.memory.layerkv import LayerKind, LayerKv
+from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.speculative import Speculative
+
+_KINDS: Mapping[str, LayerKind] = {
+    "FullAttentionSpec": "full",
+    "SlidingWindowSpec": "sliding",
+    "ChunkedLocalAttentionSpec": "chunked",
+    "MLAAttentionSpec": "mla",
+    "MambaSpec": "state",
+}
+
+
+def demand_of(answer: Mapping[str, Any], *, settings: Settings, speculative: Speculative) -> Demand:
+    """The demand by vLLM's own figures.
+
+    The probe builds on the CPU, so that no GPU is touched: bytes of a token are the same there, block sizes are
+    set anew for the platform of `settings`. Raises FactError for an answer with a kind of layer that is not known.
+    """
+    placed = {
+        f"{stage}.{layer['layer']}": Placed(_layer(layer), stage, bool(layer["draft"]))
+        for stage, figures in enumerate(answer["stages"])
+        for layer in figures["kv"]
+    }
+    placed = _with_blocks(placed, settings=settings)
+    weights = [int(figures["target"]["parameters"]) for figures in answer["stages"]]
+    drafts = [int(figures["draft"]["parameters"]) for figures in answer["stages"]]
+    stages, groups = put_together(placed, weights, drafts, settings=settings)
+    return Demand(
+        stages, groups, settings.max_model_len, speculative.lookahead_tokens, basis="vllm", notes=()
+    )
+
+
+def _layer(told: Mapping[str, Any]) -> LayerKv:
+    kind = _KINDS.get(told["kind"])
+    if kind is None:
+        raise FactError(f"vLLM's KV cache layers of kind `{told['kind']}` are not known")
+    if kind == "state":
+        blocks = int(told["state_blocks"])
+        return LayerKv(
+            kind, int(told["block_size"]), state_bytes=int(told["state_bytes"]), state_blocks=blocks
+        )
+    size = int(told["page_bytes"]) // int(told["block_size"])
+    cell = (int(told["num_kv_heads"]), int(told["head_size"]), int(told.get("head_size_v", 0)), size)
+    window = told.get("sliding_window") or told.get("attention_chunk_size")
+    return LayerKv(kind, int(told["block_size"]), size, cell, window)
+
+
+def _with_blocks(placed: Mapping[str, Placed], *, settings: Settings) -> dict[str, Placed]:
+    """Block sizes of the platform, and as long as the largest state asks for."""
+    layers = [held.layer for held in placed.values()]
+    attention = next((layer for layer in layers if layer.kind != "state"), None)
+    size = default_block_size(settings, is_latent=any(layer.kind == "mla" for layer in layers))
+    page = max((layer.state_bytes for layer in layers), default=0)
+    padded = None
+    if page and attention is not None:
+        size = longer_blocks(
+            size,
+            page,
+            per_token=attention.bytes_per_token,
+            settings=settings,
+            is_latent=attention.kind == "mla",
+        )
+        padded = size * attention.bytes_per_token
+    return {name: replace(held, layer=_resized(held.layer, size, padded)) for name, held in placed.items()}
+
+
+def _resized(layer: LayerKv, size: int, padded: int | None) -> LayerKv:
+    if layer.kind != "state":
+        return replace(layer, block_size=size)
+    return replace(layer, padded_bytes=padded if padded != layer.state_bytes else None)
