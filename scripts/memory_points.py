@@ -52,9 +52,22 @@ def row(point: Mapping[str, Any]) -> Row | None:
     if known is None or per_token is None or not point.get("gpu_mem_gib"):
         return None
     s = situation(point)
-    stage = Stage(0, int(known), 0, per_token * BLOCK, per_token, 0, 0, 0)
-    demand = Demand((stage,), (Group(BLOCK, per_token * BLOCK),), s.settings.max_model_len)
+    drafted = _draft(point)
+    extra, own = (kv_bytes_per_token(drafted) or 0, weights_bytes(drafted) or 0) if drafted else (0, 0)
+    if weights is None:
+        own = 0  # the log's own figure holds the draft already
+    page = (per_token + extra) * BLOCK
+    stage = Stage(0, int(known), own, page, per_token, extra, 0, 0)
+    demand = Demand((stage,), (Group(BLOCK, page),), s.settings.max_model_len)
     return Row(point, s, assess(s, needed=demand), weights)
+
+
+def _draft(point: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The draft as a point of its own, where its sizes are told."""
+    draft = point.get("draft")
+    if not isinstance(draft, dict) or not isinstance(draft.get("config"), dict):
+        return None
+    return {**point, "quant": draft.get("quant"), "config": draft["config"]}
 
 
 def reported(point: Mapping[str, Any], what: str) -> float | None:
@@ -72,7 +85,8 @@ def situation(point: Mapping[str, Any]) -> Situation:
     tokens, seqs = batch_defaults(machine)
     tokens, seqs = int(point.get("max_num_batched_tokens") or tokens), int(point.get("max_num_seqs") or seqs)
     utilization = point.get("gpu_memory_utilization") or gpu_memory_utilization(minor(version))
-    draft = point.get("draft") if isinstance(point.get("draft"), dict) else {}
+    draft = point.get("draft")
+    told = draft if isinstance(draft, dict) else {}
     return Situation(
         target=ModelFacts(str(point["model"]), "lock", _config(point)),
         machine=machine,
@@ -83,7 +97,7 @@ def situation(point: Mapping[str, Any]) -> Situation:
         runner=runner,
         gpu_memory_utilization=float(utilization),
         method="draft_model" if draft else None,
-        num_speculative_tokens=int((draft or {}).get("k") or (draft or {}).get("num_speculative_tokens") or 0),
+        num_speculative_tokens=int(told.get("k") or told.get("num_speculative_tokens") or (3 if draft else 0)),
         enforce_eager=bool(point.get("enforce_eager")),
         longest=length,
     )  # fmt: skip

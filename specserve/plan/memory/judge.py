@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from specserve.errors import FactError
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.demand import Demand
@@ -107,8 +108,12 @@ def _longest(s: Situation, r: Reckoning) -> Interval:
     return Interval(*(r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high)))
 
 
-def _baseline(s: Situation) -> Interval:
-    alone = reckon(without_speculation(s))
+def _baseline(s: Situation) -> Interval | None:
+    """The same without speculation; None where only vLLM knows the model's shape."""
+    try:
+        alone = reckon(without_speculation(s))
+    except FactError:
+        return None
     return Interval(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high))
 
 

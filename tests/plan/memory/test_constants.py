@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,32 @@ def test_every_row_says_where_it_comes_from_and_its_bounds_are_in_order() -> Non
             row.graphs_bytes,
         ):
             assert 0 <= bounds.low <= bounds.high
+
+
+def test_logs_that_say_little_are_scored_as_far_as_they_go(tmp_path: Path) -> None:
+    llama = {
+        "layers": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "hidden": 4096,
+        "vocab": 128256,
+        "params": 8030261248,
+    }
+    rows: list[dict[str, object]] = [
+        {"model": "a/b", "config": llama, "gpu": "RTX 3090", "gpu_mem_gib": 23.56, "tp": 1, "max_model_len": 131072,
+         "gpu_memory_utilization": 0.9, "outcome": "oom", "vllm_version": "0.10.1", "draft": {"k": 3}},
+        {"model": "c/d", "config": {}, "gpu": "?", "gpu_mem_gib": 24, "outcome": "serves", "regime": "v0"},
+    ]  # fmt: skip
+    (tmp_path / "logs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "fit_memory.py"),
+        "--score",
+        str(tmp_path / "logs.jsonl"),
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "1 of 2 logs can be judged" in told
+    assert "fails         does_not_fit  1" in told and "false FIT     0" in told
 
 
 @pytest.fixture(scope="module")

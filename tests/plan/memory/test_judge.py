@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Span
+from specserve.errors import FactError
 from specserve.facts.accelerators import Accelerator, Machine, assume
 from specserve.facts.model import ModelFacts
+from specserve.plan.memory.demand import Demand, Stage
 from specserve.plan.memory.estimate import MemoryEstimate, MemoryVerdict
 from specserve.plan.memory.judge import assess, estimate
+from specserve.plan.memory.pool import Group
 from specserve.plan.memory.reckoning import reckon
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.situation import Situation, situation
@@ -185,6 +188,24 @@ def test_on_a_cpu_the_memory_is_the_machines_own() -> None:
         estimate(profile(kv_cache_memory_bytes=4 * GIB), target=TARGET, machine=full, version="0.32").verdict
         == "tight"
     )
+
+
+def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None:
+    strange = ModelFacts("org/x", "directory", {**LLAMA_8B, "model_type": "deepseek_v4"})
+    stage = Stage(0, 20 * GIB, GIB, 2**20, 2**16, 0, 0, 0)
+    asked = Demand((stage,), (Group(16, 2**20),), 8192, basis="vllm")
+    found = estimate(
+        profile(),
+        target=strange,
+        machine=assume("1xH100-80GB"),
+        version="0.33",
+        speculation=DRAFTING,
+        needed=asked,
+    )
+    assert (found.basis, found.per_gpu_bytes.target_weights, found.verdict) == ("vllm", 20 * GIB, "fit")
+    assert found.without_speculation_kv_cache_tokens is None
+    with pytest.raises(FactError):
+        estimate(profile(), target=strange, machine=assume("1xH100-80GB"), version="0.33")
 
 
 # What must hold for every launch.
