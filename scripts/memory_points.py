@@ -133,7 +133,7 @@ def intermediate(sizes: Mapping[str, Any]) -> int:
         return int(3.5 * (hidden or 4096))
     tables = sizes.get("vocab", 0) * hidden * (1 if sizes.get("tied_embeddings") else 2)
     attention = 2 * hidden * (hidden + sizes.get("kv_heads", 8) * sizes.get("head_dim", 128))
-    return max(hidden, int((sizes["params"] - tables - layers * attention) / (3 * hidden * layers)))
+    return int(max(hidden, (sizes["params"] - tables - layers * attention) / (3 * hidden * layers)))
 
 
 def weights_bytes(point: Mapping[str, Any]) -> int | None:
