@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specserve.checks.gather import Known, Wanted, gather
 from specserve.errors import FactError
@@ -15,24 +15,32 @@ from specserve.profile.schema import Profile
 Differences = tuple[Difference, ...]
 
 
-def compare_known(
-    a: Profile, b: Profile, *, versions: tuple[str, str]
-) -> tuple[Differences | None, Differences | None, list[str]]:
+@dataclass(frozen=True, slots=True)
+class At:
+    """A profile and the vLLM version it is looked at for; `locked`: with what its lock holds, and nothing else."""
+
+    profile: Profile
+    version: str
+    locked: bool = False
+
+
+def compare_known(a: At, b: At) -> tuple[Differences | None, Differences | None, list[str]]:
     """What differs of the models and of the memory, None where it is not known of both; and why it is not."""
     why: dict[str, None] = {}
-    known = [_known(profile, version, why) for profile, version in zip((a, b), versions, strict=True)]
-    if known[0] is None or known[1] is None:
+    left, right = _known(a, why), _known(b, why)
+    if left is None or right is None:
         return None, None, list(why)
-    models = _models(known[0], known[1])
-    memory = _memory(known[0], known[1], why)
+    models = _models(left, right)
+    memory = _memory(left, right, why)
     return models, memory, list(why)
 
 
-def _known(profile: Profile, version: str, why: dict[str, None]) -> Known | None:
-    """The profile's models and memory without its alternatives; None where no model of it could be read."""
-    alone = replace(profile, alternatives={})
+def _known(side: At, why: dict[str, None]) -> Known | None:
+    """The profile's models and memory without its alternatives; None where a model of it could not be read."""
+    version = ".".join(side.version.split(".")[:2])
+    wanted = Wanted(offline=True, version=version, locked=side.locked, no_lock=not side.locked)
     try:
-        known = gather(alone, wanted=Wanted(offline=True, version=".".join(version.split(".")[:2])))
+        known = gather(replace(side.profile, alternatives={}), wanted=wanted)
     except FactError as error:
         why[error.message] = None
         return None

@@ -9,10 +9,12 @@ import typer
 
 def explain(
     codes: Annotated[
-        list[str], typer.Argument(metavar="CODE…", help="Codes such as SD104, or names such as split-draft.")
+        list[str], typer.Argument(metavar="CODE", help="Codes such as SD104, or names such as split-draft.")
     ],
 ) -> None:
-    """Show what a finding means, why it matters, an example and what to use instead.
+    """Show a finding's page: what it means, and what to do.
+
+    Why it matters, an example that is found, what to use instead, its source, and how to silence it.
 
     \b
     specserve explain SD104

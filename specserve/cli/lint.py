@@ -12,7 +12,7 @@ from specserve.cli.judge import Format, judge
 def lint(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH…", help="Profiles, folders of them, globs in quotes; `-` is stdin."),
+        typer.Argument(metavar="PATH", help="Profiles, folders of them, globs in quotes; `-` is stdin."),
     ],
     *,
     format: Annotated[

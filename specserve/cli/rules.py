@@ -29,7 +29,7 @@ class Needs(StrEnum):
 def rules(
     prefixes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CODE…]", show_default=False, help="Only these: SD104, or SD1 for a group."),
+        typer.Argument(metavar="CODE", show_default=False, help="Only these: SD104, or SD1 for a group."),
     ] = None,
     *,
     needs: Annotated[
@@ -40,10 +40,11 @@ def rules(
     ] = None,
     format: Annotated[Format, typer.Option(help="How the catalogue is written.")] = Format.TEXT,
 ) -> None:
-    """List every code with its severity, what it needs, its name and what it finds.
+    """List all that lint and check can find.
 
-    SD0 is about the file itself, SD1 about the profile alone, SD2 about models and tokenizers, SD3 about
-    memory and hardware, SD4 about this host and vLLM's versions.
+    Every code with its severity, what it needs, its name and what it finds. SD0 is about the file itself, SD1
+    about the profile alone, SD2 about models and tokenizers, SD3 about memory and hardware, SD4 about this
+    host and vLLM's versions.
 
     \b
     specserve rules
