@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
 _HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 _LM_HEADS = frozenset({"eagle", "eagle3", "mtp"})
-_WATERMARKED = {"0.32": _HEADS - {"dflash"}, "0.33": _HEADS}
+_WATERMARKED = _HEADS
 _NO_FULL_GRAPHS = frozenset({"NONE", "PIECEWISE"})
 
 
@@ -110,13 +110,13 @@ def _watermarks(ctx: Context, block: Speculation, path: str) -> Iterator[Hit]:
         return
     found: dict[tuple[str, str], list[str]] = {}
     for version in judged(ctx):
-        if version not in _WATERMARKED:
+        if not is_since(version, "0.32"):
             continue
         if block.keys.get("draft_sample_method") != "probabilistic":
             problem = (f"{path}.draft_sample_method", "watermarks need `draft_sample_method: probabilistic`")
         elif block.keys.get("rejection_sample_method", "standard") != "standard":
             problem = (f"{path}.rejection_sample_method", "watermarks need `standard` verification")
-        elif block.method not in _WATERMARKED[version]:
+        elif block.method not in (_WATERMARKED if is_since(version, "0.33") else _WATERMARKED - {"dflash"}):
             problem = (f"{path}.method", f"watermarks cannot be drafted with `{block.method}`")
         else:
             continue

@@ -9,9 +9,10 @@ from specserve.checks.blocks import blocks
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
 
+_SHORTENED_SINCE = "0.33"
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
 _ONLINE = frozenset(
     {
@@ -79,15 +80,14 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         own = block.keys.get("max_model_len")
         if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
             continue
-        if longest < 0 or "0.33" not in judged(ctx):
-            continue
-        taken = choice(ctx.profile, block, path, version="0.33")
-        if taken is not None and taken.runner == "V2":
+        found = [version for version in judged(ctx) if longest > 0 and is_since(version, _SHORTENED_SINCE)]
+        taken = [choice(ctx.profile, block, path, version=version) for version in found]
+        if found and all(runner is not None and runner.runner == "V2" for runner in taken):
             yield Hit(
                 f"{path}.max_model_len",
                 f"the server will take {own} tokens, not {longest}",
                 related=(("target.max_model_len", f"{longest} are asked for"),),
-                notes=only_in(ctx, ["0.33"]),
+                notes=only_in(ctx, found),
                 help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import SWITCH, choice, on_cpu, switch
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.problems import quoted
 from specserve.profile.schema import Profile
@@ -57,6 +57,7 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
                 else (),
                 notes=(f"it is {name}: {reason}", *only_in(ctx, versions)),
                 help=f"leave `{SWITCH}` out, and vLLM chooses" if switch(ctx.profile) is not None else None,
+                severity=severity_in(ctx, versions),
             )
 
 
@@ -94,6 +95,7 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
                 related=((place, "which stands here"),),
                 notes=only_in(ctx, versions),
                 help="leave it out: vLLM switches it on where it can",
+                severity=severity_in(ctx, versions),
             )
 
 
@@ -101,7 +103,7 @@ def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str)
     """What makes this version refuse asynchronous scheduling, and where it stands."""
     taken = choice(profile, block, path, version=version)
     v1 = taken is not None and taken.runner == "V1"
-    if version == _BY_RUNNER and not v1:
+    if is_since(version, _BY_RUNNER) and not v1:
         return None
     if block.method not in _ASYNC_METHODS:
         return f"`{block.method}`", f"{path}.method"
@@ -142,7 +144,7 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
             text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
             yield Hit(
                 f"{path}.disable_padded_drafter_batch", text, notes=only_in(ctx, found),
-                help="leave it out", severity=Severity.ERROR,
+                help="leave it out", severity=severity_in(ctx, found) or Severity.ERROR,
             )  # fmt: skip
         else:
             text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
@@ -186,6 +188,7 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
                 related=((f"{path}.method", "speculation"),),
                 notes=only_in(ctx, found),
                 help="leave one of the two out",
+                severity=severity_in(ctx, found),
             )
 
 

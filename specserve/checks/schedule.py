@@ -9,7 +9,7 @@ from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice, on_gpu
 from specserve.checks.values import count
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.speculation import Speculation
 
@@ -17,7 +17,7 @@ Row = tuple[int, int, int]
 KEY = "num_speculative_tokens_per_batch_size"
 _V1_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
 _WHOLE_DRAFT = frozenset({"draft_model", "ngram", "ngram_gpu"})
-_V1_CHECK_SINCE = ("0", "33")
+_V1_CHECK_SINCE = "0.33"
 
 
 def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
@@ -164,8 +164,12 @@ def _k(block: Speculation) -> str:
 
 def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool:
     taken = choice(ctx.profile, block, path, version=version)
-    newer = tuple(version.split(".")) >= _V1_CHECK_SINCE
-    return newer and taken is not None and taken.runner == "V1" and block.method not in _V1_METHODS
+    return (
+        is_since(version, _V1_CHECK_SINCE)
+        and taken is not None
+        and taken.runner == "V1"
+        and block.method not in _V1_METHODS
+    )
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)

@@ -8,12 +8,13 @@ from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.values import count
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
+_CAPPED_SINCE = "0.33"
 _LEAST_SEQUENCES = 256
 """vLLM's smallest default of `max_num_seqs` on a GPU."""
 _HEADS = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
@@ -132,6 +133,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
                 notes=only_in(ctx, found),
                 help="8192 is a good value for speculation",
+                severity=severity_in(ctx, found),
             )
 
 
@@ -158,11 +160,12 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     vllm/config/vllm.py (0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
-    if budget is None or given is None or "0.33" not in judged(ctx):
+    capped = [version for version in judged(ctx) if is_since(version, _CAPPED_SINCE)]
+    if budget is None or given is None or not capped:
         return
     active = count(ctx.profile.engine.get("max_num_active_seqs")) or given
     for path, block in blocks(ctx):
-        needed = needed_slots(block, version="0.33", sequences=given)
+        needed = needed_slots(block, version=_CAPPED_SINCE, sequences=given)
         if block.method in _BLOCK_DRAFTS and needed < budget and budget // needed < active:
             yield Hit(
                 TOKENS,
@@ -171,7 +174,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
                     (SEQUENCES, f"{active} are allowed"),
                     (f"{path}.method", f"takes {needed} tokens each"),
                 ),
-                notes=only_in(ctx, ["0.33"]),
+                notes=only_in(ctx, capped),
                 help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
             )
 

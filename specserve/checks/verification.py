@@ -8,7 +8,7 @@ from itertools import pairwise
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.speculation import Speculation
 
@@ -232,7 +232,7 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
         probabilistic = block.keys.get("draft_sample_method") == "probabilistic"
         if block.keys.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
             other = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
-            found = [version for version in judged(ctx) if probabilistic or version == "0.33"]
+            found = [version for version in judged(ctx) if probabilistic or is_since(version, "0.33")]
             if found:
                 yield Hit(
                     f"{path}.{other}",

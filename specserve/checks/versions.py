@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specserve.checks.rule import Context
+from specserve.diagnostics import Severity
 from specserve.plan.support import known_versions
 
 
@@ -19,3 +20,20 @@ def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
     if len(found) == len(versions):
         return ()
     return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
+
+
+def is_since(version: str, first: str) -> bool:
+    """Whether a minor is this one or a newer one."""
+    return _numbers(version) >= _numbers(first)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
+    """A warning where a profile names no versions and the newest is free of an error; else None, the rule's own.
+
+    Nobody said that such a profile is for the old ones.
+    """
+    return Severity.WARNING if ctx.profile.vllm is None and judged(ctx)[-1] not in found else None
