@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
+from tests.checks.checkpoints import checkpoint
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Write = Callable[..., Path]
@@ -141,3 +142,63 @@ def test_what_cannot_be_compared_is_an_error_in_words(
     done = specserve("diff", *here, env={"GIT_CEILING_DIRECTORIES": str(folder.parent)})
     assert (done.returncode, done.stdout) == (2, b"")
     assert said in done.stderr.decode() and b"Traceback" not in done.stderr
+
+
+def arms(folder: Path) -> Path:
+    """A profile over two small checkpoints."""
+    checkpoint(folder, "llama", at="target")
+    checkpoint(folder, "llama-draft", at="draft")
+    file = folder / "pair.yaml"
+    file.write_text(
+        "target: {model: ./target, max_model_len: 256}\n"
+        "speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}\n"
+        "hardware: {accelerator: H100-80GB}\n"
+    )
+    return file
+
+
+def keys(content: dict[str, list[dict[str, str]]], part: str) -> dict[str, tuple[object, object]]:
+    return {
+        item["key"]: tuple(side and side["value"] for side in (item["a"], item["b"]))  # type: ignore[index, misc]
+        for item in content[part]
+    }
+
+
+def test_models_and_memory_that_are_here_are_compared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(arms(folder))
+    assert _run(["diff", file, "--baseline", "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert keys(content, "models") == {"draft.model": (str(folder / "draft"), None)}
+    memory = keys(content, "memory")
+    assert memory["draft_weights_bytes"][1] == 0 and memory["draft_weights_bytes"][0]
+    assert "kv_cache_tokens" in memory and "target_weights_bytes" not in memory
+
+
+def test_a_lock_is_the_profile_with_what_was_locked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(arms(folder))
+    assert _run(["lock", file, "--offline"]) == 0
+    capsys.readouterr()
+    assert _run(["diff", file, "pair.lock.json", "--exit-code"]) == 0
+    capsys.readouterr()
+    config = folder / "target" / "config.json"
+    changed = json.loads(config.read_text()) | {"max_position_embeddings": 4321}
+    config.write_text(json.dumps(changed))
+    assert _run(["diff", file, "pair.lock.json", "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert keys(content, "models")["target.max_position_embeddings"][0] == 4321
+    assert content["b"]["file"] == "pair.lock.json"
+
+
+@pytest.mark.parametrize(
+    ("present", "said"),
+    [((), "there is no lock `x.lock.json`"), (("x.lock.json",), "there is no profile beside `x.lock.json`")],
+)
+def test_a_lock_that_stands_alone_is_an_error(
+    folder: Path, write: Write, capsys: pytest.CaptureFixture[str], present: tuple[str, ...], said: str
+) -> None:
+    for name in present:
+        write('{"version": 1, "created": "2026-01-31", "specserve": "0.1.0", "models": []}', name)
+    assert _run(["diff", "a.yaml", "x.lock.json"]) == 2
+    assert said in capsys.readouterr().err
