@@ -13,7 +13,6 @@ from specserve.profile.speculation import Speculation
 
 _HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 _LM_HEADS = frozenset({"eagle", "eagle3", "mtp"})
-_WATERMARKED = _HEADS
 _NO_FULL_GRAPHS = frozenset({"NONE", "PIECEWISE"})
 
 
@@ -116,7 +115,7 @@ def _watermarks(ctx: Context, block: Speculation, path: str) -> Iterator[Hit]:
             problem = (f"{path}.draft_sample_method", "watermarks need `draft_sample_method: probabilistic`")
         elif block.keys.get("rejection_sample_method", "standard") != "standard":
             problem = (f"{path}.rejection_sample_method", "watermarks need `standard` verification")
-        elif block.method not in (_WATERMARKED if is_since(version, "0.33") else _WATERMARKED - {"dflash"}):
+        elif block.method not in (_HEADS if is_since(version, "0.33") else _HEADS - {"dflash"}):
             problem = (f"{path}.method", f"watermarks cannot be drafted with `{block.method}`")
         else:
             continue

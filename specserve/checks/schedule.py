@@ -163,13 +163,10 @@ def _k(block: Speculation) -> str:
 
 
 def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool:
+    if block.method in _V1_METHODS or not is_since(version, _V1_CHECK_SINCE):
+        return False
     taken = choice(ctx.profile, block, path, version=version)
-    return (
-        is_since(version, _V1_CHECK_SINCE)
-        and taken is not None
-        and taken.runner == "V1"
-        and block.method not in _V1_METHODS
-    )
+    return taken is not None and taken.runner == "V1"
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)
