@@ -21,6 +21,8 @@ COMMANDS: Mapping[str, str] = {
     "plan": "specserve.cli.plan:plan",
     "diff": "specserve.cli.diff:diff",
     "convert": "specserve.cli.convert:convert",
+    "lock": "specserve.cli.lock:lock",
+    "pull": "specserve.cli.pull:pull",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "gpus": "specserve.cli.gpus:gpus",

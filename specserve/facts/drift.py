@@ -34,20 +34,18 @@ def changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
     return differences(entry.files, now.files)
 
 
-def moved_to(entry: ModelFacts, *, model: str, revision: str | None) -> str | None:
-    """The commit that a branch has now, where it is another than the locked one. Raises FactError."""
-    if entry.commit is None or (revision and COMMIT.fullmatch(revision)):
+def moved_to(entry: ModelFacts) -> str | None:
+    """The commit that the branch of a locked model has now, where it is another. Raises FactError."""
+    if entry.commit is None or (entry.revision and COMMIT.fullmatch(entry.revision)):
         return None
     from specserve.facts.hub import current_commit
 
-    now = current_commit(model, revision=revision)
+    now = current_commit(entry.model, revision=entry.revision)
     return now if now != entry.commit else None
 
 
-def drift_of(
-    entry: ModelFacts | None, *, path: str, model: str, revision: str | None, ask_hub: bool
-) -> Drift | None:
-    """How one model of a profile differs from its lock; None where it does not, or where nobody can tell.
+def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) -> Drift | None:
+    """How one model of a profile differs from its entry in the lock; None where it does not.
 
     Raises FactError where the Hub was asked and did not answer.
     """
@@ -59,5 +57,5 @@ def drift_of(
         except FactError as error:
             files = (error.message,)
         return Drift(path, "changed", model, files) if files else None
-    commit = moved_to(entry, model=model, revision=revision) if ask_hub else None
+    commit = moved_to(entry) if ask_hub else None
     return Drift(path, "moved", model, (commit,)) if commit else None

@@ -44,13 +44,18 @@ def is_offline(env: Mapping[str, str] = os.environ) -> bool:
 
 def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Snapshot | None:
     """The cached snapshot of a Hub id at a commit, or at the commit that a branch had when it was fetched."""
-    repository = cache / ("models--" + model.replace("/", "--"))
+    repository = repository_folder(model, cache=cache)
     wanted = revision or DEFAULT_REVISION
     commit = wanted if COMMIT.fullmatch(wanted) else _commit_of(repository / "refs" / wanted)
     if commit is None:
         return None
     folder = repository / "snapshots" / commit
     return Snapshot(folder, commit) if folder.is_dir() else None
+
+
+def repository_folder(model: str, *, cache: Path) -> Path:
+    """Where a cache keeps a Hub id."""
+    return cache / ("models--" + model.replace("/", "--"))
 
 
 def _commit_of(ref: Path) -> str | None:

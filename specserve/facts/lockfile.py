@@ -43,10 +43,11 @@ class Lock:
 
     def find(self, model: str, *, revision: str | None = None) -> ModelFacts | None:
         """The facts of a model that a profile names, by the revision it asks for or by the commit."""
-        entry = self._entry(model, revision)
+        entry = self.entry(model, revision)
         return replace(entry, model=model, revision=revision) if entry else None
 
-    def _entry(self, model: str, revision: str | None) -> ModelFacts | None:
+    def entry(self, model: str, revision: str | None) -> ModelFacts | None:
+        """The same as it is recorded: with the revision that was asked for when it was locked."""
         place = Path(os.path.abspath(model))  # noqa: PTH100 - links stay links
         for entry in self.models:
             named = self.place(entry.model) == place if is_path(entry.model) else entry.model == model
@@ -60,7 +61,7 @@ class Lock:
 
     def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
         """How the tokenizers of two of its models compare, where that was recorded."""
-        pair = self._entry(*target), self._entry(*draft)
+        pair = self.entry(*target), self.entry(*draft)
         names = [label(entry.model, entry.revision) for entry in pair if entry]
         return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specserve.facts.download import missing_of_listing
 from specserve.facts.hashing import identity
 from specserve.facts.hubcache import find_snapshot, hub_cache
 from specserve.facts.lockfile import Lock, is_path, lock_path, read_lock
@@ -50,7 +51,7 @@ def locked(profile: Profile, lock: Lock) -> Profile:
 
 def _identities(profile: Profile, lock: Lock) -> dict[tuple[str, str | None], str]:
     """What each model is, by its revision and by its commit."""
-    found = {}
+    found: dict[tuple[str, str | None], str] = {}
     for use in model_uses(profile):
         entry = lock.find(use.model, revision=use.revision)
         if entry:
@@ -96,6 +97,7 @@ def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
                 problems.append(f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}")
             else:
                 problems += _absent(entry, snapshot.folder)
+                problems += _refused(entry, snapshot.folder) if "speculation" in use.path else []
     return tuple(dict.fromkeys(problems))
 
 
@@ -120,6 +122,16 @@ def _elsewhere(profile: Profile) -> list[str]:
                 f"vLLM reads the tokenizer of `{block.model}` at `main`, which is not in the Hub cache"
             )
     return problems
+
+
+def _refused(entry: ModelFacts, folder: Path) -> list[str]:
+    """A draft, unlike a target, is loaded by its Hub id: the library must take its snapshot for complete."""
+    missing = missing_of_listing(folder)
+    return (
+        [f"the Hub library misses `{missing[0]}` of `{entry.model}`: `specserve pull` cures it"]
+        if missing
+        else []
+    )
 
 
 def _absent(entry: ModelFacts, folder: Path) -> list[str]:

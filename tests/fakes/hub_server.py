@@ -138,6 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         token = (self.headers.get("authorization") or "").removeprefix("Bearer ") or None
         hub = self.server_of
+        if hub.closed.is_set():  # a connection that was kept alive
+            self.close_connection = True
+            return
         hub.requests.append(Request(self.command, self.path, self.headers.get("range"), token))
         url = urlsplit(self.path)
         try:

@@ -1,0 +1,90 @@
+"""`specserve lock`: pin the models of profiles, and see whether a lock still holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specserve.errors import FactError
+from specserve.profile.schema import Profile
+from specserve.report.console import clean, out, say
+
+
+def lock(
+    profiles: Annotated[list[str], typer.Argument(metavar="PROFILE…", help="Profiles, or folders of them.")],
+    *,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 where a lock is missing or stale.")
+    ] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Directories and the Hub cache only.")] = False,
+) -> None:
+    """Record which commits of which models a profile is for, in NAME.lock.json beside NAME.yaml.
+
+    With the commits it holds configurations, tensor shapes, hashes and how the tokenizers compare: `up`, `plan`
+    and `generate` then serve exactly these, and `check --locked` needs nothing else. Weights in a directory are
+    known by their size and header. A lock that says the same already is left as it is.
+
+    \b
+    specserve lock configs/llama70b-8b.yaml
+    specserve lock --check configs/         in CI: is every lock up to date?
+    """
+    from specserve.cli.judge import inputs
+    from specserve.profile.load import load_profile
+
+    stale = 0
+    files = list(inputs(profiles, pick=False, stdin_filename=None))
+    for file in files:
+        profile = load_profile(file)
+        stale += not _holds(profile, offline=offline) if check else 0
+        if not check:
+            _write(profile, offline=offline)
+    if check:
+        say(f"{stale} of {len(files)} locks are stale" if stale else f"all locks hold: {len(files)}")
+        raise typer.Exit(1 if stale else 0)
+
+
+def _write(profile: Profile, *, offline: bool) -> None:
+    from specserve.plan.locking import lock_profile
+
+    done = lock_profile(profile, offline=offline)
+    say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
+    for facts in done.models:
+        asked = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
+        say(f"  {clean(facts.model)}{asked} {facts.commit[:12] if facts.commit else 'by its files'}")
+        for note in facts.notes:
+            say(f"    note: {clean(note)}")
+    out(_shown(done.file))
+
+
+def _holds(profile: Profile, *, offline: bool) -> bool:
+    """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
+    from specserve.plan.drifted import drifts_from, unused
+    from specserve.plan.locked import lock_of
+
+    try:
+        found = lock_of(profile)
+    except FactError as error:
+        out(f"{profile.file}: {clean(error.message)}")
+        return False
+    if found is None:
+        out(f"{profile.file}: there is no lock")
+        return False
+    words = {"unlocked": "is not in the lock", "changed": "has changed", "moved": "has moved on the Hub"}
+    holds = True
+    for drift in drifts_from(profile, found, ask_hub=not offline):
+        detail = f": {', '.join(drift.detail)}" if drift.detail else ""
+        note = "note: " if drift.kind == "moved" else ""
+        out(clean(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
+        holds = holds and drift.kind == "moved"
+    for model in unused(profile, found):
+        out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))
+        holds = False
+    return holds
+
+
+def _shown(file: Path) -> str:
+    """Relative to the current folder where that is shorter."""
+    here = Path.cwd()
+    return str(file.relative_to(here)) if file.is_relative_to(here) else str(file)

@@ -1,0 +1,78 @@
+"""`specserve pull`: the models of a profile into the Hub cache, before a launch waits for them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specserve.errors import UsageError
+from specserve.profile.schema import Profile
+from specserve.report.console import clean, out, say
+
+
+def pull(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    *,
+    alternative: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every alternative too.")] = False,
+    no_lock: Annotated[
+        bool, typer.Option("--no-lock", help="As the models are today, not as they are locked.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+    ] = None,
+) -> None:
+    """Download target and draft into the Hub cache, at the commits of the lock where there is one.
+
+    Only what vLLM reads is fetched: safetensors rather than other weights, no originals, no GGUF. The disk is
+    looked at first; what was cut off goes on where it stopped. Snapshots go to stdout, progress to stderr.
+
+    \b
+    specserve pull configs/llama70b-8b.yaml
+    specserve pull configs/llama70b-8b.yaml --alternative eagle3
+    """
+    from specserve.profile.load import load_profile, with_alternative
+
+    if everything and alternative:
+        raise UsageError("`--all` and `--alternative` exclude each other")
+    loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative, baseline=False)
+    fetch(loaded if no_lock else at_lock(loaded), everything=everything)
+
+
+def at_lock(profile: Profile) -> Profile:
+    """The profile at the commits of its lock, where it has one; says what the lock does not have."""
+    from specserve.plan.locked import lock_of, locked, not_locked
+
+    lock = lock_of(profile)
+    if lock is None:
+        return profile
+    for use in not_locked(profile, lock):
+        say(f"warning: `{clean(use.model)}` is not in the lock")
+    return locked(profile, lock)
+
+
+def fetch(profile: Profile, *, everything: bool = False) -> None:
+    """Download what a profile needs and the cache does not have. Raises FactError."""
+    from specserve.facts.download import fetch_files, refuse_full_disk
+    from specserve.plan.pulling import cache_of, downloads
+
+    cache = cache_of(profile)
+    wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))
+    refuse_full_disk(wanted, cache=cache)
+    for download in wanted:
+        name = f"{clean(download.model)} at {download.commit[:12]}"
+        if download.missing:
+            size = _size(download.missing_bytes)
+            say(f"downloading {name}: {len(download.missing)} files, {size}")
+        fetch_files(download, cache=cache)
+        say(f"{name}: {len(download.files)} files, {_size(download.total_bytes)}, complete")
+        out(str(download.folder))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

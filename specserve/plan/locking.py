@@ -1,0 +1,154 @@
+"""The lock of a profile, made from its models as they are today. Writes the lock, and no other file of the user's."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specserve import __version__
+from specserve.errors import FactError, UsageError
+from specserve.facts.comparison import TokenizerComparison
+from specserve.facts.hashing import hashed
+from specserve.facts.lockfile import label, lock_path, lock_text, read_lock
+from specserve.facts.model import ModelFacts
+from specserve.facts.read import local_path, read_model, refuse_no_hub_id
+from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
+from specserve.profile.schema import Profile
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What was locked."""
+
+    file: Path
+    models: tuple[ModelFacts, ...]
+    changed: bool
+    """Whether the file had to be written."""
+
+
+def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda _: None) -> Locked:
+    """Reads every model of a profile and writes the lock beside it, unless it says the same already.
+
+    Raises FactError for a model that cannot be read, UsageError for a profile that is no file.
+    """
+    file = lock_path(profile.file)
+    if file is None or not Path(profile.file).is_file():
+        raise UsageError("only a profile in a file has a place for its lock", hint="write it to a file first")
+    read: dict[tuple[str, str | None], ModelFacts] = {}
+    for use in model_uses(profile):
+        key = (use.model, use.revision)
+        if key not in read or (not use.tokenizer_only and not read[key].config):
+            tell(f"reading {use.model}")
+            read[key] = read_fresh(use, offline=offline)
+    names = {key: _recorded(profile, key[0], file=file) for key in read}
+    models = tuple(_entry(facts, name=names[key], revision=key[1]) for key, facts in read.items())
+    tell("comparing tokenizers")
+    comparisons = _comparisons(profile, read, names)
+    return _write(file, models, comparisons=comparisons, vllm=profile.vllm)
+
+
+def read_fresh(use: ModelUse, *, offline: bool) -> ModelFacts:
+    """A model as it is now: of the Hub the commit that the revision has today, whatever the cache holds."""
+    need_config = not use.tokenizer_only
+    if offline or local_path(use.model) is not None:
+        facts = read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
+    else:
+        from specserve.facts.hub import read_from_hub
+        from specserve.facts.hubcache import is_offline
+
+        refuse_no_hub_id(use.model, revision=use.revision)
+        if is_offline():
+            return read_fresh(use, offline=True)
+        facts = read_from_hub(use.model, revision=use.revision, need_config=need_config)
+    return facts
+
+
+def _entry(facts: ModelFacts, *, name: str, revision: str | None) -> ModelFacts:
+    return hashed(replace(facts, model=name, revision=revision))
+
+
+def _recorded(profile: Profile, model: str, *, file: Path) -> str:
+    """A model's name in the lock: a path that the profile wrote relative is relative to the lock."""
+    place = local_path(model)
+    if place is None:
+        return model
+    if _written(profile, model).startswith(("/", "~")):
+        return str(place)
+    relative = Path(os.path.relpath(place, file.parent)).as_posix()
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def _written(profile: Profile, model: str) -> str:
+    """How the profile's file spells a path, which is absolute by now; empty where that cannot be seen."""
+    for use in model_uses(profile):
+        span = profile.spans.get(use.path)
+        if use.model != model or span is None:
+            continue
+        try:
+            with Path(span.file).open(encoding="utf-8") as stream:
+                lines = stream.read().splitlines()
+            return lines[span.line - 1][span.column - 1 :].lstrip("'\"")
+        except (OSError, ValueError, IndexError):
+            return ""
+    return ""
+
+
+def _comparisons(
+    profile: Profile,
+    read: Mapping[tuple[str, str | None], ModelFacts],
+    names: Mapping[tuple[str, str | None], str],
+) -> dict[tuple[str, str], TokenizerComparison]:
+    """The target's tokenizer against that of each draft model."""
+    from specserve.facts.tokenizers.compare import compare
+
+    target = (profile.target.model, profile.target.revision)
+    tokenizer = tokenizer_use(profile)
+    own = read[tokenizer.model, tokenizer.revision]
+    found = {}
+    blocks = {"speculation": profile.speculation, **profile.alternatives}
+    for path, block in blocks.items():
+        use = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
+        if use:
+            draft = (use.model, use.revision)
+            pair = label(names[target], target[1]), label(names[draft], draft[1])
+            found[pair] = compare(
+                read[target], read[draft], tokenizer=own if own is not read[target] else None
+            )
+    return found
+
+
+def _write(
+    file: Path,
+    models: tuple[ModelFacts, ...],
+    *,
+    comparisons: Mapping[tuple[str, str], TokenizerComparison],
+    vllm: str | None,
+) -> Locked:
+    """Leaves a lock that says the same as it is, so that its date is that of the last change."""
+    try:
+        old = read_lock(file)
+    except FactError:
+        old = None
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    if old:
+        same = lock_text(
+            models, comparisons=comparisons, created=old.created, specserve=old.specserve, vllm=vllm
+        )
+        if file.read_text(encoding="utf-8") == same:
+            return Locked(file, models, changed=False)
+    text = lock_text(models, comparisons=comparisons, created=today, specserve=__version__, vllm=vllm)
+    try:
+        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(name).chmod(0o644)
+        Path(name).replace(file)
+    except OSError as error:
+        raise FactError(f"cannot write `{file}`: {(error.strerror or str(error)).lower()}") from error
+    return Locked(file, models, changed=True)

@@ -1,0 +1,45 @@
+"""The downloads that a profile needs: its models at the commits of its lock, or of today. Downloads nothing itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from specserve.errors import ModelNotFound, NotCached
+from specserve.facts.download import Download, plan_download
+from specserve.facts.hubcache import hub_cache, is_offline
+from specserve.facts.read import local_path, refuse_no_hub_id
+from specserve.plan.uses import model_uses
+from specserve.profile.schema import Profile
+
+
+def downloads(
+    profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Download, ...]:
+    """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
+
+    Raises FactError: a directory that is not there, a model that the Hub does not show.
+    """
+    found: dict[tuple[str, str], Download] = {}
+    for use in model_uses(profile, alternatives=alternatives):
+        place = local_path(use.model)
+        if place is not None:
+            if not place.is_dir():
+                raise ModelNotFound(f"there is no directory `{place}`")
+            continue
+        refuse_no_hub_id(use.model, revision=use.revision)
+        if is_offline():
+            raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set")
+        from specserve.facts.hub import read_from_hub
+
+        tell(f"asking for {use.model}")
+        facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
+        download = plan_download(facts, cache=cache_of(profile))
+        found.setdefault((download.model, download.commit), download)
+    return tuple(found.values())
+
+
+def cache_of(profile: Profile) -> Path:
+    """The Hub cache that the server of this profile will look into."""
+    return hub_cache({**os.environ, **profile.env})

@@ -1,0 +1,233 @@
+"""`specserve lock`: two clones get one lock, it is written only when it says something new, and what drifts is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+from specserve.facts.lockfile import read_lock
+from tests.facts.tiny import CONFIG, safetensors, write_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
+Write = Callable[..., Path]
+TEXT = """
+target: {model: org/target}
+speculation: {method: draft_model, model: ../models/draft, num_speculative_tokens: 3}
+alternatives:
+  head: {method: eagle3, model: org/head, revision: v1, num_speculative_tokens: 3}
+"""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_TOKEN",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        server.add("org/target", write_model(tmp_path / "hub" / "target"), commit="a" * 40)
+        server.add("org/head", write_model(tmp_path / "hub" / "head"), commit="b" * 40, branch="v1")
+        yield server
+
+
+@pytest.fixture
+def clone(tmp_path: Path, hub: HubServer) -> Path:
+    """A repository with a profile and a model beside it."""
+    write_model(tmp_path / "one" / "models" / "draft", files={"modeling.py": b"x = 1"})
+    file = tmp_path / "one" / "configs" / "p.yaml"
+    file.parent.mkdir()
+    file.write_text(TEXT)
+    return file
+
+
+def lock(*arguments: object) -> int:
+    return _run(["lock", *map(str, arguments)])
+
+
+def test_a_lock_has_commits_hashes_shapes_and_comparisons(clone: Path) -> None:
+    assert lock(clone) == 0
+
+    content = json.loads(clone.with_suffix(".lock.json").read_text())
+    target, head, draft = (
+        next(model for model in content["models"] if model["model"] == name)
+        for name in ("org/target", "org/head", "../models/draft")
+    )
+    assert (target["commit"], target["revision"]) == ("a" * 40, None)
+    assert (head["commit"], head["revision"]) == ("b" * 40, "v1")
+    assert (draft["commit"], draft["config"]) == (None, CONFIG)
+    weights = draft["files"]["model.safetensors"]
+    assert set(weights) == {"header_sha256", "size"} and weights["size"] == len(safetensors())
+    assert set(target["files"]["model.safetensors"]) == {"sha256", "header_sha256", "size"}
+    assert set(draft["files"]["modeling.py"]) == set(target["files"]["config.json"]) == {"sha256", "size"}
+    assert target["tensors"]["model.layers.{0-1}.mlp.up_proj.weight"] == "BF16 32x8"
+    (comparison,) = content["comparisons"]
+    assert (comparison["target"], comparison["draft"]) == ("org/target", "../models/draft")
+    assert comparison["verdict"] in ("identical", "not_checked")
+
+
+def test_two_clones_get_the_same_lock(clone: Path, tmp_path: Path) -> None:
+    shutil.copytree(tmp_path / "one", tmp_path / "deeper" / "two")
+    other = tmp_path / "deeper" / "two" / "configs" / "p.yaml"
+    assert lock(clone, other) == 0
+    assert clone.with_suffix(".lock.json").read_bytes() == other.with_suffix(".lock.json").read_bytes()
+    assert str(tmp_path) not in clone.with_suffix(".lock.json").read_text()
+
+
+def test_an_absolute_path_stays_absolute(clone: Path, tmp_path: Path) -> None:
+    clone.write_text(f"target:\n  model: '{tmp_path / 'one' / 'models' / 'draft'}'\n")
+    assert lock(clone) == 0
+    found = read_lock(clone.with_suffix(".lock.json"))
+    assert found and found.models[0].model == str(tmp_path / "one" / "models" / "draft")
+
+
+def test_a_lock_that_says_the_same_is_left_with_its_date(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock(clone) == 0
+    assert capsys.readouterr().err.startswith("locked: `p`, 3 models\n")
+    file = clone.with_suffix(".lock.json")
+    content = file.read_text().replace(json.loads(file.read_text())["created"], "2020-01-01")
+    file.write_text(content)
+    assert lock(clone) == 0
+    assert file.read_text() == content
+    stdout, stderr = capsys.readouterr()
+    assert stderr.startswith("unchanged: `p`") and stdout.strip().endswith("p.lock.json")
+
+
+def test_a_lock_follows_the_branch_whatever_the_cache_holds(
+    clone: Path, hub: HubServer, tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "hf" / "hub" / "models--org--target" / "snapshots" / ("9" * 40)
+    write_model(snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("9" * 40)
+    assert lock(clone) == 0
+    found = read_lock(clone.with_suffix(".lock.json"))
+    assert found and found.find("org/target", revision="a" * 40)
+
+
+def test_offline_a_lock_is_made_of_what_is_here(
+    clone: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock(clone, "--offline") == 2
+    assert "not in the Hub cache" in capsys.readouterr().err
+    assert lock(clone) == 0
+    text = clone.with_suffix(".lock.json").read_text()
+    clone.with_suffix(".lock.json").unlink()
+    hub.requests.clear()
+    assert lock(clone, "--offline") == 0
+    assert clone.with_suffix(".lock.json").read_text() == text and hub.requests == []
+
+
+def test_a_separate_tokenizer_is_locked_too(clone: Path, hub: HubServer, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "hub" / "tok", tensors=None)
+    (folder / "config.json").unlink()
+    hub.add("org/tok", folder, commit="c" * 40)
+    clone.write_text("target: {model: org/target, tokenizer: org/tok}\n")
+    assert lock(clone) == 0
+    found = read_lock(clone.with_suffix(".lock.json"))
+    assert found and [entry.model for entry in found.models] == ["org/target", "org/tok"]
+
+
+def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lock(clone, "--check") == 1
+    assert capsys.readouterr().out == f"{clone}: there is no lock\n"
+    assert lock(clone) == 0
+    capsys.readouterr()
+    assert lock(clone, "--check") == 0
+    assert capsys.readouterr() == ("", "all locks hold: 1\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: (one / "models/draft/config.json").write_text("{}"), "has changed: `config.json` is another"),
+        (lambda one: (one / "models/draft/vocab.json").write_text("{}"), "`vocab.json` is new"),
+        (lambda one: (one / "models/draft/modeling.py").unlink(), "`modeling.py` is gone"),
+        (
+            lambda one: (one / "models/draft/model.safetensors").write_bytes(safetensors({})),
+            "`model.safetensors` is another",
+        ),
+        (lambda one: shutil.rmtree(one / "models/draft"), "has changed: there is no directory"),
+        (lambda one: (one / "configs/p.lock.json").write_text("<<<<"), "not valid JSON"),
+        (
+            lambda one: (one / "configs/p.yaml").write_text(TEXT.replace("org/target", "org/head")),
+            "`org/head` is not in the lock",
+        ),
+        (
+            lambda one: (one / "configs/p.yaml").write_text(TEXT.split("alternatives")[0]),
+            "`org/head` of the lock is not in the profile",
+        ),
+    ],
+)  # fmt: skip
+def test_check_finds_a_stale_lock(
+    clone: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], object], words: str
+) -> None:
+    assert lock(clone) == 0
+    change(clone.parents[1])
+    capsys.readouterr()
+    assert lock(clone, "--check") == 1
+    stdout, stderr = capsys.readouterr()
+    assert words in stdout and stderr == "1 of 1 locks are stale\n"
+
+
+def test_equal_files_written_again_are_no_drift(clone: Path) -> None:
+    assert lock(clone) == 0
+    for file in (clone.parents[1] / "models" / "draft").iterdir():
+        file.write_bytes(file.read_bytes())
+        os.utime(file, (0, 0))
+    assert lock(clone, "--check") == 0
+
+
+def test_a_branch_that_moved_is_told_and_the_lock_holds(
+    clone: Path, hub: HubServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock(clone) == 0
+    hub.repositories["org/target"].commit = "d" * 40
+    capsys.readouterr()
+    assert lock(clone, "--check") == 0
+    assert f"p.yaml:2:17: note: `org/target` has moved on the Hub: {'d' * 40}" in capsys.readouterr().out
+    assert lock(clone, "--check", "--offline") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_check_without_the_hub_is_exit_code_2_and_never_green(clone: Path, hub: HubServer) -> None:
+    assert lock(clone) == 0
+    hub.close()
+    assert lock(clone, "--check") == 2
+    assert lock(clone, "--check", "--offline") == 0
+
+
+def test_folders_are_locked_profile_by_profile(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clone.parent / "q.yaml").write_text("target: {model: org/target}\n")
+    assert lock(clone.parent) == 0
+    assert clone.with_name("q.lock.json").exists() and clone.with_name("p.lock.json").exists()
+
+
+def test_stdin_has_no_place_for_a_lock(specserve: Callable[..., subprocess.CompletedProcess[bytes]]) -> None:
+    done = specserve("lock", "-", stdin=b"target: {model: ./x}")
+    assert done.returncode == 2 and b"has a place for its lock" in done.stderr
+
+
+def test_a_token_is_in_no_lock(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "zz-secret-zz")
+    assert lock(clone) == 0
+    assert "secret" not in clone.with_suffix(".lock.json").read_text()

@@ -1,0 +1,243 @@
+"""`specserve pull`: what vLLM reads and nothing else, at the locked commit, and an offline start finds it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+from specserve.facts.download import missing_of_listing
+from specserve.facts.hubcache import hub_cache
+from specserve.facts.read import read_model
+from specserve.plan.locked import lock_of, offline_problems
+from specserve.profile.load import load_profile
+from tests.facts.tiny import safetensors, write_model
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
+TEXT = """
+target: {model: org/target}
+speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 3}
+alternatives:
+  head: {method: eagle3, model: org/head, num_speculative_tokens: 3}
+"""
+EXTRA = {
+    "pytorch_model.bin": b"bin",
+    "model.Q4.gguf": b"gguf",
+    "consolidated.00.pth": b"pth",
+    "README.md": b"# model",
+    "chat_template.jinja": b"{{ x }}",
+    "picture.png": b"png",
+}
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    for name in (
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_TOKEN",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+    with HubServer() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        for name, commit in (("target", "a"), ("draft", "b"), ("head", "c")):
+            folder = write_model(tmp_path / "hub" / name, files=EXTRA)
+            (folder / "onnx").mkdir()
+            (folder / "onnx" / "model.onnx").write_bytes(b"onnx")
+            (folder / "original").mkdir()
+            (folder / "original" / "model.safetensors").write_bytes(safetensors())
+            server.add(f"org/{name}", folder, commit=commit * 40)
+        yield server
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "configs" / "p.yaml"
+    file.parent.mkdir()
+    file.write_text(TEXT)
+    return file
+
+
+def pull(*arguments: object) -> int:
+    return _run(["pull", *map(str, arguments)])
+
+
+def snapshot(name: str, commit: str) -> Path:
+    return hub_cache() / f"models--org--{name}" / "snapshots" / (commit * 40)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_target_and_draft_are_fetched_without_what_vllm_does_not_read(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pull(file) == 0
+    wanted = {
+        "config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors", "README.md",
+        "chat_template.jinja",
+    }  # fmt: skip
+    assert names(snapshot("target", "a")) == names(snapshot("draft", "b")) == wanted
+    assert not snapshot("head", "c").exists()
+    stdout, stderr = capsys.readouterr()
+    assert stdout.splitlines() == [str(snapshot("target", "a")), str(snapshot("draft", "b"))]
+    assert "downloading org/target at aaaaaaaaaaaa: 6 files, 0.0 MB" in stderr
+
+
+def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path) -> None:
+    assert pull(file) == 0
+    hub.close()
+    assert read_model("org/target", offline=True).origin == "cache"
+    assert read_model("org/draft", offline=True).tensors
+
+
+def test_an_alternative_and_all_of_them(hub: HubServer, file: Path) -> None:
+    assert pull(file, "--alternative", "head") == 0
+    assert snapshot("head", "c").exists() and not snapshot("draft", "b").exists()
+    assert pull(file, "--all") == 0
+    assert snapshot("draft", "b").exists()
+    assert pull(file, "--all", "--alternative", "head") == 2
+
+
+def test_a_second_pull_downloads_nothing(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pull(file) == 0
+    hub.requests.clear()
+    capsys.readouterr()
+    assert pull(file) == 0
+    assert not hub.sent("/resolve/")
+    assert "downloading" not in capsys.readouterr().err
+
+
+def test_a_pull_that_was_cut_off_goes_on(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pull(file) == 0
+    (snapshot("target", "a") / "model.safetensors").unlink()
+    hub.requests.clear()
+    capsys.readouterr()
+    assert pull(file) == 0
+    assert {request.path.rpartition("/")[2] for request in hub.sent("/resolve/")} <= {"model.safetensors"}
+    assert "downloading org/target at aaaaaaaaaaaa: 1 files" in capsys.readouterr().err
+
+
+def test_the_lock_says_which_commit(hub: HubServer, file: Path, tmp_path: Path) -> None:
+    assert _run(["lock", str(file)]) == 0
+    old = hub.repositories["org/target"].folder
+    new = write_model(tmp_path / "hub" / "new")
+    hub.add("org/target", new, commit="d" * 40, commits={"a" * 40: old})
+    assert pull(file) == 0
+    assert snapshot("target", "a").exists() and not snapshot("target", "d").exists()
+    assert pull(file, "--no-lock") == 0
+    assert snapshot("target", "d").exists()
+
+
+def test_with_lock_and_pull_a_launch_needs_no_hub(hub: HubServer, file: Path) -> None:
+    assert _run(["lock", str(file)]) == 0
+    profile = load_profile(file)
+    assert offline_problems(profile, lock_of(profile))
+    assert pull(file) == 0
+    assert offline_problems(profile, lock_of(profile)) == ()
+
+
+def test_the_hub_library_takes_the_snapshot_for_complete_when_it_is_offline(
+    hub: HubServer, file: Path
+) -> None:
+    """As vLLM asks for a draft's weights with HF_HUB_OFFLINE=1; a listing with files that were left out forbids it."""
+    assert pull(file) == 0
+    assert missing_of_listing(snapshot("draft", "b")) == ()
+    code = (
+        "from huggingface_hub import snapshot_download; print(snapshot_download("
+        f"'org/draft', revision='{'b' * 40}', allow_patterns='*.safetensors', local_files_only=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.stdout.strip() == str(snapshot("draft", "b")), done.stderr
+
+
+def test_shards_are_those_of_the_index(hub: HubServer, file: Path, tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "model-1.safetensors"}}).encode()
+    files = {
+        "model.safetensors.index.json": index,
+        "model-1.safetensors": safetensors(),
+        "x.safetensors": b"x",
+    }
+    hub.add(
+        "org/target", write_model(tmp_path / "hub" / "sharded", tensors=None, files=files), commit="a" * 40
+    )
+    file.write_text("target: {model: org/target}\n")
+    assert pull(file) == 0
+    assert {name for name in names(snapshot("target", "a")) if name.endswith("safetensors")} == {
+        "model-1.safetensors"
+    }
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.facts.download.MARGIN_BYTES", 1 << 60)
+    assert pull(file) == 2
+    assert "are to be downloaded, and the disk of" in capsys.readouterr().err
+    assert not hub_cache().exists()
+
+
+def test_a_profiles_own_cache_is_where_it_goes(hub: HubServer, file: Path, tmp_path: Path) -> None:
+    file.write_text(f"target: {{model: org/target}}\nenv: {{HF_HOME: {tmp_path / 'other'}}}\n")
+    assert pull(file) == 0
+    assert (tmp_path / "other" / "hub" / "models--org--target").exists()
+
+
+def test_a_directory_has_nothing_to_pull(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_model(file.parent / "m")
+    file.write_text("target: {model: ./m}\n")
+    assert pull(file) == 0
+    assert capsys.readouterr().out == "" and hub.requests == []
+    file.write_text("target: {model: ./nothing}\n")
+    assert pull(file) == 2
+
+
+@pytest.mark.parametrize("fault", ["500", "stall", "short", "reset"])
+def test_a_download_that_fails_says_that_it_can_go_on(
+    hub: HubServer,
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read_model("org/target")  # its facts are known, so that the download itself meets the fault
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+    hub.repositories["org/target"].fault, hub.repositories["org/target"].on = fault, "/resolve/"
+    file.write_text("target: {model: org/target}\n")
+    assert pull(file) == 2
+    assert "run it again: it goes on where it stopped" in capsys.readouterr().err
+
+
+def test_offline_nothing_is_pulled(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert pull(file) == 2
+    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err and hub.requests == []
+
+
+def test_a_model_that_is_not_there_is_exit_code_2(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("target: {model: org/none}\n")
+    assert pull(file) == 2
+    assert "`org/none`" in capsys.readouterr().err
