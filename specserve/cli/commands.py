@@ -97,7 +97,7 @@ def run(arguments: list[str]) -> int:
         command = typer.main.get_command(app)
         code = command.main(args=arguments or ["--help"], prog_name="specserve", standalone_mode=False)
     except _ClickUsageError as error:
-        raise _usage(error) from error
+        raise _usage(error, arguments) from error
     except typer.Abort as error:
         raise KeyboardInterrupt from error
     except SystemExit as end:
@@ -106,7 +106,8 @@ def run(arguments: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _usage(error: Any) -> UsageError:
-    command = error.ctx.command_path if error.ctx else "specserve"
-    message = error.format_message().rstrip(".")
+def _usage(error: Any, arguments: list[str]) -> UsageError:
+    asked = f"specserve {arguments[0]}" if arguments and arguments[0] in COMMANDS else "specserve"
+    command = error.ctx.command_path if error.ctx else asked
+    message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
     return UsageError(message[:1].lower() + message[1:], hint=f"`{command} --help` shows what it takes")
