@@ -67,8 +67,7 @@ def generate(
     from pathlib import Path
 
     from specserve.cli import batch
-    from specserve.cli.preflight import preflight
-    from specserve.cli.prepare import prepare
+    from specserve.cli.preflight import cleared
     from specserve.errors import UsageError
     from specserve.report.console import say
 
@@ -77,7 +76,7 @@ def generate(
         raise UsageError("the profile and the input cannot both be stdin")
     if destination is not None and source != "-" and destination.resolve() == Path(source).resolve():
         raise UsageError("the output would replace the input", hint="give another file to `-o`")
-    loaded, plan = prepare(
+    loaded, plan = cleared(
         profile,
         settings=settings or (),
         devices=devices,
@@ -87,16 +86,6 @@ def generate(
         use_lock=not no_lock,
         locked=locked,
     )
-    if not no_check:
-        preflight(
-            profile,
-            settings=settings or (),
-            alternative=alternative,
-            baseline=baseline,
-            devices=devices,
-            no_lock=no_lock,
-            offline="HF_HUB_OFFLINE" in plan.env,
-        )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
     data = batch.read_input(source)

@@ -12,9 +12,53 @@ from typing import Any
 from specserve.cli.rawcommand import remember, remembered
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, say, styled
 
 _CHILD = "from specserve.cli.preflight import child; child()"
+
+
+def cleared(
+    path: str,
+    *,
+    settings: Iterable[str] = (),
+    port: int | None = None,
+    devices: str | None = None,
+    alternative: str | None = None,
+    baseline: bool = False,
+    check: bool = True,
+    starts: bool = True,
+    use_lock: bool = True,
+    locked: bool = False,
+) -> tuple[Profile, LaunchPlan]:
+    """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""
+    from specserve.cli.prepare import prepare
+
+    settings = tuple(settings)
+    profile, plan = prepare(
+        path,
+        settings=settings,
+        port=port,
+        devices=devices,
+        alternative=alternative,
+        baseline=baseline,
+        check=check,
+        starts=starts,
+        use_lock=use_lock,
+        locked=locked,
+    )
+    if check and starts:
+        preflight(
+            path,
+            settings=settings,
+            alternative=alternative,
+            baseline=baseline,
+            devices=devices,
+            no_lock=not use_lock,
+            offline="HF_HUB_OFFLINE" in plan.env,
+        )
+    return profile, plan
 
 
 def preflight(

@@ -85,9 +85,9 @@ def up(
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
     specserve up configs/demo.yaml --dry-run
     """
-    from specserve.cli.prepare import prepare
+    from specserve.cli.preflight import cleared
 
-    _, plan = prepare(
+    _, plan = cleared(
         profile,
         settings=settings or (),
         port=port,
@@ -99,18 +99,6 @@ def up(
         use_lock=not no_lock,
         locked=locked,
     )
-    if not (dry_run or no_check):
-        from specserve.cli.preflight import preflight
-
-        preflight(
-            profile,
-            settings=settings or (),
-            alternative=alternative,
-            baseline=baseline,
-            devices=devices,
-            no_lock=no_lock,
-            offline="HF_HUB_OFFLINE" in plan.env,
-        )
     if dry_run:
         show(plan, format=format)
     elif exec_:

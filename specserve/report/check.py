@@ -53,7 +53,9 @@ def _head(verdict: Checked) -> str:
     lines += [
         f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  {_state(group)}" for group in verdict.groups
     ]
-    return "\n".join(lines)
+    ways = dict.fromkeys(group.skipped.partition("; ")[2] for group in verdict.groups if group.skipped)
+    lines += ["", *(f"  {styled('help', 'cyan', stream=sys.stdout)}: {clean(way)}" for way in ways if way)]
+    return "\n".join(lines).rstrip()
 
 
 def machine_text(machine: Machine) -> str:
@@ -67,7 +69,8 @@ def _state(group: Group) -> str:
     words = list(_counts(group.findings))
     if group.skipped:
         text = "skipped" if group.skipped_rules == group.rules else f"{group.skipped_rules} skipped"
-        words.append(styled(f"{text}: {clean(group.skipped)}", "yellow", stream=sys.stdout))
+        reason = group.skipped.partition("; ")[0]  # the way out stands below
+        words.append(styled(f"{text}: {clean(reason)}", "yellow", stream=sys.stdout))
     return ", ".join(words) or styled("ok", "green", stream=sys.stdout)
 
 
