@@ -14,7 +14,7 @@ from specserve.plan.convert.invocation import Invocation, invocation, shell_scri
 from specserve.plan.convert.old import KEYS, advice
 from specserve.plan.convert.options import known_options, parse
 from specserve.plan.convert.profiletree import SECRETS, profile_tree
-from specserve.plan.convert.secrets import names_a_secret
+from specserve.plan.convert.secrets import hushed, names_a_secret
 from specserve.plan.convert.settings import Setting, left_over, settings_of
 from specserve.plan.convert.shelltext import commands
 from specserve.plan.convert.words import COMMAND, Word, argv_words, starred
@@ -44,7 +44,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     given = _known(given, found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
-    keep(COMMAND, starred(line, secrets).encode(errors="replace"))
+    keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
     newest = table(known_versions()[-1])
     env = {name: _text_node(word) for name, word in start.env.items()}
     tree = profile_tree(given, place=start.start.span, table=newest, env=env, found=found)
@@ -53,7 +53,8 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     if profile:
         profile = _for_versions(profile)
         found += _open_to_all(profile, start)
-    return profile, ordered([*found, *(_explained(finding) for finding in more)])
+    told = [*found, *(_explained(finding) for finding in more)]
+    return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 
 
 def _started(argv: Sequence[Word]) -> Invocation:

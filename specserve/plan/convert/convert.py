@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.convert import sglang
-from specserve.plan.convert.environment import kept_environment
+from specserve.plan.convert.environment import as_settings, kept_environment
 from specserve.plan.convert.given import Given, Note
 from specserve.plan.convert.modern import modern
-from specserve.plan.convert.profiletree import profile_tree
-from specserve.plan.convert.secrets import without_secrets
+from specserve.plan.convert.profiletree import SECRETS, profile_tree
+from specserve.plan.convert.secrets import hushed, without_secrets
+from specserve.plan.convert.settings import Setting
 from specserve.plan.convert.shelltext import UNKNOWN
 from specserve.plan.convert.writer import yaml_text
 from specserve.plan.support import known_versions, table
@@ -49,7 +51,10 @@ def converted(given: Given, *, origin: str) -> Converted:
     tree = _tree(given, notes)
     tree, profile = _cured(tree, notes)
     tree = _for_versions(tree, profile, notes)
-    head = [f"From {given.what} in {origin}{f', line {given.place.line}' if given.place.line > 1 else ''}."]
+    notes = [replace(note, text=hushed(note.text)) for note in notes]
+    head = [
+        f"Converted from {given.what} in {origin}{f', line {given.place.line}' if given.place.line > 1 else ''}."
+    ]
     comments = _comments(tree, notes)
     head += [f"- {text}" for text in comments.pop("", [])]
     text = yaml_text(tree, head=head, comments=comments)
@@ -74,16 +79,18 @@ def _check_model(given: Given, *, origin: str) -> None:
 def _tree(given: Given, notes: list[Note]) -> Node:
     """The profile's tree, fit to be committed: no secrets, not open to everybody."""
     found: list[Finding] = []
-    env = kept_environment(given.env, notes)
     newest = table(known_versions()[-1])
-    key = given.settings.get("api_key")
-    tree = profile_tree(given.settings, place=given.place, table=newest, env=env, found=found)
-    notes += [Note("", _said(finding), finding.span.line) for finding in found]
+    settings = {**as_settings(given.env, newest, notes), **given.settings}
+    env = kept_environment(given.env, notes)
+    key = _secrets(settings, notes)
+    open_settings = {name: setting for name, setting in settings.items() if name not in SECRETS}
+    tree = profile_tree(open_settings, place=given.place, table=newest, env=env, found=found)
+    notes += [Note("", finding.message, finding.span.line) for finding in found]
     sections = dict(tree.mapping or {})
     sections.pop("name", None)
     server = dict((sections["server"].mapping or {}) if "server" in sections else {})
     if key:
-        server["api_key_env"] = replace(server["api_key_env"], value=_variable(key.node))
+        server["api_key_env"] = key
     elif "VLLM_API_KEY" in given.env:
         server["api_key_env"] = Node("VLLM_API_KEY", given.place)
     _closed(server, notes)
@@ -98,10 +105,18 @@ def _tree(given: Given, notes: list[Note]) -> Node:
     return clean or tree
 
 
-def _said(finding: Finding) -> str:
-    return (
-        f"{finding.message}: {finding.help}" if finding.code == "SD107" and finding.help else finding.message
-    )
+def _secrets(settings: Mapping[str, Setting], notes: list[Note]) -> Node | None:
+    """Notes the secrets among the settings; the name of the variable that holds the server's key, where it has one."""
+    token, key = settings.get("hf_token"), settings.get("api_key")
+    if token:
+        notes.append(
+            Note("", f"`{token.written}` is left out: export the token as `HF_TOKEN`", token.place.line)
+        )
+    if not key:
+        return None
+    text = f"the name of the variable that holds the key, which stood behind `{key.written}`"
+    notes.append(Note("server.api_key_env", text, key.place.line))
+    return Node(_variable(key.node), key.node.span)
 
 
 def _variable(node: Node) -> str:
@@ -137,6 +152,7 @@ def _draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
     if size.value == wanted:
         return
     rest = {key: node for key, node in block.items() if key != "draft_tensor_parallel_size"}
+    notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
     sections["speculation"] = replace(sections["speculation"], value=rest)
     text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target, here {wanted}"
     notes.append(Note("speculation", text, size.span.line))

@@ -6,13 +6,27 @@ from collections.abc import Mapping
 
 from specserve.plan.convert.given import Note
 from specserve.plan.convert.secrets import looks_secret, names_a_secret
+from specserve.plan.convert.settings import Setting
 from specserve.plan.convert.shelltext import UNKNOWN
 from specserve.plan.support import known_versions, table
+from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 
+_ARGUMENTS: Mapping[str, str] = {"VLLM_ATTENTION_BACKEND": "attention_backend"}
 _NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)
+
+
+def as_settings(env: Mapping[str, Node], table: VllmTable, notes: list[Note]) -> dict[str, Setting]:
+    """The variables of old that are arguments today."""
+    settings: dict[str, Setting] = {}
+    for name, argument in _ARGUMENTS.items():
+        node = env.get(name)
+        if node and name not in table.env and isinstance(node.value, str) and not UNKNOWN.search(node.value):
+            settings[argument] = Setting(argument, node, name, table.engine.get(argument))
+            notes.append(Note(f"engine.{argument}", f"the variable `{name}` of old", node.span.line))
+    return settings
 
 
 def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
@@ -25,6 +39,8 @@ def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, No
             continue
         text = str(value) if node.raw is None else node.raw
         why = _why_not(name, text, known)
+        if name in _ARGUMENTS and name not in known:
+            continue
         if why:
             notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
         else:
@@ -37,8 +53,6 @@ def _why_not(name: str, text: str, known: set[str]) -> str | None:
         return "a secret stands in the environment of who starts the server, not in a profile"
     if UNKNOWN.search(text):
         return "its value is not in the text"
-    if name == "VLLM_ATTENTION_BACKEND" and name not in known:
-        return f"vLLM no longer reads it; `engine.attention_backend: {text}` says so today"
     if name.startswith("VLLM_") and name not in known and name not in _NOT_READ_BY_VLLM:
         return "no vLLM that specserve knows reads it"
     if name == "HF_ENDPOINT":

@@ -25,6 +25,11 @@ def looks_secret(text: str) -> bool:
     return bool(_SHAPE.search(text))
 
 
+def hushed(text: str) -> str:
+    """The text with what is shaped like a key starred out."""
+    return _SHAPE.sub(lambda match: "*" * len(match[0]), text)
+
+
 def without_secrets(node: Node, *, path: str, hidden: list[str]) -> Node | None:
     """The tree without the texts that look like secrets; their paths are added to `hidden`."""
     if isinstance(node.value, str):

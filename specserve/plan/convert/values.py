@@ -27,7 +27,7 @@ def wrong_value(message: str, span: Span, *, help: str | None = None) -> Finding
 def node_of(option: Option, found: list[Finding]) -> Node | None:
     """The value of an option, its key the option's own word; None, and a finding, where it has none to use."""
     argument, place = option.argument, option.word.span
-    if option.takes_value and not option.values:
+    if (option.takes_value or option.keys) and not option.values:
         found.append(wrong_value(f"`{option.flag}` needs a value", place))
         return None
     try:
@@ -108,8 +108,6 @@ def scalar(text: str, argument: Argument) -> str | int | float | bool | None:
 
 def _dotted(option: Option) -> Node:
     """`--x.a.b value` as `{a: {b: value}}`: JSON, else a number such as 80g, else the text."""
-    if not option.values:
-        raise NotJson("a value is missing", 0)
     word = option.values[0]
     node = _list(word) if option.appended else _json_or_text(word)
     for key in reversed(option.keys):

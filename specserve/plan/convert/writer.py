@@ -33,7 +33,9 @@ def comment(text: str, *, indent: str) -> list[str]:
     """A text as lines of a comment."""
     width = _WIDTH - len(indent) - 2
     clean = "".join(character if character.isprintable() else " " for character in text)
-    return [f"{indent}# {line}" for line in wrap(clean, width, break_long_words=True, break_on_hyphens=False)]
+    hanging = "  " if text.startswith("- ") else ""
+    lines = wrap(clean, width, subsequent_indent=hanging, break_long_words=True, break_on_hyphens=False)
+    return [f"{indent}# {line}" for line in lines]
 
 
 def _entry(name: str, node: Node, path: str, comments: Comments, *, indent: str) -> list[str]:
@@ -73,7 +75,7 @@ def scalar(value: str | int | float | bool | None) -> str:
         return _float(value)
     if isinstance(value, int):
         return str(value)
-    return value if _PLAIN.fullmatch(value) and meaning(value) == value else _quoted(value)
+    return value if _PLAIN.fullmatch(value) and type(meaning(value)) is str else _quoted(value)
 
 
 def _float(value: float) -> str:
