@@ -25,7 +25,7 @@ _FOREIGN = frozenset({
 _FAMILIES = {
     "awq": "awq", "awq_marlin": "awq", "auto_awq": "awq", "gptq": "gptq", "gptq_marlin": "gptq", "auto_gptq": "gptq",
     "fp8": "fp8", "compressed-tensors": "compressed-tensors", "quark": "quark", "torchao": "torchao",
-    "modelopt": "modelopt", "modelopt_fp4": "modelopt_fp4", "bitsandbytes": "bitsandbytes",
+    "bitsandbytes": "bitsandbytes",
 }  # fmt: skip
 _FROM_FILES = frozenset({"awq", "gptq", "compressed-tensors", "quark"})
 _SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json", "quantization_config.json")

@@ -52,24 +52,31 @@ def unknown_head(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
     """
-    for arm, config in head_arms(ctx):
-        names = _loaded_as(arm.speculation.method, config)
-        if (
-            not names
-            or config.get("auto_map")
-            or arm.draft is None
-            or "speculators_model_type" in arm.draft.config
-        ):
+    for arm in ctx.arms:
+        raw, names = arm.draft.config if arm.draft else {}, _asked_for(ctx, arm)
+        kind = raw.get("speculators_model_type")
+        if isinstance(kind, str):
+            found = versions_where(ctx, lambda known, kind=kind: kind not in known.speculators)  # type: ignore[misc]
+            text = f"does not read heads of the kind `{kind}`"
+        elif names and not raw.get("auto_map"):
+            found = versions_where(ctx, lambda known, names=names: not any(n in known.classes for n in names))  # type: ignore[misc]
+            text = f"has no head of the class `{names[0]}`"
+        else:
             continue
-        found = versions_where(ctx, lambda known, names=names: not any(n in known.classes for n in names))  # type: ignore[misc]
         if found:
             yield Hit(
                 f"{arm.path}.model",
-                f"vLLM {', '.join(found)} has no head of the class `{names[0]}`",
+                f"vLLM {', '.join(found)} {text}",
                 related=((f"{arm.path}.method", "the method"),),
                 notes=only_in(ctx, found),
-                help=_other_method(architectures(config)[0]),
+                help=_other_method((*(arm.draft.architectures if arm.draft else ()), "")[0]),
             )
+
+
+def _asked_for(ctx: Context, arm: Arm) -> tuple[str, ...]:
+    """The classes that vLLM will look for; none where it is not known."""
+    config = draft_config(ctx, arm) if arm.speculation.model and arm.speculation.method in _HEADS else None
+    return _loaded_as(arm.speculation.method, config) if config is not None else ()
 
 
 def _loaded_as(method: str, config: Config) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ _LIFTED = (
     "eagle_aux_hidden_state_layer_ids",
     "mask_token_id",
     "block_size",
+    "sample_from_anchor",
 )
 
 
@@ -69,11 +70,10 @@ def head_config(config: Config) -> Config | None:
     if kind is None:
         return None if isinstance(config.get("model"), Mapping) else config
     layer = config.get("transformer_layer_config")
-    if not isinstance(layer, Mapping):
+    if not isinstance(layer, Mapping) or not isinstance(kind, str):
         return None
     flat = {**layer, **{key: config[key] for key in _LIFTED if config.get(key) is not None}}
-    model_type = layer.get("model_type", "llama")
-    name = _HEADS.get(kind, {}).get(model_type) or _ONE_CLASS.get(kind)
+    name = _HEADS.get(kind, {}).get(str(layer.get("model_type", "llama"))) or _ONE_CLASS.get(kind)
     if name is None:
         return None
     flat["architectures"] = [name]
@@ -107,15 +107,13 @@ def whole(config: Config, *keys: str) -> int | None:
 
 def heads(config: Config) -> int | None:
     """Attention heads, as vLLM divides them over ranks."""
-    return (
-        None if config.get("model_type") in _OWN_COUNT else whole(text_config(config), "num_attention_heads")
-    )
+    return None if model_type(config) in _OWN_COUNT else whole(text_config(config), "num_attention_heads")
 
 
 def kv_heads(config: Config) -> int | None:
     """KV heads, as vLLM divides or repeats them over ranks; None for latent attention, and where layers differ."""
     text = text_config(config)
-    if config.get("model_type") in _OWN_COUNT or text.get("kv_lora_rank") is not None:
+    if model_type(config) in _OWN_COUNT or text.get("kv_lora_rank") is not None:
         return None
     if text.get("block_configs") or text.get("per_layer_config"):
         return None

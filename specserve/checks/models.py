@@ -154,7 +154,8 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     size = ctx.profile.target.tensor_parallel_size
     if size == 1:
         return
-    models = list(read_models(ctx))
+    alone = {f"{arm.path}.model" for arm in ctx.arms if _on_one_rank(arm)}
+    models = [(path, config) for path, config in read_models(ctx) if path not in alone]
     for path, config in models:
         total, groups = heads(config), kv_heads(config)
         if total is not None and total % size:
@@ -169,6 +170,11 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
             related=(("target.tensor_parallel_size", f"{size} ranks"),),
             help=f"`tensor_parallel_size` may be {_sizes([config for _, config in models])}",
         )
+
+
+def _on_one_rank(arm: Arm) -> bool:
+    """Whether the draft is not divided: `dspark` alone may stay whole."""
+    return arm.speculation.method == "dspark" and arm.speculation.keys.get("draft_tensor_parallel_size") == 1
 
 
 def _sizes(configs: list[Config]) -> str:

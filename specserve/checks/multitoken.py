@@ -51,7 +51,7 @@ def trained(config: Config) -> int | None:
 def predicts(config: Config, known: Registry) -> bool:
     """Whether this version would build further layers for this model."""
     kind, names = model_type(config), architectures(config)
-    if kind.startswith("nemotron_h") and not trained(config):
+    if kind in ("nemotron_h", "nemotron_h_puzzle") and not trained(config):
         return False
     named = kind in known.mtp or any(name in known.mtp for name in names)
     return (
@@ -97,7 +97,8 @@ def _mtp_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
     """The arms that vLLM would run as `mtp`, with the config.json of what predicts."""
     for arm in ctx.arms:
         facts, config = draft_facts(ctx, arm), draft_config(ctx, arm)
-        if arm.speculation.method == "mtp" and facts and config and not retyped("mtp", facts.model):
+        named = config is not None and (architectures(config) or model_type(config))
+        if arm.speculation.method == "mtp" and facts and config and named and not retyped("mtp", facts.model):
             yield arm, config
 
 

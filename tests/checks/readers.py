@@ -1,0 +1,42 @@
+"""A profile judged with models that are no files: a config.json as a mapping for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.run import judged
+from specserve.diagnostics import Finding
+from specserve.errors import ModelNotFound
+from specserve.facts.model import ModelFacts, Tensor
+from specserve.profile.schema import Profile
+
+
+def facts(config: Mapping[str, Any], **more: Any) -> ModelFacts:
+    """A model of which no more is known than its config.json, unless `more` says it."""
+    return ModelFacts(model="org/model", origin="cache", config=config, **more)
+
+
+def tensors(**shapes: tuple[int, ...]) -> dict[str, Tensor]:
+    """Tensors in bfloat16; `__` in a name stands for a dot."""
+    return {name.replace("__", "."): Tensor("BF16", shape) for name, shape in shapes.items()}
+
+
+def findings(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[Finding]:
+    """What the rules about models say; a model that is not among these cannot be read."""
+
+    def read(model: str, revision: str | None) -> ModelFacts:
+        del revision
+        for name, known in models.items():
+            if model.endswith(name):
+                return known
+        raise ModelNotFound(f"no `{model}`")
+
+    context = gather(loaded, wanted=Wanted(offline=True, here=False), read=read).context
+    return [item for item in judged(context) if "SD220" <= item.code <= "SD269"]
+
+
+def codes(loaded: Profile, models: Mapping[str, ModelFacts]) -> list[str]:
+    """Their codes."""
+    return [item.code for item in findings(loaded, models)]

@@ -1,0 +1,297 @@
+"""Rules about models: what their config.json shows, and what it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.checks.lengths import derived
+from specserve.checks.modelfields import heads, kv_heads, text_config
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Profile
+from tests.checks.readers import codes, facts, findings, tensors
+from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
+
+Load = Callable[[str], Profile]
+NGRAM = "speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}"
+DRAFT = "speculation: {method: draft_model, model: org/d, num_speculative_tokens: 4}"
+
+
+def test_nothing_is_said_of_a_config_that_says_nothing(profile: Load) -> None:
+    loaded = profile(f"target: {{model: org/t, tensor_parallel_size: 3, max_model_len: 9000}}\n{DRAFT}")
+    assert codes(loaded, {"org/t": facts({}), "org/d": facts({})}) == []
+
+
+def test_a_draft_that_could_not_be_read_is_not_judged(profile: Load) -> None:
+    assert codes(profile(f"target: {{model: org/t}}\n{DRAFT}"), {"org/t": facts(LLAMA)}) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "hits"),
+    [
+        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 4, 1),
+        ({"num_attention_heads": 14, "num_key_value_heads": 2}, 2, 0),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, 16, 0),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8}, 6, 1),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8}, 12, 1),
+        ({"num_attention_heads": 24, "num_key_value_heads": 8, "kv_lora_rank": 512}, 12, 0),
+        ({"num_attention_heads": 71, "num_kv_heads": 1, "model_type": "falcon"}, 2, 0),
+        ({"text_config": {"num_attention_heads": 14}}, 4, 1),
+        ({"num_attention_heads": "14"}, 4, 0),
+        ({"num_attention_heads": [14, 16]}, 4, 0),
+    ],
+)
+def test_heads_divide_or_kv_heads_repeat(profile: Load, config: Any, size: int, hits: int) -> None:
+    loaded = profile(f"target: {{model: org/t, tensor_parallel_size: {size}}}")
+    assert codes(loaded, {"org/t": facts(config)}) == ["SD222"] * hits
+
+
+def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None:
+    loaded = profile(f"target: {{model: org/t, tensor_parallel_size: 4}}\n{DRAFT}")
+    models = {
+        "org/t": facts({"num_attention_heads": 28, "num_key_value_heads": 4}),
+        "org/d": facts({"num_attention_heads": 14, "num_key_value_heads": 2}),
+    }
+    (finding,) = findings(loaded, models)
+    assert finding.span.path == "speculation.model"
+    assert finding.help == "`tensor_parallel_size` may be 1 or 2"
+
+
+@pytest.mark.parametrize(
+    ("config", "hits"),
+    [
+        ({"architectures": ["QWenLMHeadModel"]}, 1),
+        ({"architectures": ["NoSuchForCausalLM"]}, 1),
+        ({"architectures": ["NoSuchForCausalLM"], "auto_map": {"AutoModel": "code.Model"}}, 0),
+        ({"architectures": ["NoSuchForCausalLM", "LlamaForCausalLM"]}, 0),
+        ({"architectures": ["SmolLM3ForCausalLM"]}, 0),
+        ({"architectures": ["PersimmonForCausalLM"]}, 0),
+        ({"architectures": ["SomeEncoder"]}, 0),
+        ({"architectures": []}, 0),
+        ({"architectures": "LlamaForCausalLM"}, 0),
+    ],
+)
+def test_a_class_is_unknown_only_where_nobody_brings_it(profile: Load, config: Any, hits: int) -> None:
+    assert codes(profile("target: {model: org/t}"), {"org/t": facts(config)}) == ["SD220"] * hits
+
+
+def test_a_plug_in_may_bring_a_class(profile: Load) -> None:
+    loaded = profile("target: {model: org/t}\nenv: {VLLM_PLUGINS: mine}")
+    assert codes(loaded, {"org/t": facts({"architectures": ["NoSuchForCausalLM"]})}) == []
+
+
+def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> None:
+    loaded = profile('vllm: ">=0.26"\ntarget: {model: org/t}')
+    (finding,) = findings(loaded, {"org/t": facts({"architectures": ["DeepseekV41ForCausalLM"]})})
+    assert finding.message == "vLLM 0.26 cannot build a `DeepseekV41ForCausalLM`"
+    assert finding.notes == ("the profile's range holds vLLM 0.26, 0.32, 0.33; this is so in 0.26",)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [("org/verifier", Severity.WARNING), ("./verifier", Severity.ERROR), (None, Severity.ERROR)],
+)
+def test_a_speculators_head_as_target_is_replaced_by_its_verifier(
+    profile: Load, name: Any, severity: Severity
+) -> None:
+    config = {**SPECULATOR, "speculators_config": {"verifier": {"name_or_path": name}}}
+    (finding,) = findings(profile("target: {model: org/t}"), {"org/t": facts(config)})
+    assert (finding.code, finding.severity) == ("SD221", severity)
+
+
+@pytest.mark.parametrize(
+    ("engine", "hits"),
+    [
+        ("{}", 1),
+        ("{generation_config: vllm}", 0),
+        ("{generation_config: ./elsewhere}", 0),
+        ("{override_generation_config: {min_p: 0.0}}", 0),
+        ("{override_generation_config: {temperature: 0.5}}", 1),
+    ],
+)
+def test_min_p_of_the_model_is_refused_unless_it_is_overridden(profile: Load, engine: str, hits: int) -> None:
+    models = {"org/t": facts(LLAMA, generation_config={"min_p": 0.05})}
+    assert codes(profile(f"target: {{model: org/t}}\n{NGRAM}\nengine: {engine}"), models) == ["SD225"] * hits
+    assert codes(profile(f"target: {{model: org/t}}\nengine: {engine}"), models) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "most", "default"),
+    [
+        ({"max_position_embeddings": 4096}, 4096, 4096),
+        ({"max_position_embeddings": 4096, "model_max_length": 8192}, 8192, 8192),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, 16384),
+        (
+            {
+                "max_position_embeddings": 32768,
+                "rope_scaling": {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32768,
+                },
+            },
+            131072,
+            32768,
+        ),
+        (
+            {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+            131072,
+            131072,
+        ),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            131072,
+            4096,
+        ),
+        ({"text_config": {"num_attention_heads": 4, "max_position_embeddings": 512}}, 512, 512),
+        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
+    ],
+)
+def test_the_context_of_a_model_is_what_vllm_derives(config: Any, most: int, default: int) -> None:
+    length = derived(config)
+    assert length is not None and (length.most, length.default) == (most, default)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_position_embeddings": "4096"}, {"max_position_embeddings": None}]
+)
+def test_a_context_that_is_not_told_is_not_known(config: Any) -> None:
+    assert derived(config) is None
+
+
+def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
+    text = "target: {model: org/t, max_model_len: 9000}"
+    models = {"org/t": facts(LLAMA)}
+    assert codes(profile(text), models) == ["SD226"]
+    assert codes(profile(f'{text}\nenv: {{VLLM_ALLOW_LONG_MAX_MODEL_LEN: "1"}}'), models) == []
+    stretched = "engine: {hf_overrides: {max_position_embeddings: 9000}}"
+    assert codes(profile(f"{text}\n{stretched}"), models) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "context", "env", "severity"),
+    [
+        ("==0.33.*", "4096", "{}", Severity.ERROR),
+        ("==0.33.*", "null", "{}", Severity.WARNING),
+        ("==0.33.*", "4096", '{VLLM_USE_V2_MODEL_RUNNER: "0"}', Severity.WARNING),
+        ("==0.32.*", "4096", "{}", Severity.WARNING),
+        ("==0.33.*", "512", "{}", None),
+    ],
+)
+def test_a_shorter_draft_shortens_the_server_on_the_new_runner(
+    profile: Load, versions: str, context: str, env: str, severity: Severity | None
+) -> None:
+    text = f'vllm: "{versions}"\ntarget: {{model: org/t, max_model_len: {context}}}\n{DRAFT}\nenv: {env}'
+    models = {"org/t": facts(LLAMA), "org/d": facts({**LLAMA, "max_position_embeddings": 512})}
+    found = {item.code: item.severity for item in findings(profile(text), models)}
+    assert found == ({"SD227": severity} if severity else {})
+
+
+def test_a_head_that_can_be_stretched_does_not_shorten_its_server(profile: Load) -> None:
+    block = "speculation: {method: eagle3, model: org/d, num_speculative_tokens: 3}"
+    text = f'vllm: "==0.33.*"\ntarget: {{model: org/t}}\n{block}'
+    plain = {"org/t": facts(LLAMA), "org/d": facts(EAGLE3)}
+    assert codes(profile(text), plain) == ["SD229"]
+    yarn = {**EAGLE3, "rope_parameters": {"rope_type": "yarn", "factor": 1.0}}
+    assert codes(profile(text), {**plain, "org/d": facts(yarn)}) == ["SD227"]
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "hits"), [((400, 10), (100, 10), 1), ((400, 10), (99, 10), 0), ((400, 10), None, 0)]
+)
+def test_a_draft_of_a_quarter_is_large(profile: Load, target: Any, draft: Any, hits: int) -> None:
+    models = {
+        "org/t": facts({}, tensors=tensors(w=target)),
+        "org/d": facts({}, tensors=tensors(w=draft) if draft else None),
+    }
+    assert codes(profile(f"target: {{model: org/t}}\n{DRAFT}"), models) == ["SD245"] * hits
+
+
+@pytest.mark.parametrize(
+    ("has", "asked", "hits"),
+    [
+        ("compressed-tensors", "fp8", 1),
+        ("gptq", "gptq_marlin", 0),
+        ("gptq", "awq", 1),
+        ("awq", "awq_marlin", 0),
+        ("modelopt", "modelopt_fp4", 0),
+        ("auto-round", "gptq", 0),
+        ("fp8", "fp8", 0),
+        ("", "fp8", 0),
+    ],
+)
+def test_one_quantisation_goes_by_several_names(profile: Load, has: str, asked: str, hits: int) -> None:
+    config = {**LLAMA, **({"quantization_config": {"quant_method": has}} if has else {})}
+    loaded = profile(f"target: {{model: org/t, quantization: {asked}}}")
+    assert codes(loaded, {"org/t": facts(config)}) == ["SD248"] * hits
+
+
+@pytest.mark.parametrize(("versions", "hits"), [("==0.26.*", 0), (">=0.26", 1), (">=0.32", 1)])
+def test_bitsandbytes_was_read_until_0_26(profile: Load, versions: str, hits: int) -> None:
+    config = {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}
+    loaded = profile(f'vllm: "{versions}"\ntarget: {{model: org/t}}')
+    assert codes(loaded, {"org/t": facts(config)}) == ["SD247"] * hits
+
+
+def test_a_draft_with_vision_sees_what_its_target_sees(profile: Load) -> None:
+    text = f'vllm: ">=0.32"\ntarget: {{model: org/t}}\n{DRAFT}\nengine: {{}}'
+    assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(VISION)}) == []
+    assert codes(profile(text), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == ["SD246"]
+    limits = text.replace("{}", "{limit_mm_per_prompt: {image: 0, video: 0}}")
+    assert codes(profile(limits), {"org/t": facts(VISION), "org/d": facts(QWEN2)}) == []
+
+
+def test_what_is_nested_is_found() -> None:
+    inner = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    for config in ({"text_config": inner}, {"thinker_config": {"text_config": inner}}, {"llm_config": inner}):
+        assert text_config(config) == inner
+        assert (heads(config), kv_heads(config)) == (8, 2)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = sorted(
+    {
+        *LLAMA, *EAGLE3, *SPECULATOR, *VISION, *MIMO, *QWEN3, "auto_map", "quantization_config", "compression_config",
+        "dflash_config", "eagle_config", "rope_scaling", "kv_lora_rank", "model_max_length", "block_size", "model",
+        "mtp_config", "eagle_aux_hidden_state_layer_ids", "target_hidden_size", "_name_or_path", "num_mtp_layers",
+    }
+)  # fmt: skip
+HOSTILE = st.dictionaries(st.sampled_from(KEYS), JSON, max_size=8)
+BLOCKS = [
+    "{method: draft_model, model: org/d, num_speculative_tokens: 4, parallel_drafting: true, max_model_len: 77}",
+    "{method: eagle3, model: org/d, num_speculative_tokens: 4}",
+    "{method: dflash, model: org/d, num_speculative_tokens: 4}",
+    "{method: mtp, num_speculative_tokens: 4}",
+    "{method: dspark, num_speculative_tokens: 4}",
+]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@given(base=st.sampled_from([{}, LLAMA, EAGLE3, SPECULATOR, VISION, MIMO]), config=HOSTILE, more=HOSTILE)
+def test_no_config_breaks_a_rule(profile: Load, base: Any, config: Any, more: Any) -> None:
+    alternatives = "".join(f"\n  a{index}: {block}" for index, block in enumerate(BLOCKS))
+    target = "{model: org/t, tensor_parallel_size: 4, pipeline_parallel_size: 2, max_model_len: 999, quantization: awq}"
+    loaded = profile(f"target: {target}\nalternatives:{alternatives}")
+    shapes = tensors(fc__weight=(4, 12), model__mtp__weight=(3,), model__layers__0__q_proj__weight=(2, 2))
+    models = {
+        "org/t": facts({**base, **config}, tensors=shapes, generation_config=more),
+        "org/d": facts({**base, **more}, tensors=shapes),
+    }
+    for finding in findings(loaded, models):
+        assert finding.message and not finding.message.endswith(".")
