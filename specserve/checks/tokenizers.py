@@ -120,10 +120,9 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
         if not _same_size(found) or not (unlike or found.mismatch_by_occurrence):
             continue
         share = found.mismatch_by_occurrence
-        often = "" if share is None else f": {_percent(share)} of a sample text"
         yield Hit(
             f"{arm.path}.model",
-            f"{_ids(found.differing_ids)} the draft{often}",
+            f"{_ids(found.differing_ids)} the draft{_often(share)}",
             label=_here(found.first_difference),
             related=_there(found.first_difference),
             notes=(*_template(found.template_ids), *found.reasons[2:]),
@@ -227,7 +226,7 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
     share = found.mismatch_by_occurrence
     yield Hit(
         "target.tokenizer",
-        f"{_ids(found.differing_ids)} the target than in this tokenizer: {_percent(share or 0)} of a sample text",
+        f"{_ids(found.differing_ids)} the target than in this tokenizer{_often(share)}",
         label=_there(found.first_difference)[0][1],
         related=(("target.model", _here(found.first_difference)),),
         help="leave it out: the target ships a tokenizer",
@@ -281,5 +280,10 @@ def _ids(count: int | None) -> str:
     return "one id means another token to" if count == 1 else f"{count:,} ids mean other tokens to"
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}" if share >= RARE or not share else "under 0.1%"
+def _often(share: float | None) -> str:
+    """How much of ordinary text that is."""
+    if share is None:
+        return ""
+    if share == 0:
+        return ", none of them in a sample text"
+    return f": {share:.1%} of a sample text" if share >= RARE else ": under 0.1% of a sample text"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from specserve.facts.comparison import TokenizerComparison
 from specserve.facts.model import ModelFacts
 from specserve.facts.tokenizers import sample
@@ -45,18 +43,18 @@ def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> Tokeniz
         and _same_added(target, draft)
     ):
         return equal(sizes, reasons=template_difference(target, draft))
-    with ExitStack() as stack:
-        child = None
-        if kind == "tokenizer.json":
-            child = stack.enter_context(sample.encoding(needed(target, name)))
-        wanted, offered = read_vocabulary(target), read_vocabulary(draft)
-        if sizes.of_target(wanted) == sizes.of_draft(offered):
-            reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
-            return equal(sizes, reasons=reasons)
+    wanted, offered = read_vocabulary(target), read_vocabulary(draft)
+    differing = sizes.differing(wanted, offered)
+    if not differing:
+        reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
+        return equal(sizes, reasons=reasons)
+    path = needed(target, name) if kind == "tokenizer.json" else None
+    with sample.counting(wanted, path, wanted=differing) as counts:
         shared = shared_ids(wanted, offered, target_size=sizes.target, draft_size=sizes.draft)
-        counts = (sample.counted(child) if child else None) or sample.estimated(wanted)
-    named = template_ids(target, wanted)
-    return graded(wanted, offered, sizes=sizes, counts=counts, shared=shared, template_ids=named)
+        named = template_ids(target, wanted)
+        return graded(
+            wanted, offered, differing, sizes=sizes, counts=counts(), shared=shared, template_ids=named
+        )
 
 
 def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:

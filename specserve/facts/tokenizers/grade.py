@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from specserve.facts.comparison import Difference, TokenizerComparison, TokenizerVerdict
@@ -21,18 +21,19 @@ class Sizes:
     target: int | None
     draft: int | None
 
-    def of_target(self, vocabulary: Vocabulary) -> dict[int, str]:
-        """The target's tokens that it has a row for: transformers adds some that are never used."""
-        return _below(vocabulary.tokens, self.target or self.draft)
+    def differing(self, target: Vocabulary, draft: Vocabulary) -> set[int]:
+        """The ids that mean different things, among those that the models have a row for."""
+        if target.tokens == draft.tokens and self.target == self.draft:
+            return set()
+        wanted = _below(target.tokens, self.target or self.draft)
+        offered = _below(draft.tokens, self.draft or self.target)
+        return {index for index, _ in wanted.items() ^ offered.items()}
 
-    def of_draft(self, vocabulary: Vocabulary) -> dict[int, str]:
-        """The same of the draft."""
-        return _below(vocabulary.tokens, self.draft or self.target)
 
-
-def _below(tokens: Mapping[int, str], size: int | None) -> dict[int, str]:
+def _below(tokens: Mapping[int, str], size: int | None) -> Mapping[int, str]:
+    """Without tokens behind the embedding: transformers adds some that no model reads."""
     if size is None or max(tokens) < size:
-        return dict(tokens)
+        return tokens
     return {index: text for index, text in tokens.items() if index < size}
 
 
@@ -58,31 +59,29 @@ def equal(sizes: Sizes, *, reasons: tuple[str, ...] = ()) -> TokenizerComparison
 def graded(
     target: Vocabulary,
     draft: Vocabulary,
+    differing: Collection[int],
     *,
     sizes: Sizes,
-    counts: Counter[int],
+    counts: Counter[int] | None,
     shared: Mapping[int, int],
     template_ids: Iterable[int],
 ) -> TokenizerComparison:
     """The verdict on tokens that differ.
 
-    `counts`: how often the sample text holds each of the target's ids; `shared`: target id to draft id of the
-    tokens that both have.
+    `differing`: the ids that do; `counts`: how often the sample text holds each of the target's ids, None where it
+    holds none that differs; `shared`: target id to draft id of the tokens that both have.
     """
-    wanted, offered = sizes.of_target(target), sizes.of_draft(draft)
-    differing = {index for index, _ in wanted.items() ^ offered.items()}
-    total = max(counts.total(), 1)
-    mismatch = sum(counts[index] for index in differing & counts.keys()) / total
-    kept = sum(counts[index] for index in shared.keys() & counts.keys()) / total
-    overlap = len(shared) / max(len(offered), 1)
-    only_special = differing <= target.added | draft.added
+    mismatch = _share(counts, differing) if counts else 0.0
+    kept = _share(counts, shared) if counts else 1.0
+    overlap = len(shared) / max(len(_below(draft.tokens, sizes.draft)), 1)
+    only_special = target.added | draft.added >= set(differing)
 
     def named(index: int) -> Difference:
-        return Difference(index, wanted.get(index), offered.get(index))
+        return Difference(index, target.tokens.get(index), draft.tokens.get(index))
 
     first = named(min(differing))
     return TokenizerComparison(
-        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, offered),
+        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, len(draft.tokens)),
         (
             f"{len(differing):,} ids mean something else to the draft: {mismatch:.2%} of a sample text",
             f"the first is {first.id}: {shown(first.target)} to the target, {shown(first.draft)} to the draft",
@@ -100,6 +99,10 @@ def graded(
     )
 
 
+def _share(counts: Counter[int], ids: Collection[int]) -> float:
+    return sum(counts[index] for index in counts if index in ids) / max(counts.total(), 1)
+
+
 def shown(token: str | None) -> str:
     """A token for a reader: quoted, of bounded length, one line."""
     if token is None:
@@ -108,6 +111,6 @@ def shown(token: str | None) -> str:
     return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
 
 
-def _lot(shared: int, overlap: float, kept: float, offered: Mapping[int, str]) -> TokenizerVerdict:
-    few = shared < min(FEW_SHARED, len(offered) // 2)
+def _lot(shared: int, overlap: float, kept: float, offered: int) -> TokenizerVerdict:
+    few = shared < min(FEW_SHARED, offered // 2)
     return "incompatible" if few or (overlap < HALF and kept < HALF) else "overlap"

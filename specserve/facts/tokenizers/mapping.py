@@ -5,10 +5,7 @@ Source: vllm/v1/spec_decode/vocab_mapping.py, `VocabMapping`, 0.26-0.33.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from specserve.facts.tokenizers.vocabulary import Vocabulary
+from specserve.facts.tokenizers.vocabulary import LARGEST_ID, Vocabulary, step_kinds
 
 BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
 
@@ -18,21 +15,20 @@ def shared_ids(
 ) -> dict[int, int]:
     """Target id to draft id, for every token that both have; sizes are the `vocab_size` of the models."""
     wanted, offered = spaced(target), spaced(draft)
-    return {
-        wanted[text]: offered[text]
-        for text in wanted.keys() & offered.keys()
-        if (target_size is None or wanted[text] < target_size)
-        and (draft_size is None or offered[text] < draft_size)
-    }
+    found = {wanted[text]: offered[text] for text in wanted.keys() & offered.keys()}
+    if target_size is None and draft_size is None:
+        return found
+    most, most_draft = target_size or LARGEST_ID + 1, draft_size or LARGEST_ID + 1
+    return {index: other for index, other in found.items() if index < most and other < most_draft}
 
 
 def spaced(vocabulary: Vocabulary) -> dict[str, int]:
     """Token to id with a plain space at the start of words, as vLLM compares them; the lowest id wins."""
-    prefixes = space_prefixes(vocabulary)
-    ids = {
-        (" " + text[1:] if text[:1] in prefixes else text): index
-        for index, text in sorted(vocabulary.tokens.items(), reverse=True)
-    }
+    ids = {text: index for index, text in reversed(vocabulary.tokens.items())}
+    prefixes = tuple(space_prefixes(vocabulary))
+    for text in [text for text in ids if text.startswith(prefixes)]:
+        index, plain = ids.pop(text), " " + text[1:]
+        ids[plain] = min(index, ids.get(plain, index))
     ids.pop("", None)
     return ids
 
@@ -41,33 +37,18 @@ def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
     """The character for a space: that of ` a` encoded, where it is one token; else both that are known."""
     both = frozenset((BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE))
     prefix = _written_space(vocabulary)
-    if prefix is None or not _has(vocabulary, prefix + "a"):
+    if prefix is None or prefix + "a" not in vocabulary.tokens.values():
         return both
     return frozenset((prefix,))
 
 
 def _written_space(vocabulary: Vocabulary) -> str | None:
     """How a space is written before the model sees it; None where a second one is put before it."""
-    steps = [
-        step for name in ("normalizer", "pre_tokenizer") for step in _steps(vocabulary.pipeline.get(name))
-    ]
-    kinds = {step.get("type") for step in steps}
+    kinds = step_kinds(vocabulary.pipeline.get("normalizer")) | step_kinds(
+        vocabulary.pipeline.get("pre_tokenizer")
+    )
     if "ByteLevel" in kinds:
         return BYTE_LEVEL_SPACE
     if "Prepend" in kinds or not kinds & {"Metaspace", "Replace"}:
         return None
     return SENTENCEPIECE_SPACE
-
-
-def _steps(value: Any) -> list[Mapping[str, Any]]:
-    """A step of the pipeline, or those of a sequence."""
-    if not isinstance(value, Mapping):
-        return []
-    inner = value.get("normalizers") or value.get("pretokenizers")
-    if value.get("type") == "Sequence" and isinstance(inner, list):
-        return [item for item in inner if isinstance(item, Mapping)]
-    return [value]
-
-
-def _has(vocabulary: Vocabulary, text: str) -> bool:
-    return text in vocabulary.tokens.values()

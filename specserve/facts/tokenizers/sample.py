@@ -10,18 +10,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from specserve.facts.tokenizers.bytelevel import written
-from specserve.facts.tokenizers.vocabulary import LARGEST_ID, Vocabulary
+from specserve.facts.tokenizers.bytelevel import spelled, written
+from specserve.facts.tokenizers.vocabulary import LARGEST_ID, Vocabulary, step_kinds
 
 CORPUS = Path(__file__).with_name("corpus")
 ENCODER = Path(__file__).with_name("encode.py")
 MOST_S = 20.0
 """For one tokenizer over the whole text; the slowest public one takes 2 s."""
 _LONGEST_TOKEN = 32
+_FEW = 1000
 
 Encoding = subprocess.Popen[bytes]
 
@@ -29,6 +30,42 @@ Encoding = subprocess.Popen[bytes]
 def texts() -> tuple[Path, ...]:
     """The files of the sample text."""
     return tuple(sorted(CORPUS.glob("*.txt")))
+
+
+@contextmanager
+def counting(
+    vocabulary: Vocabulary, tokenizer: Path | None, *, wanted: Collection[int]
+) -> Iterator[Callable[[], Counter[int] | None]]:
+    """Gives a function that says how often the text holds each id, while the caller does something else.
+
+    `tokenizer`: a tokenizer.json that encodes it; without one, and where it fails, the counts are estimated. None:
+    the text was not encoded, because none of the wanted ids can come up in it.
+    """
+    if not can_occur(vocabulary, wanted):
+        yield lambda: None
+    elif tokenizer is None:
+        yield lambda: estimated(vocabulary)
+    else:
+        with encoding(tokenizer) as child:
+            yield lambda: counted(child) or estimated(vocabulary)
+
+
+def can_occur(vocabulary: Vocabulary, ids: Collection[int]) -> bool:
+    """Whether any of these ids may come up in the text; False only where that is certain.
+
+    Byte-level tokens spell what stands in the text, byte for byte, where nothing rewrites it first.
+    """
+    kinds = {name: step_kinds(vocabulary.pipeline.get(name)) for name in ("normalizer", "pre_tokenizer")}
+    if len(ids) > _FEW or "ByteLevel" not in kinds["pre_tokenizer"] or kinds["normalizer"] - {"NFC"}:
+        return True
+    whole = b" " + b" ".join(path.read_bytes() for path in texts())
+    return any(_spelled(vocabulary, index) in whole for index in ids if index in vocabulary.tokens)
+
+
+def _spelled(vocabulary: Vocabulary, index: int) -> bytes:
+    token = vocabulary.tokens[index]
+    plain = token.encode("utf-8", errors="replace")
+    return plain if index in vocabulary.added else spelled(token) or plain
 
 
 @contextmanager

@@ -18,7 +18,7 @@ class Vocabulary:
 
     source: str
     """The file that it was read from."""
-    tokens: Mapping[int, str] = field(repr=False)
+    tokens: dict[int, str] = field(repr=False)
     added: frozenset[int] = field(default=frozenset(), repr=False)
     """Ids of added tokens: special ones, and others that are matched before the vocabulary is."""
     pipeline: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -74,3 +74,12 @@ def listed(pieces: Any, *, source: str) -> dict[str, int]:
     if not all(type(text) is str for text in texts):
         raise Unreadable(f"the vocabulary in `{source}` has a token that is not a text")
     return {text: index for index, text in enumerate(texts)}
+
+
+def step_kinds(value: Any) -> set[str]:
+    """The types of the steps in a part of the pipeline, those of a sequence included."""
+    if not isinstance(value, Mapping):
+        return set()
+    inner = value.get("normalizers") or value.get("pretokenizers")
+    steps = inner if value.get("type") == "Sequence" and isinstance(inner, list) else [value]
+    return {str(step.get("type")) for step in steps if isinstance(step, Mapping)}

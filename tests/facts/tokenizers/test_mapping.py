@@ -24,7 +24,7 @@ def vocabulary(made: Document) -> Vocabulary:
 
 
 def test_words_of_both_writings_of_a_space_are_the_same() -> None:
-    byte_level, metaspace = vocabulary(document(size=1000)), vocabulary(document("metaspace", size=1000))
+    byte_level, metaspace = vocabulary(document(size=1000)), vocabulary(document("metaspace", size=2000))
     shared = shared_ids(byte_level, metaspace)
     texts = {(byte_level.tokens[one], metaspace.tokens[two]) for one, two in shared.items()}
     assert ("Ġt", "▁t") in texts

@@ -1,0 +1,213 @@
+"""The rules about tokenizers on pairs in the layout of public ones: refused, crippled, or served as they should."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.run import examined_in
+from specserve.diagnostics import Finding, Severity
+from specserve.profile.schema import Profile
+from tests.checks.checkpoints import checkpoint
+from tests.facts.tokenizers.made import Document, document, swapped
+
+Load = Callable[[str], Profile]
+Pair = Callable[..., list[Finding]]
+CODES = {f"SD2{number:02d}" for number in range(1, 20)}
+
+RESERVED = tuple(f"<|reserved_special_token_{number}|>" for number in range(6))
+HEADERS = ("<|start_header_id|>", "<|end_header_id|>")
+LLAMA3 = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *RESERVED[:4],
+    *HEADERS,
+    RESERVED[4],
+    "<|eot_id|>",
+    RESERVED[5],
+)
+LLAMA31 = (
+    *LLAMA3[:4],
+    "<|finetune_right_pad_id|>",
+    RESERVED[2],
+    *HEADERS,
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+R1_LLAMA = (
+    "<\uff5cbegin▁of▁sentence\uff5c>",
+    "<\uff5cend▁of▁sentence\uff5c>",
+    *LLAMA31[2:6],
+    "<\uff5cUser\uff5c>",
+    "<\uff5cAssistant\uff5c>",
+    *LLAMA31[8:],
+)
+QWEN25 = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>")
+QWEN3 = (*QWEN25, "<tool_response>", "</tool_response>", "<think>", "</think>")
+HEADER = "<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}<|eot_id|>"
+CHATML = "<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>"
+
+
+def chat(template: str, *, bos: str | None = None, eos: str) -> dict[str, Any]:
+    whole = "{{ bos_token }}{% for m in messages %}" + template + "{% endfor %}"
+    return {"bos_token": bos, "eos_token": eos, "chat_template": whole}
+
+
+LLAMA_CHAT = chat(HEADER, bos="<|begin_of_text|>", eos="<|eot_id|>")
+LLAMA_DATED = chat("Today is {{ date }}. " + HEADER, bos="<|begin_of_text|>", eos="<|eot_id|>")
+LLAMA_BASE = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
+QWEN_CHAT = chat(CHATML, eos="<|im_end|>")
+QWEN_THINK = chat(CHATML + "<think>", eos="<|im_end|>")
+
+
+@pytest.fixture
+def pair(tmp_path: Path, profile: Load) -> Pair:
+    """Findings of SD201 to SD219 on a target and a draft with these tokenizers, by default of 1024 entries each."""
+
+    def judge(
+        target: tuple[Document | None, Mapping[str, Any]],
+        draft: tuple[Document | None, Mapping[str, Any]],
+        *,
+        sizes: tuple[int, int] = (1024, 1024),
+        more: str = "",
+        engine: str = "{}",
+        **beside: Any,
+    ) -> list[Finding]:
+        for at, (made, config), size in zip(("target", "draft"), (target, draft), sizes, strict=True):
+            folder = checkpoint(tmp_path, "llama" if at == "target" else "llama-draft", at=at)
+            written = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**written, "vocab_size": size}))
+            (folder / "tokenizer_config.json").write_text(json.dumps(config))
+            if made is None:
+                (folder / "tokenizer.json").unlink()
+            else:
+                (folder / "tokenizer.json").write_text(json.dumps(made))
+        block = f"{{method: draft_model, model: ./draft, num_speculative_tokens: 4{more}}}"
+        target_block = beside.get("target_block", "{model: ./target}")
+        loaded = profile(f"target: {target_block}\nspeculation: {block}\nengine: {engine}")
+        context = replace(gather(loaded, wanted=Wanted(offline=True, here=False)).context, machine=None)
+        return [item for item in examined_in(context)[0] if item.code in CODES]
+
+    return judge
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        pytest.param((LLAMA31, LLAMA_CHAT), (LLAMA31, LLAMA_CHAT), id="llama-3.1 70b and 8b"),
+        pytest.param((LLAMA31, LLAMA_CHAT), (LLAMA31, LLAMA_BASE), id="an instructed target, a base draft"),
+        pytest.param((QWEN3, QWEN_THINK), (QWEN3, QWEN_THINK), id="qwen3 32b and 0.6b"),
+    ],
+)
+def test_pairs_of_one_family_are_clean(pair: Pair, target: Any, draft: Any) -> None:
+    one, two = ((document(specials=names), config) for names, config in (target, draft))
+    assert pair(one, two) == []
+
+
+def test_templates_of_two_releases_over_the_same_tokens_are_worth_knowing(pair: Pair) -> None:
+    made = document(specials=LLAMA31)
+    (finding,) = pair((made, LLAMA_CHAT), (made, LLAMA_DATED))
+    assert (finding.code, finding.severity) == ("SD204", Severity.INFO)
+    assert finding.message == "the chat templates differ; the draft reads the target's"
+
+
+def test_padding_is_refused_by_vllm_and_the_way_out_is_named(pair: Pair) -> None:
+    made = document(specials=QWEN25)
+    (finding,) = pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024))
+    assert (finding.code, finding.severity, finding.label) == ("SD201", Severity.ERROR, "1,024 entries")
+    assert [(item.span.path, item.label) for item in finding.related] == [("target.model", "1,152 entries")]
+    assert (
+        "Target and draft model should have the same vocabulary size. Target model vocab_size=1152. "
+        "Draft model vocab_size=1024." in finding.notes[0]
+    )
+    assert finding.notes[1].startswith("the tokens are equal")
+    assert finding.help is not None and "`use_heterogeneous_vocab: true`" in finding.help
+
+
+def test_padding_is_served_where_the_vocabularies_are_mapped(pair: Pair) -> None:
+    made = document(specials=QWEN25)
+    more = ", use_heterogeneous_vocab: true"
+    assert pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024), more=more) == []
+
+
+def test_an_older_release_that_lacks_marks_of_the_template_is_a_warning(pair: Pair) -> None:
+    (finding,) = pair((document(specials=QWEN3), QWEN_THINK), (document(specials=QWEN25), QWEN_CHAT))
+    assert (finding.code, finding.severity) == ("SD203", Severity.WARNING)
+    assert finding.notes == ("in the chat template, with the draft's token: 808 `<think>` (nothing)",)
+
+
+def test_renamed_reserved_tokens_that_no_template_uses_are_worth_knowing(pair: Pair) -> None:
+    (finding,) = pair((document(specials=LLAMA31), LLAMA_CHAT), (document(specials=LLAMA3), LLAMA_BASE))
+    assert (finding.code, finding.severity) == ("SD203", Severity.INFO)
+    assert "the chat template uses none of them" in finding.message
+
+
+def test_a_distilled_target_with_marks_of_its_own_is_a_warning(pair: Pair) -> None:
+    marks = chat("<\uff5cUser\uff5c>{{ m.content }}<\uff5cAssistant\uff5c>", bos=R1_LLAMA[0], eos=R1_LLAMA[1])
+    (finding,) = pair((document(specials=R1_LLAMA), marks), (document(specials=LLAMA31), LLAMA_CHAT))
+    assert (finding.code, finding.severity) == ("SD203", Severity.WARNING)
+    assert "`<\uff5cUser\uff5c>` (`<|start_header_id|>`)" in finding.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "severity"),
+    [("ð", "ñ", Severity.INFO), ("Ġd", "ĠB", Severity.WARNING), ("Ġ", "e", Severity.ERROR)],
+)
+def test_two_ids_that_differ_weigh_as_much_as_they_occur(
+    pair: Pair, first: str, second: str, severity: Severity
+) -> None:
+    made = document(size=800)
+    (finding,) = pair((made, {}), (swapped(made, first, second), {}))
+    assert (finding.code, finding.severity) == ("SD202", severity)
+    assert finding.message.startswith("2 ids mean other tokens to the draft")
+
+
+def test_another_familys_tokens_of_the_same_number_cripple_the_draft(pair: Pair) -> None:
+    (finding,) = pair((document("metaspace", size=1000), {}), (document("byte_level", size=1000), {}))
+    assert (finding.code, finding.severity) == ("SD202", Severity.ERROR)
+
+
+def test_sizes_that_the_profile_overrides_are_not_judged(pair: Pair) -> None:
+    made = document(specials=QWEN25)
+    engine = "{hf_overrides: {vocab_size: 1024}}"
+    assert pair((made, QWEN_CHAT), (made, QWEN_CHAT), sizes=(1152, 1024), engine=engine) == []
+
+
+def test_a_tokenizer_that_is_not_there_is_told_and_refuses_nothing(pair: Pair) -> None:
+    (finding,) = pair((document(), {}), (None, {}))
+    assert (finding.code, finding.severity) == ("SD209", Severity.INFO)
+    assert "ships no tokenizer file" in finding.notes[0]
+
+
+def test_the_tokenizer_of_the_profile_is_the_one_that_the_draft_is_compared_with(
+    pair: Pair, tmp_path: Path
+) -> None:
+    made = document()
+    other = swapped(made, "Ġ", "e")
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(json.dumps(other))
+    block = "{model: ./target, tokenizer: ./elsewhere}"
+    found = pair((made, {}), (other, {}), target_block=block)
+    assert [(item.code, item.severity) for item in found] == [("SD208", Severity.ERROR)]
+    assert pair((other, {}), (other, {}), target_block=block) == []
+
+
+def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> None:
+    for name in ("llama", "llama-eagle3"):
+        checkpoint(tmp_path, name)
+    for block in (
+        "{method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}",
+        "{method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 4}",
+    ):
+        loaded = profile(f"target: {{model: ./llama}}\nspeculation: {block}")
+        context = gather(loaded, wanted=Wanted(offline=True, here=False)).context
+        assert all(arm.tokenizer is None for arm in context.arms)
+        assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
