@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from specserve.facts.drift import Drift
     from specserve.facts.lockfile import Lock
     from specserve.facts.model import ModelFacts
+    from specserve.plan.memory.demand import Demand
     from specserve.plan.memory.estimate import MemoryEstimate
+    from specserve.plan.memory.situation import Situation
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +209,32 @@ def _complete(arm: Arm) -> bool:
 
 
 def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstimate:
-    from specserve.plan.memory.judge import estimate
+    from specserve.plan.memory.judge import assess
+    from specserve.plan.memory.situation import situation
 
     assert context.target is not None and context.machine is not None
-    del wanted
-    return estimate(
+    found = situation(
         context.profile,
         target=context.target,
         machine=context.machine,
         version=(context.versions or known_versions()[-1:])[-1],
         speculation=arm.speculation if arm else None,
         draft=arm.draft if arm else None,
-        path=arm.path if arm else "speculation",
+    )
+    needed = _asked(found, wanted) if wanted.ask_vllm else None
+    return assess(found, path=arm.path if arm else "speculation", needed=needed)
+
+
+def _asked(found: Situation, wanted: Wanted) -> Demand:
+    """Weights and KV cache by the installed vLLM."""
+    from specserve.checks.probe import ask
+
+    wanted.tell("asking vLLM, about 10 s")
+    return ask(
+        found.target,
+        found.draft,
+        settings=found.settings,
+        method=found.method,
+        num_speculative_tokens=found.num_speculative_tokens,
+        draft_kv_cache_dtype=found.draft_kv_cache_dtype,
     )
