@@ -61,6 +61,10 @@ def prepare(
         plan = localize(plan, installed=found, host=host)
         plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
         if check and starts:
+            from specserve.plan.site import seen_from
+
+            # the port is looked at when it is about to be taken
+            host = replace(seen_from(host, plan), taken_ports={})
             _refuse_errors(profile, plan=plan, host=host)
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
