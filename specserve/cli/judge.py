@@ -84,11 +84,11 @@ def show(report: Report, *, format: Format) -> None:
         case Format.GITHUB:
             from specserve.report.github import github
 
-            _out(github(report.findings))
+            _out(github(report.findings, skipped=report.skipped))
         case Format.CONCISE:
             from specserve.report.text import concise
 
-            _out(concise(report.findings))
+            _out(concise(report.findings, skipped=report.skipped))
         case Format.TEXT:
             from specserve.report.text import render
 

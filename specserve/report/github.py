@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specserve.diagnostics import Finding, Severity
+from specserve.diagnostics import Finding, Severity, Skipped
 from specserve.report.console import clean
 from specserve.report.place import from_root, is_file
 
@@ -13,9 +13,19 @@ _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
 
 
-def github(findings: Iterable[Finding]) -> str:
-    """One `::error …::…` line a finding, with both sides of a mismatch in its text."""
-    return "".join(_command(finding) for finding in findings)
+def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
+    """One `::error …::…` line a finding, with both sides of a mismatch in its text.
+
+    A group of rules that did not run is a warning: a job must not look as if it had.
+    """
+    return "".join([*(_command(finding) for finding in findings), *(_skipped(item) for item in skipped)])
+
+
+def _skipped(item: Skipped) -> str:
+    title = f"title=specserve ({item.group})".translate(_PROPERTY)
+    place = f",file={from_root(item.profile).translate(_PROPERTY)}" if is_file(item.profile) else ""
+    text = clean(f"{item.profile}: {len(item.codes)} rules did not run: {item.reason}")
+    return f"::warning {title}{place}::{text.translate(_DATA)}\n"
 
 
 def _command(finding: Finding) -> str:

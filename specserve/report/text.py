@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TextIO
 
-from specserve.diagnostics import Finding, Report, Severity, Span
+from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.report.console import clean, styled
 from specserve.report.snippet import Sources, snippet
 
@@ -26,12 +26,14 @@ def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
     return "\n\n".join([*blocks, *infos]) + "\n"
 
 
-def concise(findings: Iterable[Finding]) -> str:
-    """One line a finding: `file:line:column: severity[CODE] message`."""
-    return "".join(
+def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
+    """One line a finding: `file:line:column: severity[CODE] message`; and one for each group that did not run."""
+    lines = [
         f"{clean(str(finding.span))}: {finding.severity}[{finding.code}] {clean(finding.message)}\n"
         for finding in findings
-    )
+    ]
+    lines += [f"{clean(item.profile)}:1:1: skipped[{item.group}] {clean(item.reason)}\n" for item in skipped]
+    return "".join(lines)
 
 
 def summary(report: Report) -> str:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.diagnostics import Finding, Severity, Span
+from specserve.diagnostics import Finding, Severity, Skipped, Span
 from specserve.report.github import github
 
 AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
@@ -87,6 +87,14 @@ def test_without_a_checkout_the_repository_around_is_the_root(
     monkeypatch.chdir(tmp_path / "sub")
     _, properties, _ = parsed(github([FINDING]))
     assert properties["file"] == "sub/child.yaml"
+
+
+def test_a_group_that_did_not_run_is_a_warning_at_its_profile() -> None:
+    item = Skipped("a.yaml", "models", ("SD201", "SD202"), "no network, no cache", "unreachable")
+    command, properties, text = parsed(github([], skipped=[item]))
+    assert command == "warning"
+    assert properties == {"title": "specserve (models)", "file": "a.yaml"}
+    assert text == "a.yaml: 2 rules did not run: no network, no cache"
 
 
 @given(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.checks.run import lint
-from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
+from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span, Verdict
 from specserve.profile.texts import read
 from specserve.report.text import concise, render, summary
 
@@ -197,3 +197,8 @@ def test_infos_alone_are_a_pass_and_are_counted(write: Write) -> None:
     warned = replace(info, severity=Severity.WARNING)
     found = Report((info, info, warned, finding(Path("a"), 1, 1, 2)), verdicts=verdicts, rules=3)
     assert summary(found) == "Found 1 error, 1 warning and 2 infos in 1 profile"
+
+
+def test_a_group_that_did_not_run_has_its_line_too() -> None:
+    skipped = (Skipped("a.yaml", "models", ("SD201", "SD202"), "no network", "unreachable"),)
+    assert concise([], skipped=skipped) == "a.yaml:1:1: skipped[models] no network\n"
