@@ -18,6 +18,8 @@ _OLD = "0.26"
 """The version that chooses the runner by the model's architecture; the later ones take V2 wherever they can."""
 _V2_HEADS_OLD = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 _OWN_PARALLEL = frozenset({"dflash", "dspark"})
+_TRITON_ONLY = frozenset({"0.26", "0.32"})
+"""The versions whose V2 runner refuses to run without Triton, which has no CPU backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ def choice(profile: Profile, block: Speculation, path: str, *, version: str) -> 
     if version != _OLD and _needs_v2(profile):
         return None
     if forced is True:
+        if on_cpu(profile) and version in _TRITON_ONLY:
+            v2_lacks = (("CPUs: it needs Triton", f"env.{SWITCH}"), *v2_lacks)
         return Choice("V2", f"`{SWITCH}` asks for it", v2_lacks)
     if forced is False:
         return Choice("V1", f"`{SWITCH}` asks for it", _v1_lacks(profile, block, path, version=version))

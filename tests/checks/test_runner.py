@@ -168,6 +168,10 @@ def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
             ["speculation.method"],
         ),
         (f"{NEW}{EAGLE3}\nenv: {{VLLM_USE_V2_MODEL_RUNNER: 0}}", []),
+        (
+            f"{NEW}{EAGLE3}\nenv: {{VLLM_USE_V2_MODEL_RUNNER: 1}}\nhardware: {{accelerator: cpu}}",
+            ["env.VLLM_USE_V2_MODEL_RUNNER"],
+        ),
     ],
 )
 def test_a_runner_that_cannot_is_found_where_the_profile_asks_in_vain(
