@@ -64,7 +64,7 @@ def ask(
             raise FactError(f"vLLM {found.version} could not build `{target.model}`: {answer['error']}")
         _keep(file, answer)
     try:
-        return demand_of(answer, settings=settings, speculative=speculative)
+        return demand_of(answer, target, settings=settings, speculative=speculative)
     except (KeyError, TypeError, ValueError) as error:
         raise FactError(
             f"the answer of vLLM {found.version} on `{target.model}` does not make sense"

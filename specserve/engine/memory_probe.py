@@ -174,6 +174,7 @@ def _describe(spec: Any, config: Any) -> dict[str, Any]:
             described[name] = value
     if hasattr(spec, "shapes"):
         described["state_bytes"] = spec.state_content_size_bytes
+        described["state_shapes"] = [list(shape) for shape in spec.shapes]
         described["state_blocks"] = spec.max_memory_usage_bytes(config) // spec.page_size_bytes
     return described
 
