@@ -1,0 +1,320 @@
+"""Rules about draft heads and prediction layers: which fit their target, which vLLM knows, how far they draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specserve.checks.headfit import _bare as bare
+from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFile, Tensor
+from specserve.profile.schema import Profile
+from tests.checks.readers import codes, facts, findings, tensors
+from tests.checks.recipes import EAGLE3, LLAMA, MIMO, PACKED, QWEN2, QWEN3, SPECULATOR
+
+Load = Callable[[str], Profile]
+TARGET = "target: {model: org/t, max_model_len: 2048}"
+LLAMA_8B = {**LLAMA, "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 128256}
+LLAMA_70B = {**LLAMA, "hidden_size": 8192, "num_hidden_layers": 80, "vocab_size": 128256}
+EAGLE3_8B = {**EAGLE3, "hidden_size": 4096, "draft_vocab_size": 32000, "vocab_size": 128256}
+DFLASH = {
+    **QWEN3,
+    "architectures": ["DFlashDraftModel"],
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}
+
+
+def block(method: str, *, k: int = 3, more: str = "") -> str:
+    return f"{TARGET}\nspeculation: {{method: {method}, model: org/d, num_speculative_tokens: {k}{more}}}"
+
+
+@pytest.mark.parametrize(
+    ("method", "k", "target", "head"),
+    [
+        ("eagle3", 3, LLAMA_8B, EAGLE3_8B),
+        ("eagle", 3, LLAMA_8B, {**LLAMA_8B, "num_hidden_layers": 1}),
+        ("eagle3", 3, LLAMA_70B, {**EAGLE3_8B, "hidden_size": 6144, "target_hidden_size": 8192}),
+        (
+            "eagle3",
+            3,
+            QWEN3,
+            {**SPECULATOR, "speculators_config": {"verifier": {"name_or_path": "org/t-FP8"}}},
+        ),
+        ("eagle3", 3, QWEN3, {**QWEN3, "architectures": ["Eagle3Qwen3ForCausalLM"], "num_hidden_layers": 1}),
+        ("dflash", 15, {**QWEN3, "num_hidden_layers": 36}, DFLASH),
+        ("eagle", 3, QWEN2, {**QWEN2, "architectures": ["EagleLlamaForCausalLM"]}),
+        (
+            "mtp",
+            4,
+            LLAMA,
+            {"model_type": "gemma4_assistant", "architectures": ["Gemma4AssistantForCausalLM"]},
+        ),
+    ],
+)
+def test_a_published_kind_of_head_is_sound(
+    profile: Load, method: str, k: int, target: Any, head: Any
+) -> None:
+    assert codes(profile(block(method, k=k)), {"org/t": facts(target), "org/d": facts(head)}) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "asked"),
+    [
+        ("eagle", "Qwen2ForCausalLM", "EagleQwen2ForCausalLM"),
+        ("eagle", "LlamaForCausalLMEagle3", "EagleLlamaForCausalLMEagle3"),
+        ("eagle3", "GlmForCausalLM", "Eagle3GlmForCausalLM"),
+        ("dflash", "LlamaForCausalLM", "DFlashLlamaForCausalLM"),
+        ("eagle", "EagleLlamaForCausalLM", None),
+        ("eagle3", "Eagle3LlamaForCausalLM", None),
+        ("eagle3", "LlamaForCausalLM", None),
+    ],
+)
+def test_a_head_is_known_under_the_name_that_vllm_gives_it(
+    profile: Load, method: str, name: str, asked: str | None
+) -> None:
+    head = {**LLAMA, "architectures": [name], "dflash_config": {"mask_token_id": 1}}
+    found = findings(profile(block(method)), {"org/t": facts(LLAMA), "org/d": facts(head)})
+    assert [item.message for item in found if item.code == "SD235"] == (
+        [f"vLLM 0.26, 0.32, 0.33 has no head of the class `{asked}`"] if asked else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "versions", "hits"),
+    [("eagle", ">=0.26", 1), ("dflash2", "==0.26.*", 1), ("dflash2", ">=0.32", 0)],
+)
+def test_a_kind_of_speculators_head_is_read_by_some_versions(
+    profile: Load, kind: str, versions: str, hits: int
+) -> None:
+    head = {**SPECULATOR, "speculators_model_type": kind, "mask_token_id": 3}
+    loaded = profile(f'vllm: "{versions}"\n{block("dflash")}')
+    assert codes(loaded, {"org/t": facts(LLAMA), "org/d": facts(head)}).count("SD235") == hits
+
+
+@pytest.mark.parametrize(
+    ("head", "hits"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, 1),
+        (SPECULATOR, 1),
+        ({**MIMO}, 1),
+        ({"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}, 1),
+        ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}, 0),
+        ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, 0),
+        ({}, 0),
+    ],
+)
+def test_what_is_no_draft_model_is_not_run_as_one(profile: Load, head: Any, hits: int) -> None:
+    models = {"org/t": facts(LLAMA), "org/d": facts(head)}
+    assert codes(profile(block("draft_model")), models).count("SD236") == hits
+
+
+@pytest.mark.parametrize(
+    ("method", "inputs", "hits"),
+    [("eagle3", 192, 0), ("eagle3", 128, 1), ("eagle", 128, 0), ("eagle", 192, 1), ("eagle3", 256, 0)],
+)
+def test_the_first_matrix_tells_an_eagle_head_from_an_eagle3_head(
+    profile: Load, method: str, inputs: int, hits: int
+) -> None:
+    head = facts({**LLAMA, "num_hidden_layers": 1}, tensors=tensors(fc__weight=(64, inputs)))
+    assert codes(profile(block(method)), {"org/t": facts(LLAMA), "org/d": head}).count("SD237") == hits
+
+
+@pytest.mark.parametrize(("width", "hits"), [(64, 0), (128, 1), (None, 0)])
+def test_a_head_takes_hidden_states_of_its_targets_width(profile: Load, width: int | None, hits: int) -> None:
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": width}
+    assert (
+        codes(profile(block("eagle3")), {"org/t": facts(LLAMA), "org/d": facts(head)}).count("SD237") == hits
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "hits"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, 0),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 9]}, 1),
+        ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 7]}}, 0),
+        ({"dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 8]}}, 1),
+        ({"eagle_aux_hidden_state_layer_ids": "2, 4, 9"}, 0),
+    ],
+)
+def test_a_head_reads_layers_that_the_target_has(profile: Load, more: Any, hits: int) -> None:
+    models = {"org/t": facts(LLAMA), "org/d": facts({**EAGLE3, **more})}
+    assert codes(profile(block("eagle3")), models).count("SD238") == hits
+
+
+@pytest.mark.parametrize(
+    ("build", "model"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B-Instruct"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w4a16", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("nvidia/Qwen3-8B-NVFP4", "Qwen/Qwen3-8B"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "Qwen/Qwen3-30B-A3B-Instruct-2507"),
+        ("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("unsloth/gpt-oss-20b-bf16", "openai/gpt-oss-20b"),
+    ],
+)
+def test_a_build_of_a_model_is_that_model(build: str, model: str) -> None:
+    assert bare(build) == bare(model)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("Qwen/Qwen3-8B", "Qwen/Qwen3-8B-Base"), ("Qwen/Qwen3-8B", "Qwen/Qwen3-14B"), ("a/x-v1", "a/x-v2")],
+)
+def test_another_model_of_the_family_is_not(first: str, second: str) -> None:
+    assert bare(first) != bare(second)
+
+
+def test_a_directory_does_not_say_which_model_it_holds(profile: Load) -> None:
+    text = block("eagle3").replace("org/t", "/models/t")
+    head = facts({**SPECULATOR, "target_hidden_size": 64})
+    assert codes(profile(text), {"/models/t": facts(LLAMA), "org/d": head}) == []
+    named = facts({**LLAMA, "_name_or_path": "org/Small-Llama"})
+    assert codes(profile(text), {"/models/t": named, "org/d": head}) == ["SD239"]
+
+
+@pytest.mark.parametrize(
+    ("method", "k", "hits"), [("dflash", 15, 0), ("dflash", 16, 1), ("dspark", 16, 0), ("dspark", 17, 1)]
+)
+def test_a_block_holds_so_many_drafts(profile: Load, method: str, k: int, hits: int) -> None:
+    head = {**DFLASH, "architectures": ["Qwen3DSparkModel"] if method == "dspark" else ["DFlashDraftModel"]}
+    models = {"org/t": facts({**QWEN3, "num_hidden_layers": 36}), "org/d": facts(head)}
+    assert codes(profile(block(method, k=k)), models) == ["SD242"] * hits
+
+
+def test_a_head_that_drafts_its_anchor_too_fills_the_block(profile: Load) -> None:
+    head = {**DFLASH, "dflash_config": {**DFLASH["dflash_config"], "sample_from_anchor": True}}
+    models = {"org/t": facts({**QWEN3, "num_hidden_layers": 36}), "org/d": facts(head)}
+    assert codes(profile(block("dflash", k=16)), models) == []
+
+
+@pytest.mark.parametrize("key", ["mask_token_id", "pard_token", "ptd_token_id", "dspark_noise_token_id"])
+def test_a_draft_that_names_a_mask_drafts_all_at_once(profile: Load, key: str) -> None:
+    text = block("draft_model", more=", parallel_drafting: true")
+    models = {"org/t": facts(LLAMA), "org/d": facts({**LLAMA, key: 5})}
+    assert codes(profile(text), models) == []
+    assert codes(profile(text), {**models, "org/d": facts(LLAMA)}) == ["SD241"]
+
+
+@pytest.mark.parametrize(("model_type", "hits"), [("deepseek_v4", 0), ("llama", 1)])
+def test_dspark_without_a_head_needs_stages_in_the_target(profile: Load, model_type: str, hits: int) -> None:
+    loaded = profile("target: {model: org/t}\nspeculation: {method: dspark, num_speculative_tokens: 5}")
+    assert codes(loaded, {"org/t": facts({"model_type": model_type})}) == ["SD243"] * hits
+
+
+def mtp(k: int) -> str:
+    return f"{TARGET}\nspeculation: {{method: mtp, num_speculative_tokens: {k}}}"
+
+
+@pytest.mark.parametrize(
+    ("config", "k", "expected"),
+    [
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, 1, []),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, 3, ["SD233"]),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 0}, 1, ["SD230"]),
+        ({"model_type": "deepseek_v3"}, 2, []),
+        ({"architectures": ["Glm4MoeForCausalLM"], "num_nextn_predict_layers": 2}, 3, ["SD232"]),
+        ({"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}}, 3, ["SD233"]),
+        ({"model_type": "step3p5", "num_nextn_predict_layers": 3}, 3, []),
+        ({"model_type": "qwen3_next"}, 2, []),
+        ({"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]}, 1, ["SD230"]),
+        ({"model_type": "nemotron_h", "num_nextn_predict_layers": 1}, 1, []),
+        ({"model_type": "nemotron_h"}, 1, ["SD230"]),
+        ({}, 1, []),
+    ],
+)
+def test_prediction_layers_are_counted(profile: Load, config: Any, k: int, expected: list[str]) -> None:
+    loaded = profile(f'vllm: ">=0.32"\n{mtp(k)}')
+    assert codes(loaded, {"org/t": facts(config)}) == expected
+
+
+def test_a_trained_layer_that_is_used_again_is_worth_knowing(profile: Load) -> None:
+    (finding,) = findings(profile(mtp(3)), {"org/t": facts(MIMO)})
+    assert finding.severity is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("name", "hits"),
+    [
+        ("mtp.fc.weight", 0),
+        ("model.layers.8.enorm.weight", 0),
+        ("model.layers.7.mlp.w", 1),
+        ("lm_head.weight", 1),
+    ],
+)
+def test_prediction_layers_are_known_by_their_names(profile: Load, name: str, hits: int) -> None:
+    config = {**LLAMA, "model_type": "deepseek_v3", "num_nextn_predict_layers": 1}
+    models = {"org/t": facts(config, tensors={name: Tensor("BF16", (4,))})}
+    assert codes(profile(mtp(1)), models) == ["SD231"] * hits
+
+
+@pytest.mark.parametrize(
+    ("more", "dtype", "hits"),
+    [
+        ({}, "BF16", 1),
+        ({}, "I32", 0),
+        ({"ignore": ["lm_head", "re:.*mtp.*"]}, "BF16", 0),
+        ({"ignore": ["model.mtp_layers.0.mlp.up_proj"]}, "BF16", 0),
+        ({"format": "float-quantized"}, "BF16", 0),
+        ({"quant_method": "fp8"}, "BF16", 0),
+    ],
+)
+def test_a_packed_checkpoint_lists_what_is_not_packed(
+    profile: Load, more: Any, dtype: str, hits: int
+) -> None:
+    name = "model.mtp_layers.0.mlp.up_proj.weight"
+    config = {**MIMO, "quantization_config": {**PACKED, **more}}
+    models = {"org/t": facts(config, tensors={name: Tensor(dtype, (8, 8))})}
+    assert codes(profile(mtp(1)), models) == ["SD234"] * hits
+
+
+@pytest.mark.parametrize(("names", "hits"), [(("d2t", "t2d"), 0), ((), 1)])
+def test_a_smaller_vocabulary_needs_its_map(profile: Load, names: tuple[str, ...], hits: int) -> None:
+    shapes = tensors(**dict.fromkeys(names, (256,)), norm__weight=(64,))
+    models = {"org/t": facts(LLAMA), "org/d": facts(EAGLE3, tensors=shapes)}
+    assert codes(profile(block("eagle3")), models) == ["SD240"] * hits
+
+
+def test_settings_beside_the_checkpoint_say_how_it_is_quantised(profile: Load) -> None:
+    loaded = profile("target: {model: org/t, quantization: gptq}")
+    plain = {"config.json": ModelFile(), "model.safetensors": ModelFile()}
+    assert codes(loaded, {"org/t": facts(LLAMA, files=plain)}) == ["SD248"]
+    assert codes(loaded, {"org/t": facts(LLAMA, files={**plain, "quantize_config.json": ModelFile()})}) == []
+    assert codes(loaded, {"org/t": facts(LLAMA)}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "hits"),
+    [
+        ("GemmaForCausalLM", "eagle3", 1),
+        ("GemmaForCausalLM", "eagle", 0),
+        ("GemmaForCausalLM", "draft_model", 0),
+        ("LlamaForCausalLM", "eagle3", 0),
+        ("SmolLM3ForCausalLM", "eagle3", 0),
+    ],
+)
+def test_a_target_hands_out_its_hidden_states_or_not(
+    profile: Load, name: str, method: str, hits: int
+) -> None:
+    models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
+    assert codes(profile(block(method)), models).count("SD224") == hits
+
+
+def test_a_version_that_serves_the_pair_is_named(profile: Load) -> None:
+    models = {"org/t": facts({**LLAMA, "architectures": ["GraniteForCausalLM"]}), "org/d": facts(EAGLE3)}
+    (finding,) = [item for item in findings(profile(block("eagle3")), models) if item.code == "SD224"]
+    assert finding.notes == ("the profile's range holds vLLM 0.26, 0.32, 0.33; this is so in 0.26",)
+    assert finding.help == "vLLM 0.32, 0.33 does: see the profile's `vllm` range"
+
+
+@pytest.mark.parametrize(
+    ("name", "hits"), [("Qwen3MoeForCausalLM", 1), ("Qwen3ForCausalLM", 0), ("Gemma3nForCausalLM", 1)]
+)
+def test_pipeline_stages_hand_on_what_a_head_reads(profile: Load, name: str, hits: int) -> None:
+    text = block("eagle3").replace("2048}", "2048, pipeline_parallel_size: 2}")
+    models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
+    assert codes(profile(f'vllm: ">=0.32"\n{text}'), models).count("SD223") == hits
