@@ -304,7 +304,8 @@ def main() -> None:
         try:
             answer = probe(json.loads(line))
         except Exception as error:  # whatever vLLM refuses is an answer
-            answer = {"error": " ".join(str(error).split())[:2000], "exception": type(error).__name__}
+            name = type(error).__name__
+            answer = {"error": " ".join(str(error).split())[:2000] or name, "exception": name}
             if os.environ.get("SPECSERVE_DEBUG"):
                 import traceback
 

@@ -1,0 +1,44 @@
+"""What vLLM said of the cases in `cases.json`, and the formula's own figures for them."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.demand import Demand, demand
+from specserve.plan.memory.settings import Settings
+
+FOLDER = Path(__file__).parent
+CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
+RECORDED: dict[str, dict[str, Any]] = json.loads((FOLDER / "recorded.json").read_text())
+ANSWERED = [case for case in CASES if "error" not in RECORDED[case["name"]]]
+"""Cases that vLLM builds on a CPU."""
+
+
+@functools.cache
+def facts_of(config: str) -> ModelFacts:
+    """A model of which nothing but config.json is known."""
+    return ModelFacts(config, "directory", json.loads((FOLDER / "configs" / f"{config}.json").read_text()))
+
+
+def settings_of(case: Mapping[str, Any]) -> Settings:
+    """The engine arguments of a case."""
+    known = {name: value for name, value in case["engine"].items() if name in Settings.__dataclass_fields__}
+    return Settings(**known, platform="cpu")
+
+
+def demand_of(case: Mapping[str, Any], *, draft: ModelFacts | None = None) -> Demand:
+    """What the formula says."""
+    speculation = case.get("speculation") or {}
+    named = facts_of(speculation["model"]) if "model" in speculation else None
+    return demand(
+        facts_of(case["model"]),
+        draft or named,
+        settings=settings_of(case),
+        method=speculation.get("method"),
+        num_speculative_tokens=speculation.get("num_speculative_tokens", 0),
+    )
