@@ -69,7 +69,7 @@ def fetch(profile: Profile, *, everything: bool = False) -> None:
         if download.missing:
             size = _size(download.missing_bytes)
             say(f"downloading {name}: {len(download.missing)} files, {size}")
-        fetch_files(download, cache=cache)
+        fetch_files(download, cache=cache, stall_s=profile.server.stall_timeout_s)
         say(f"{name}: {len(download.files)} files, {_size(download.total_bytes)}, complete")
         out(str(download.folder))
 

@@ -6,9 +6,12 @@ these the ones that hold the weights.
 
 from __future__ import annotations
 
-import glob
+import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -91,13 +94,13 @@ def _gb(count: int) -> str:
     return f"{count / 1e9:.1f} GB"
 
 
-def fetch_files(download: Download, *, cache: Path) -> None:
-    """Downloads what is missing, with the Hub library's own progress on a terminal.
+def fetch_files(download: Download, *, cache: Path, stall_s: float) -> None:
+    """Downloads what is missing, with the Hub library's own progress on a terminal; `stall_s`: of silence at most.
 
     Raises HubUnreachable, GatedModel, ModelNotFound, and FactError where a file has not the size it should have.
     """
     if download.missing:
-        _snapshot(download, cache=cache)
+        _snapshot(download, cache=cache, stall_s=stall_s)
         wrong = [
             name for name in download.missing if not _is_there(download.folder / name, download.files[name])
         ]
@@ -110,29 +113,72 @@ def fetch_files(download: Download, *, cache: Path) -> None:
     forget_partial_listing(download.folder)
 
 
-def _snapshot(download: Download, *, cache: Path) -> None:
-    from huggingface_hub import errors, snapshot_download
+def _snapshot(download: Download, *, cache: Path, stall_s: float) -> None:
+    answer = _ask(download, cache=cache, stall_s=stall_s)
+    if answer is None:
+        return
+    words, cause = str(answer.get("message")), answer.get("cause")
+    if cause in ("gated", "not_found"):
+        kind = GatedModel if cause == "gated" else ModelNotFound
+        raise kind(f"`{download.model}` {words}", hint="see HF_TOKEN, and `hf auth login`")
+    raise HubUnreachable(
+        f"the download of `{download.model}` was cut off: {words}",
+        hint="run it again: it goes on where it stopped",
+    )
 
-    refused: Any = (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-    network: Any = (errors.HfHubHTTPError.__bases__[0], OSError, ValueError, RuntimeError)
-    try:
-        snapshot_download(
-            download.model,
-            revision=download.commit,
-            cache_dir=cache,
-            allow_patterns=[glob.escape(name) for name in download.missing],
-            endpoint=os.environ.get("HF_ENDPOINT") or None,
-            library_name="specserve",
-        )
-    except refused as error:
-        gated = isinstance(error, errors.GatedRepoError)
-        kind, words = (GatedModel, "is gated") if gated else (ModelNotFound, "is not there, or not for you")
-        raise kind(f"`{download.model}` {words}", hint="see HF_TOKEN, and `hf auth login`") from error
-    except network as error:
-        raise HubUnreachable(
-            f"the download of `{download.model}` was cut off: {str(error).strip().splitlines()[0] or type(error)}",
-            hint="run it again: it goes on where it stopped",
-        ) from error
+
+def _ask(download: Download, *, cache: Path, stall_s: float) -> dict[str, Any] | None:
+    """The child's answer: None when all went well. It is killed when nothing moves, and when this is interrupted."""
+    asked = {
+        "model": download.model,
+        "commit": download.commit,
+        "cache": str(cache),
+        "names": download.missing,
+    }
+    quiet = {} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "specserve.facts.fetcher"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**quiet, **os.environ},
+        start_new_session=True,
+    ) as child:
+        assert child.stdin and child.stdout
+        try:
+            child.stdin.write(json.dumps(asked).encode() + b"\n")
+            child.stdin.flush()
+            if not _ends(child, repository_folder(download.model, cache=cache), stall_s=stall_s):
+                return {"message": f"nothing came for {stall_s:.0f} s"}
+            answer: dict[str, Any] | None = json.loads(child.stdout.read() or '{"message": "it died"}')
+            return answer
+        except OSError as error:
+            return {"message": str(error)}
+        finally:
+            child.kill()
+
+
+def _ends(child: subprocess.Popen[bytes], repository: Path, *, stall_s: float) -> bool:
+    """Whether the child ends by itself; False when no byte was written for so long."""
+    state, moved = -1, time.monotonic()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(min(1.0, stall_s / 4))
+            return True
+        now = _written(repository)
+        if now != state:
+            state, moved = now, time.monotonic()
+        elif time.monotonic() - moved > stall_s:
+            return False
+
+
+def _written(repository: Path) -> int:
+    """How much of a repository lies on the disk, half a file included."""
+    total = 0
+    with suppress(OSError), os.scandir(repository / "blobs") as entries:
+        for entry in entries:
+            with suppress(OSError):
+                total += 1 + entry.stat().st_size
+    return total
 
 
 def _note_revision(download: Download, *, cache: Path) -> None:

@@ -222,7 +222,7 @@ def test_a_download_that_fails_says_that_it_can_go_on(
     read_model("org/target")  # its facts are known, so that the download itself meets the fault
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
     hub.repositories["org/target"].fault, hub.repositories["org/target"].on = fault, "/resolve/"
-    file.write_text("target: {model: org/target}\n")
+    file.write_text("target: {model: org/target}\nserver: {stall_timeout_s: 1}\n")
     assert pull(file) == 2
     assert "run it again: it goes on where it stopped" in capsys.readouterr().err
 
