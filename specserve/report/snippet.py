@@ -64,10 +64,19 @@ def _starred(match: re.Match[str]) -> str:
 
 
 def snippet(text: str, marks: Iterable[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
-    """A line and a row of marks for each `(span, label, mark)` in it. Tabs become one space."""
+    """A line and a row of marks for each `(span, label, mark)` in it. Tabs become one space.
+
+    A line that is too long is shown as often as it takes to show every mark, such as that of a whole command.
+    """
     text = text.replace("\t", " ")
-    marks = list(marks)
-    shown, shift = _cropped(text, first=min(span.column for span, _, _ in marks) - 1)
+    return [
+        row for part in _windows(text, list(marks)) for row in _window(text, part, number=number, width=width)
+    ]
+
+
+def _window(text: str, marks: list[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
+    """One part of a line with the marks in it."""
+    shown, shift = _cropped(text, first=_first(marks))
     rows = [f"{number:>{width}} | {shown}"]
     for span, label, mark in marks:
         end = span.end_column - 1 if span.end_line == span.line else len(text)
@@ -78,6 +87,23 @@ def snippet(text: str, marks: Iterable[tuple[Span, str, str]], *, number: int, w
         row = f"{' ' * width} | {lead}{mark * room} {clean(label)}"
         rows.append(row.rstrip())
     return rows
+
+
+def _windows(text: str, marks: list[tuple[Span, str, str]]) -> list[list[tuple[Span, str, str]]]:
+    """The marks by the parts of the line that show them, in the order of the line."""
+    waiting, parts = sorted(marks, key=lambda mark: mark[0].column), []
+    while waiting:
+        _, shift = _cropped(text, first=_first(waiting))
+        seen = [mark for mark in waiting if _columns(text[shift : mark[0].column - 1]) < _WIDTH] or waiting[
+            :1
+        ]
+        parts.append([mark for mark in marks if mark in seen])
+        waiting = [mark for mark in waiting if mark not in seen]
+    return parts
+
+
+def _first(marks: Iterable[tuple[Span, str, str]]) -> int:
+    return min(span.column for span, _, _ in marks) - 1
 
 
 def _cropped(text: str, *, first: int) -> tuple[str, int]:

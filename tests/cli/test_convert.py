@@ -1,0 +1,174 @@
+"""`specserve convert`: the profile is data, the changes are talk; nothing is overwritten, nothing crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.cli.app import _run
+from specserve.cli.convert import _linted, _read
+from specserve.errors import SpecserveError
+from specserve.plan.convert.command import profile_of
+from specserve.plan.convert.convert import converted
+from specserve.plan.convert.reading import from_argv, read
+from specserve.plan.convert.words import argv_words
+
+Write = Callable[..., Path]
+OLD = "vllm serve org/target -tp 4 --speculative-model org/draft --num-speculative-tokens 5\n"
+
+
+def test_the_profile_goes_to_stdout_and_the_changes_to_stderr(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(write(OLD, "serve.sh"))]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("# Converted from `vllm serve` in serve.sh.\ntarget:\n  model: org/target\n")
+    assert "note: `speculation.model`: `--speculative-model` of old\n" in err
+    assert err.endswith("Converted with 3 changes; the profile lints\n")
+
+
+def test_a_command_behind_two_dashes_is_converted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["convert", "--", *OLD.split()]) == 0
+    assert "method: draft_model" in capsys.readouterr().out
+
+
+def test_stdin_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(OLD.encode())))
+    assert _run(["convert", "-"]) == 0
+    assert "in stdin" in capsys.readouterr().out
+
+
+def test_a_profile_that_is_there_is_overwritten_only_by_force(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = write(OLD, "serve.sh"), tmp_path / "made.yaml"
+    assert _run(["convert", str(source), "-o", str(target)]) == 0
+    first = target.read_text()
+    target.write_text("mine")
+    assert _run(["convert", str(source), "-o", str(target)]) == 2
+    assert target.read_text() == "mine" and "--force" in capsys.readouterr().err
+    assert _run(["convert", str(source), "-o", str(target), "--force"]) == 0
+    assert target.read_text() == first
+
+
+def test_what_is_written_lints_under_its_own_name(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "made.yaml"
+    assert _run(["convert", str(write(OLD, "serve.sh")), "-o", str(target)]) == 0
+    assert _run(["lint", str(target)]) == 0
+    assert capsys.readouterr().out.count("error") == 0
+
+
+def test_what_cannot_be_cured_is_told_and_is_exit_code_1(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = """vllm serve org/target --speculative-config '{"method": "ngram", "prompt_lookup_max": 4}'"""
+    assert _run(["convert", str(write(text, "serve.sh"))]) == 1
+    err = capsys.readouterr().err
+    assert "error[SD007]" in err and "1 error left to cure" in err
+
+
+def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    text = f"vllm serve org/plain\n{OLD}"
+    assert _run(["convert", str(write(text, "serve.sh"))]) == 0
+    out, err = capsys.readouterr()
+    assert "model: org/target" in out
+    assert "note: line 1: `vllm serve` starts another engine, which is left out" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("serve.sh", "echo hello\n", "starts no vLLM that specserve could find"),
+        ("serve.sh", "vllm serve 'org\n", "is no shell text"),
+        ("offline.py", "LLM(\n", "is not Python"),
+        ("compose.yaml", "a: [\n", "is not YAML"),
+        ("serve.sh", "vllm serve $MODEL\n", "which the text does not say"),
+    ],
+)
+def test_bad_input_is_a_clear_error(
+    name: str, text: str, message: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(write(text, name))]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_or_no_text_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(tmp_path / "none.sh")]) == 2
+    (tmp_path / "bytes.sh").write_bytes(b"\xff\xfe\0vllm")
+    assert _run(["convert", str(tmp_path / "bytes.sh")]) == 2
+    assert _run(["convert", str(tmp_path)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+PIECES = [
+    "vllm", "serve", "docker", "run", "-e", "A=b", "HF_TOKEN=hf_abcdefghijklmnopqrstu", "python", "-m",
+    "vllm.entrypoints.openai.api_server", "--model", "org/m", "--speculative-config", "'", '"', "\\", "\n", "$X",
+    '{"method":"ngram","num_speculative_tokens":3}', "${X:-3}", "$(ls)", "`", "#", "--", "-tp", "4", "-O3", "[]",
+    "--speculative-config.method", "--speculative-model", "[ngram]", "--num-speculative-tokens", "--config", "x.yaml",
+    "<<EOF", "EOF", "&&", "|", ";", "(", ")", "A=(", "vllm/vllm-openai", "sglang.launch_server", "--model-path",
+    "--speculative-algorithm", "EAGLE", "--enable-prefix-caching", "False", "--api-key", "sk-1234567890123456",
+    "--served-model-name", "-1", "--compilation-config", "--x.y", "-", "--limit-mm-per-prompt", '{"a":1', "export",
+]  # fmt: skip
+WORD = st.sampled_from(PIECES) | st.text(max_size=8)
+TEXT = st.lists(st.tuples(WORD, st.sampled_from([" ", "\n", " \\\n", ""])), max_size=20).map(
+    lambda pairs: "".join(word + gap for word, gap in pairs)
+)
+SECRETS = ("hf_abcdefghijklmnopqrstu", "sk-1234567890123456")
+
+
+def no_traceback(text: str, *, name: str) -> None:
+    """Any text gives profiles without a secret that are at least YAML, or a clear error."""
+    try:
+        for start in read(text, file=name, folder=Path("nowhere")):
+            result = converted(start, origin=name)
+            assert not any(secret in result.text for secret in SECRETS)
+            findings = _linted(result)
+            assert not {finding.code for finding in findings} & {"SD001", "SD002", "SD003", "SD004", "SD011"}
+    except SpecserveError as error:
+        assert error.message
+
+
+@settings(deadline=None)
+@given(TEXT)
+def test_any_shell_text_gives_a_profile_or_a_clear_error(text: str) -> None:
+    no_traceback(text, name="x.sh")
+    no_traceback(f"vllm serve org/m {text}", name="x.sh")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([*"(){}[],=:*-+.\n 1x", "LLM(", "model=", "'m'", "speculative_config", "**"]))
+)
+def test_any_python_text_gives_a_profile_or_a_clear_error(parts: list[str]) -> None:
+    text = "".join(parts)
+    no_traceback(text, name="x.py")
+    no_traceback(f"LLM('org/m', {text})", name="x.py")
+
+
+@settings(deadline=None)
+@given(st.lists(WORD, max_size=12))
+def test_any_command_gives_a_profile_findings_or_a_clear_error(words: list[str]) -> None:
+    for start in ([], ["vllm", "serve", "org/m"], ["python", "-m", "sglang.launch_server"]):
+        try:
+            converted(from_argv(argv_words([*start, *words])[1], folder=Path("nowhere")), origin="x")
+            profile, findings = profile_of([*start, *words])
+            assert profile or findings
+            assert not any(secret in finding.message for finding in findings for secret in SECRETS)
+        except SpecserveError as error:
+            assert error.message
+
+
+def test_the_command_that_speculates_is_taken_of_several(write: Write) -> None:
+    start, _, others = _read([str(write(f"vllm serve org/plain\n{OLD}", "serve.sh"))])
+    assert start.settings["model"].node.value == "org/target" and len(others) == 1

@@ -1,0 +1,71 @@
+"""Precision on public launches that work, recall on public failures: the two corpora of tests/data."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.checks.gather import Wanted, gather
+from specserve.checks.run import examined, examined_in
+from specserve.cli.convert import _linted
+from specserve.diagnostics import Finding, Severity
+from specserve.plan.convert.command import profile_of
+from specserve.plan.convert.convert import converted
+from specserve.plan.convert.reading import read
+from tests.checks.checkpoints import beside
+
+DATA = Path(__file__).parents[1] / "data"
+NAMES = {"python": "offline.py", "yaml": "compose.yaml"}
+MOST_WARNINGS = 0.3
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load((DATA / name).read_text(encoding="utf-8")))
+
+
+RECIPES, FAILURES = load("recipes.yaml"), load("failures.yaml")
+
+
+def findings_of(recipe: dict[str, Any], folder: Path) -> list[Finding]:
+    """What lint says of a recipe's profile."""
+    for name, text in recipe.get("files", {}).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    file = NAMES.get(recipe.get("form", ""), "serve.sh")
+    (start, *_) = read(recipe["text"], file=file, folder=folder)
+    return _linted(converted(start, origin=file))
+
+
+def test_the_corpora_are_large_enough_and_each_entry_has_a_source() -> None:
+    assert len(RECIPES) >= 60 and len(FAILURES) >= 60
+    assert all(entry["source"].count("/") >= 1 for entry in [*RECIPES, *FAILURES])
+    assert len({entry["text"] for entry in [*RECIPES, *FAILURES]}) == len(RECIPES) + len(FAILURES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe["source"])
+def test_a_launch_that_works_has_no_error(recipe: dict[str, Any], tmp_path: Path) -> None:
+    errors = [item for item in findings_of(recipe, tmp_path) if item.severity is Severity.ERROR]
+    assert [f"{item.code} {item.message}" for item in errors] == []
+
+
+def test_launches_that_work_have_few_warnings(tmp_path: Path) -> None:
+    findings = [item for recipe in RECIPES for item in findings_of(recipe, tmp_path)]
+    warnings = [item for item in findings if item.severity is Severity.WARNING]
+    assert len(warnings) / len(RECIPES) <= MOST_WARNINGS
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: f"{failure['row']} {failure['source']}")
+def test_a_failure_is_named_before_the_launch(
+    failure: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    beside(tmp_path, failure["text"])
+    profile, findings = profile_of(shlex.split(failure["text"]))
+    if profile and failure.get("needs") == "models":
+        findings = examined_in(gather(profile, wanted=Wanted(offline=True)).context, problems=findings)[0]
+    elif profile:
+        findings = examined(profile, problems=findings)[0]
+    assert set(failure["expect"]) <= {finding.code for finding in findings}

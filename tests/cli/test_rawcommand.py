@@ -1,0 +1,94 @@
+"""A vLLM command behind `--` wherever a profile is taken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+
+SERVE = ["vllm", "serve", "org/target", "-tp", "2", "--host", "127.0.0.1"]
+DRAFT = ["--speculative-config", '{"model": "org/draft", "num_speculative_tokens": 5}']
+OLD = ["--speculative-model", "org/draft"]
+
+
+def test_lint_judges_a_command_and_points_into_it(capsys: pytest.CaptureFixture[str]) -> None:
+    config = '{"model": "org/draft", "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1}'
+    assert _run(["lint", "--", *SERVE, "--speculative-config", config]) == 1
+    out = capsys.readouterr().out
+    assert "error[SD104]: draft tensor parallelism is not the target's" in out
+    shown = out.splitlines()
+    assert "--> <command>:1:" in shown[1]
+    for label, value in (("- target runs on 2", "2"), ("^ draft asks for 1", "1")):
+        row = next(index for index, line in enumerate(shown) if line.endswith(label))
+        above = next(line for line in reversed(shown[:row]) if line.startswith("1 |"))
+        assert above[len(shown[row]) - len(label)] == value
+
+
+def test_lint_gives_json_with_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--format", "json", "--", *SERVE, *OLD]) == 1
+    (finding,) = [item for item in json.loads(capsys.readouterr().out)["findings"] if item["code"] == "SD102"]
+    column = len(" ".join(SERVE)) + 2
+    assert finding["location"]["file"] == "<command>" and finding["location"]["column"] == column
+
+
+def test_a_command_without_a_mistake_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--", *SERVE, *DRAFT]) == 0
+    assert "error" not in capsys.readouterr().out
+
+
+def test_plan_takes_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["plan", "--vllm", "0.33", "--format", "json", "--", *SERVE, *DRAFT]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["argv"][:3] == ["vllm", "serve", "org/target"]
+    assert json.loads(plan["argv"][plan["argv"].index("--speculative-config") + 1])["method"] == "draft_model"
+    assert plan["name"] == "target"
+
+
+def test_plan_traces_each_value_to_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["plan", "--vllm", "0.33", "--origin", "--", *SERVE]) == 0
+    assert "--tensor-parallel-size  <command>:1:27  2\n" in capsys.readouterr().out
+
+
+def test_plan_refuses_a_command_with_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["plan", "--vllm", "0.33", "--", *SERVE, *OLD]) == 2
+    err = capsys.readouterr().err
+    assert "error[SD102]: vLLM has no option `--speculative-model`" in err
+    assert "`<command>` is not a valid profile: 1 problem" in err
+
+
+def test_up_shows_the_launch_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["up", "--dry-run", "--", *SERVE]) == 0
+    assert "serve org/target \\\n  --tensor-parallel-size 2" in capsys.readouterr().out
+
+
+def test_options_of_both_programs_are_kept_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--strict", "--set", "target.max_model_len=512", "--", *SERVE, "--seed", "1"]) == 0
+    assert _run(["plan", "--vllm", "0.33", "--port", "9000", "--", *SERVE, "--port", "8001"]) == 0
+    assert "--port 9000" in capsys.readouterr().out
+
+
+def test_file_names_behind_two_dashes_are_still_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("target: {model: ./model}\n")
+    assert _run(["lint", "--", str(file)]) == 0
+    assert _run(["plan", "--vllm", "0.33", "--", str(file)]) == 0
+    assert "vllm serve" in capsys.readouterr().out
+
+
+def test_what_is_no_command_of_vllm_says_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--", "ls", "-l"]) == 2
+    assert "`ls` is no command that starts vLLM" in capsys.readouterr().err
+    assert _run(["lint", "--", "python", "-m", "sglang.launch_server", "--model-path", "x"]) == 2
+    assert "specserve convert" in capsys.readouterr().err
+
+
+def test_a_key_on_the_command_line_is_never_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    for format in ("text", "concise", "json", "github", "sarif"):
+        assert _run(["lint", "--format", format, "--", *SERVE, "--api-key", "verysecretkey"]) == 1
+        out, err = capsys.readouterr()
+        assert "verysecretkey" not in out + err and "SD107" in out
