@@ -231,3 +231,35 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
                 notes=only_in(ctx, found),
                 help=f'bench it with `env: {{{SWITCH}: "0"}}` too',
             )
+
+
+@rule("SD160", "gpu-only-speculation", Severity.ERROR)
+def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
+    """A way to speculate that needs a GPU, in a profile for the CPU.
+
+    ## Why is this bad?
+    `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
+    backend`; `fly` has no CPU implementation. `ngram` looks tokens up as well.
+
+    ## Example
+        speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+        hardware: {accelerator: cpu}
+
+    ## Use instead
+        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+        hardware: {accelerator: cpu}
+
+    ## Source
+    vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
+    """
+    if not on_cpu(ctx.profile) or switch(ctx.profile) is True:
+        return
+    for path, block in blocks(ctx):
+        related = (("hardware.accelerator", "the profile is for the CPU"),)
+        if block.method == "ngram_gpu":
+            text = "`ngram_gpu` needs a GPU"
+            yield Hit(f"{path}.method", text, related=related, help="write `method: ngram`")
+        if block.keys.get("rejection_sample_method") == "fly":
+            yield Hit(
+                f"{path}.rejection_sample_method", "`fly` needs a GPU", related=related, help="leave it out"
+            )

@@ -84,5 +84,6 @@ STATIC: tuple[Rule, ...] = (
     pairing.ignored_draft_parallelism,
     pairing.inherited_cache_type,
     serving.unguarded_invocations,
+    runner.gpu_only_speculation,
     host.unknown_vllm,
 )

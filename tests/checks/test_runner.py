@@ -248,3 +248,22 @@ def test_logits_processors_are_refused_by_v1_alone(profile: Load, text: str, hit
 def test_an_eager_draft_is_worth_knowing_where_speed_is_promised(profile: Load, more: str, hits: int) -> None:
     text = f"{NEW}speculation: {{method: draft_model, model: ./d, num_speculative_tokens: 2}}\n{more}"
     assert len(of("SD126", profile(text))) == hits
+
+
+@pytest.mark.parametrize(
+    ("block", "found"),
+    [
+        ("{method: ngram_gpu, num_speculative_tokens: 2}", ["speculation.method"]),
+        ("{method: ngram, num_speculative_tokens: 2}", []),
+        (
+            "{method: draft_model, model: ./d, num_speculative_tokens: 2, rejection_sample_method: fly}",
+            ["speculation.rejection_sample_method"],
+        ),
+    ],
+)
+def test_what_needs_a_gpu_is_refused_in_a_profile_for_the_cpu_alone(
+    profile: Load, block: str, found: list[str]
+) -> None:
+    text = f"{NEW}speculation: {block}\nhardware: {{accelerator: %s}}"
+    assert places("SD160", profile(text % "cpu")) == found
+    assert places("SD160", profile(text % "L4-24GB")) == []
