@@ -89,8 +89,8 @@ def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The vocabulary of a draft is to be mapped that ships no tokenizer.
 
     ## Why is this bad?
-    To map the vocabularies vLLM loads the draft's tokenizer from the draft's own repository, after the weights of
-    the target, and dies where there is none.
+    To map the vocabularies the workers of vLLM load the draft's tokenizer from the draft's own repository, and die
+    where there is none.
 
     ## Example
         target: {model: ./llama}

@@ -26,6 +26,7 @@ def read_vocabulary(facts: ModelFacts) -> Vocabulary:
     """What each id of a model's tokenizer means. Raises Unreadable."""
     name, kind = source(facts)
     data = content(needed(facts, name))
+    special: frozenset[int] = frozenset()
     match kind:
         case "tekken":
             return tekken.read(data, source=name)
@@ -34,7 +35,8 @@ def read_vocabulary(facts: ModelFacts) -> Vocabulary:
         case "vocab.json":
             vocab = checked(parsed(data, name=name), source=name)
         case "sentencepiece":
-            vocab = listed(pieces(data, source=name), source=name)
+            texts, special = pieces(data, source=name)
+            vocab = listed(texts, source=name)
         case "vocab.txt":
             vocab = listed(data.decode("utf-8", errors="replace").splitlines(), source=name)
-    return with_added(vocab, additions(facts), source=name)
+    return with_added(vocab, additions(facts), source=name, special=special)

@@ -34,23 +34,24 @@ def with_added(
     source: str,
     pipeline: Mapping[str, Any] | None = None,
     merges: bytes | None = None,
+    special: frozenset[int] = frozenset(),
 ) -> Vocabulary:
     """A vocabulary with added tokens as the tokenizers library numbers them.
 
     A text that the vocabulary has keeps its id; a new one gets the next id behind the vocabulary's size, in
-    order, whatever id the file states. Source: tokenizers 0.23, `AddedVocabulary.add_tokens`.
+    order, whatever id the file states. `special`: ids of the vocabulary that no text makes.
+    Source: tokenizers 0.23, `AddedVocabulary.add_tokens`.
     """
     tokens = {index: text for text, index in vocab.items()}
     ids: dict[str, int] = {}
     following = len(vocab)
     for text in texts:
-        if text in ids:
-            continue
-        known = vocab.get(text)
-        ids[text] = following if known is None else known
-        following += known is None
-    tokens.update((index, text) for text, index in ids.items())
-    return Vocabulary(source, tokens, frozenset(ids.values()), pipeline or {}, merges)
+        if text not in ids:
+            known = vocab.get(text)
+            ids[text] = following if known is None else known
+            following += known is None
+        tokens[ids[text]] = text
+    return Vocabulary(source, tokens, special.union(ids.values()), pipeline or {}, merges)
 
 
 def checked(vocab: Any, *, source: str) -> dict[str, int]:

@@ -6,11 +6,12 @@ import base64
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specserve.facts.model import ModelFacts
+from specserve.facts.model import ModelFacts, ModelFile
 from specserve.facts.tokenizers.bytelevel import spelled, written
 from specserve.facts.tokenizers.compare import compare
 from specserve.facts.tokenizers.files import Unreadable, vocabulary_file
@@ -26,11 +27,12 @@ def varint(value: int) -> bytes:
     return bytes((low | 0x80,)) + varint(high) if high else bytes((low,))
 
 
-def model_proto(texts: list[str]) -> bytes:
+def model_proto(texts: list[str], *, control: tuple[str, ...] = ()) -> bytes:
     """A sentencepiece model: pieces with score and type, then a trainer's settings."""
     found = b""
     for text in texts:
-        piece = b"\x0a" + varint(len(text.encode())) + text.encode() + b"\x15\x00\x00\x80\xbf" + b"\x18\x01"
+        kind = b"\x03" if text in control else b"\x01"
+        piece = b"\x0a" + varint(len(text.encode())) + text.encode() + b"\x15\x00\x00\x80\xbf\x18" + kind
         found += b"\x0a" + varint(len(piece)) + piece
     return found + b"\x12\x02\x18\x05"
 
@@ -51,7 +53,8 @@ def tekken(words: list[bytes], *, specials: int = 10, named: list[str] | None = 
 
 def test_a_sentencepiece_model_is_read_in_the_order_of_its_pieces() -> None:
     texts = ["<unk>", "<s>", "</s>", "▁", "e", "▁the", "語", "long" * 60]
-    assert pieces(model_proto(texts), source="m") == texts
+    proto = model_proto(texts, control=("<s>", "</s>"))
+    assert pieces(proto, source="m") == (texts, frozenset({1, 2}))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,17 @@ def test_a_sentencepiece_model_equals_the_tokenizer_json_made_of_it(model: Make)
     made = document("metaspace")
     ordered = sorted(made["model"]["vocab"], key=made["model"]["vocab"].__getitem__)
     assert compare(model(made), model(tokenizer__model=model_proto(ordered))).verdict == "identical"
+
+
+def test_control_pieces_with_other_names_are_special_tokens(model: Make) -> None:
+    texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "e"]
+    one, two = (
+        model(tokenizer__model=model_proto([name, *texts], control=(name,)))
+        for name in ("[control_8]", "[IMG]")
+    )
+    result = compare(one, two)
+    assert (result.verdict, result.differing_ids) == ("special_tokens_differ", 1)
+    assert result.mismatch_by_occurrence == 0.0
 
 
 def test_a_tekken_file_equals_the_byte_level_tokenizer_json_made_of_it(model: Make) -> None:
@@ -113,8 +127,11 @@ def test_pieces_are_those_of_the_sentencepiece_library() -> None:
         character_coverage=0.98, byte_fallback=True, minloglevel=2,
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_proto=stream.getvalue())
-    ours = pieces(stream.getvalue(), source="m")
+    ours, special = pieces(stream.getvalue(), source="m")
     assert ours == [processor.id_to_piece(index) for index in range(processor.get_piece_size())]
+    assert special == {
+        index for index in range(len(ours)) if processor.is_control(index) or processor.is_unknown(index)
+    }
 
 
 @pytest.mark.engine
@@ -137,3 +154,39 @@ def test_a_tekken_vocabulary_is_that_of_mistrals_library(model: Make) -> None:
         else:
             assert spelled(token) == library.id_to_byte_piece(index, SpecialTokenPolicy.KEEP)
     assert json.dumps(sorted(ours)) == json.dumps(list(range(library.n_words)))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("target", "draft", "verdict"),
+    [
+        ("tekken_240718.json", "tekken_240911.json", "identical"),
+        (
+            "mistral_instruct_tokenizer_240323.model.v3",
+            "mistral_instruct_tokenizer_241114.model.v7",
+            "special_tokens_differ",
+        ),
+        (
+            "mistral_instruct_tokenizer_240216.model.v2",
+            "mistral_instruct_tokenizer_240323.model.v3",
+            "special_tokens_differ",
+        ),
+        ("tokenizer.model.v1", "mistral_instruct_tokenizer_240216.model.v2", "overlap"),
+    ],
+)
+def test_public_tokenizers_of_one_family_are_graded_as_they_serve(
+    target: str, draft: str, verdict: str
+) -> None:
+    import mistral_common
+
+    folder = Path(mistral_common.__file__).parent / "data"
+
+    def facts(file: str) -> ModelFacts:
+        path = folder / file
+        name = "tekken.json" if file.endswith(".json") else "tokenizer.model"
+        known = {name: ModelFile(path.stat().st_size, None, path)}
+        return ModelFacts(file, "directory", {"vocab_size": 2**17}, files=known)
+
+    result = compare(facts(target), facts(draft))
+    assert result.verdict == verdict
+    assert (result.mismatch_by_occurrence == 0) is (verdict != "overlap")
