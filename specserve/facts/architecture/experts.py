@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specserve.errors import FactError
 from specserve.facts.architecture.fields import Fields
 from specserve.facts.architecture.recipes import Recipe
 from specserve.facts.architecture.shape import Shape
 
 Named = tuple[str, tuple[int, ...]]
+_MOST_EXPERTS = 200_000
+"""Of all layers together: what a hostile config.json may make us list."""
 
 
 def feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
@@ -68,6 +71,8 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
     count = fields.integer(*keys, default=0, least=0) if shape.model_type != "nemotron_h" else 0
     if count == 0:
         return 0
+    if count * len(shape.layers) > _MOST_EXPERTS:
+        raise FactError(f"config.json of `{fields.model}` names {count} experts in each of {len(shape.layers)} layers")
     if shape.model_type in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"):
         first = fields.integer("first_k_dense_replace", default=0, least=0)
         every = fields.integer("moe_layer_freq", default=1)

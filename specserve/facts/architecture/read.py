@@ -22,6 +22,7 @@ COMPARED = frozenset({
     "olmo3", "granite", "cohere2", "glm4", "glm4_moe", "stablelm", "starcoder2", "qwen3_next", "mamba2", "falcon_h1",
     "nemotron_h", "lfm2", "llama4_text", "kimi_k2",
 })  # fmt: skip
+_MOST_LAYERS = 2000
 _IRREGULAR = frozenset({
     "deepseek_v4", "deepseek_v41", "gemma3n_text", "gemma4_text", "mimo_v2_flash", "mimo_v2", "step3p5", "kimi_linear",
     "minimax_m3", "zamba2", "hy_v4", "bailing_hybrid", "inkling", "longcat_flash", "nemotron-nas", "qwen4_exp",
@@ -43,8 +44,8 @@ def read_shape(model: str, config: Mapping[str, Any]) -> Shape:
             hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
         )
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", least=0)
-    if count > 10_000:
-        raise FactError(f"`num_hidden_layers` in config.json of `{model}` is {count}")
+    if count > _MOST_LAYERS:
+        raise FactError(f"`num_hidden_layers` in config.json of `{model}` is {count}: more than {_MOST_LAYERS}")
     names = Fields(model, config).texts("architectures") or ()
     return Shape(
         model=model,

@@ -1,0 +1,195 @@
+"""config.json → shape: what it says, what its class says, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.architecture.quantized import as_stored
+from specserve.facts.architecture.read import read_mtp, read_shape
+from specserve.facts.architecture.shape import Attention, Latent, Shape, State
+from specserve.facts.architecture.tensors import expected_tensors
+
+CONFIGS = Path(__file__).parents[2] / "plan" / "memory" / "configs"
+
+
+def shape_of(**config: Any) -> Shape:
+    return read_shape("org/model", config)
+
+
+def stored(name: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((CONFIGS / f"{name}.json").read_text())
+    return config
+
+
+def windows(shape: Shape) -> list[int | None]:
+    return [mixer.window for layer in shape.layers for mixer in layer if isinstance(mixer, Attention)]
+
+
+def test_heads_that_config_json_leaves_out_are_those_of_its_class() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "model_type": "gemma3_text",
+    }
+    shape = shape_of(model_type="gemma3", architectures=["Gemma3ForConditionalGeneration"], text_config=text)
+    (mixer,) = shape.layers[0]
+    assert isinstance(mixer, Attention)
+    assert (mixer.heads, mixer.kv_heads, mixer.head_dim, shape.vocab_size) == (8, 4, 256, 262208)
+
+
+def test_a_text_config_without_a_model_type_is_read_by_the_class_of_the_whole() -> None:
+    shape = shape_of(model_type="gemma3", text_config={"hidden_size": 512, "num_hidden_layers": 6})
+    assert shape.model_type == "gemma3_text"
+
+
+def test_names_that_a_family_has_for_itself_are_read() -> None:
+    shape = shape_of(model_type="gpt2", n_embd=512, n_layer=3, n_head=8, vocab_size=50257)
+    assert (shape.hidden_size, len(shape.layers)) == (512, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "mistral", "sliding_window": 1024}, [1024] * 4),
+        ({"model_type": "mistral", "sliding_window": None}, [None] * 4),
+        ({"model_type": "qwen2", "sliding_window": 1024}, [None] * 4),
+        ({"model_type": "qwen2", "sliding_window": 1024, "use_sliding_window": True, "max_window_layers": 2},
+         [None, None, 1024, 1024]),
+        ({"model_type": "gemma2", "sliding_window": 1024}, [1024, None, 1024, None]),
+        ({"model_type": "cohere2", "sliding_window": 1024}, [1025, 1025, 1025, None]),
+        ({"model_type": "gpt_oss", "sliding_window": 128, "layer_types": ["full_attention"] * 4},
+         [128, None, 128, None]),
+        ({"model_type": "exaone4", "sliding_window": 1024, "sliding_window_pattern": "LLG"},
+         [1024, 1024, None, 1024]),
+        ({"model_type": "olmo3", "sliding_window": 1024, "layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+         [None, None, None, 1024]),
+        ({"model_type": "phi3", "sliding_window": 0}, [None] * 4),
+    ],
+)  # fmt: skip
+def test_windows_are_where_vllm_has_them(config: dict[str, Any], expected: list[int | None]) -> None:
+    assert windows(shape_of(**config, num_hidden_layers=4)) == expected
+
+
+def test_llama_4_sees_chunks_in_all_but_every_fourth_layer() -> None:
+    shape = shape_of(model_type="llama4_text", num_hidden_layers=8, attention_chunk_size=1024)
+    chunks = [mixer.chunk for layer in shape.layers for mixer in layer if isinstance(mixer, Attention)]
+    assert chunks == [1024, 1024, 1024, None] * 2
+
+
+def test_deepseek_keeps_one_latent_vector_for_each_token() -> None:
+    (mixer,) = read_shape("org/model", stored("deepseek-v3")).layers[0]
+    assert mixer == Latent(heads=8, kv_lora_rank=512, rope_dim=64)
+
+
+def test_a_sparse_indexer_keeps_keys_of_its_own() -> None:
+    (mixer,) = shape_of(
+        **{**stored("deepseek-v3"), "model_type": "deepseek_v32", "index_head_dim": 128}
+    ).layers[0]
+    assert isinstance(mixer, Latent)
+    assert mixer.indexer_dim == 132
+
+
+def test_a_hybrid_has_states_and_attention() -> None:
+    shape = read_shape("org/model", stored("qwen3-next"))
+    kinds = [type(layer[0]) for layer in shape.layers]
+    assert kinds == [State, State, State, Attention] * 2
+    assert shape.is_hybrid
+
+
+def test_a_layer_may_be_an_mlp_alone() -> None:
+    shape = read_shape("org/model", stored("nemotron-h"))
+    assert [len(layer) for layer in shape.layers] == [1, 0, 1, 1, 0, 1]
+
+
+def test_a_head_of_the_speculators_library_is_read_by_its_layer_config() -> None:
+    layer = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8,
+             "num_hidden_layers": 1, "vocab_size": 128256}  # fmt: skip
+    shape = shape_of(
+        architectures=["Eagle3Speculator"], transformer_layer_config=layer, draft_vocab_size=32000
+    )
+    (mixer,) = shape.layers[0]
+    assert isinstance(mixer, Attention)
+    assert mixer.kv_heads == 8
+
+
+def test_an_unknown_model_type_is_read_by_the_usual_keys_and_says_so() -> None:
+    shape = shape_of(
+        model_type="brandnew", hidden_size=512, num_attention_heads=8, num_hidden_layers=2, vocab_size=100
+    )
+    assert not shape.is_known
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "deepseek_v4", "mimo_v2_flash"])
+def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: str) -> None:
+    with pytest.raises(FactError, match=f"the KV cache of model type `{model_type}`") as caught:
+        shape_of(
+            model_type=model_type, hidden_size=512, num_attention_heads=8, num_hidden_layers=2, vocab_size=10
+        )
+    assert caught.value.hint is not None
+    assert "--ask-vllm" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": "32"}, "`num_attention_heads` in config.json of `org/model` is '32': expected a"),
+        ({"num_attention_heads": True}, "is True: expected a whole number"),
+        ({"hidden_size": -1}, "`hidden_size` in config.json of `org/model` is -1: expected a number from 1 up"),
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` in config.json of `org/model` is 1000000000: more than"),
+        ({"num_attention_heads": 5000}, "`num_attention_heads` in config.json of `org/model` is more than"),
+        ({"tie_word_embeddings": 1}, "`tie_word_embeddings` in config.json of `org/model` is 1: expected true"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 5}, "names the kinds of 1 layers of 32"),
+        ({"layer_types": "full"}, "`layer_types` in config.json of `org/model` is 'full': expected a list of names"),
+        ({"model_type": 3}, "`model_type` in config.json of `org/model` is 3: expected text"),
+        ({"model_type": "gemma3", "text_config": []}, "`text_config` in config.json of `org/model` is []: expected"),
+    ],
+)  # fmt: skip
+def test_a_wrong_type_is_an_error_that_names_the_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FactError) as caught:
+        shape_of(**{"model_type": "llama", **changes})
+    assert message in caught.value.message
+
+
+def test_a_config_json_without_a_model_type_is_an_error() -> None:
+    with pytest.raises(FactError, match="`model_type` is missing"):
+        shape_of(hidden_size=512)
+
+
+def test_a_target_without_prediction_layers_has_no_mtp() -> None:
+    with pytest.raises(FactError, match="names no multi-token prediction layers"):
+        read_mtp("org/model", stored("llama"))
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=8,
+)
+_NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(_NAMES), st.data())
+def test_any_value_at_any_key_gives_a_shape_or_an_error_that_says_what_is_wrong(
+    name: str, data: st.DataObject
+) -> None:
+    config: Mapping[str, Any] = stored(name)
+    keys = data.draw(st.lists(st.sampled_from(sorted(config)), min_size=1, max_size=3))
+    config = {**config, **{key: data.draw(_VALUES) for key in keys}}
+    try:
+        shape = read_shape("org/model", config)
+        if len(shape.layers) <= 64:
+            sizes = expected_tensors("org/model", config) if shape.hidden_size < 10**6 else None
+            if sizes:
+                as_stored(sizes, model="org/model", config=config, online=None)
+    except FactError as error:
+        assert "org/model" in error.message
