@@ -102,6 +102,10 @@ def _argument(setting: Setting) -> dict[str, Setting]:
             made = "cudagraph_capture_sizes", replace(node, value=sizes)
         case "override_pooler_config" if isinstance(value, dict):
             made = "pooler_config", node
+        case "enable_multimodal_encoder_data_parallel" if value is True:
+            made = "mm_encoder_tp_mode", replace(node, value="data", raw="data")
+        case "enable_microbatching" if value is True:
+            made = "enable_dbo", node
         case "task" if value in ("embed", "embedding", "classify", "score", "reward"):
             made = "runner", replace(node, value="pooling", raw="pooling")
     return {made[0]: Setting(made[0], made[1], setting.written)} if made else {}
@@ -133,7 +137,7 @@ def _block(
                 Note("speculation", f"`{name}` is left out: the text does not say {quoted(match[1])}", line)
             )
     _window(keys, notes, line, old=bool(flags))
-    _method(keys, notes, line)
+    _method(keys, notes, line, old=bool(flags))
     if not _speculates(keys, notes, line):
         return {"speculative_config": _none(given)}
     place = config.node if config else Node({}, given.place, key=given.place)
@@ -177,9 +181,13 @@ def _window(keys: dict[str, Node], notes: list[Note], line: int, *, old: bool) -
         notes.append(Note("speculation.prompt_lookup_min", text, line))
 
 
-def _method(keys: dict[str, Node], notes: list[Note], line: int) -> None:
+def _method(keys: dict[str, Node], notes: list[Note], line: int, *, old: bool) -> None:
     """Writes the method down that vLLM would infer."""
-    model = keys.get("model")
+    model, count = keys.get("model"), keys.get("num_speculative_tokens")
+    if old and model is None and "method" not in keys and count is not None:
+        keys["method"] = replace(count, value="mtp", raw="mtp", key=None)
+        text = "without a draft the flags of old meant the target's own prediction layers"
+        notes.append(Note("speculation.method", text, line))
     if "method" in keys or model is None or not isinstance(model.value, str):
         return
     name = inferred_method(model.value)

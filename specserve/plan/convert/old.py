@@ -86,6 +86,18 @@ ARGUMENTS: Mapping[str, Old] = {
     "disable_mm_preprocessor_cache": Old(
         "engine.mm_processor_cache_gb", "`mm_processor_cache_gb: 0` says so"
     ),
+    "enable_multimodal_encoder_data_parallel": Old(
+        "engine.mm_encoder_tp_mode", "`mm_encoder_tp_mode: data` says so"
+    ),
+    "enable_microbatching": Old("engine.enable_dbo", "so it is called today"),
+    "enable_lora_bias": Old(None, "adapters no longer have a bias"),
+    "guided_decoding_disable_fallback": Old(None, "there is no fallback any more"),
+    "guided_decoding_disable_any_whitespace": Old(
+        None, "`structured_outputs_config.disable_any_whitespace` says so"
+    ),
+    "guided_decoding_disable_additional_properties": Old(
+        None, "`structured_outputs_config.disable_additional_properties` says so"
+    ),
     "disable_frontend_multiprocessing": Old(None, "the engine always is a process of its own"),
     "max_num_partial_prefills": Old(None, "vLLM 0.32 no longer has it"),
     "max_long_partial_prefills": Old(None, "vLLM 0.32 no longer has it"),

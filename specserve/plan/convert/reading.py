@@ -15,10 +15,11 @@ from specserve.plan.convert.argumentfile import with_file
 from specserve.plan.convert.composefile import containers
 from specserve.plan.convert.given import Given, Note
 from specserve.plan.convert.invocation import Invocation, in_container, invocation, shell_script
-from specserve.plan.convert.options import Parsed, known_options, parse
+from specserve.plan.convert.options import Option, Parsed, known_options, parse
 from specserve.plan.convert.pythonsource import ENGINES, Call, calls
 from specserve.plan.convert.settings import Setting, settings_of
 from specserve.plan.convert.shelltext import commands
+from specserve.plan.convert.values import json_of_pairs
 from specserve.plan.convert.words import Word
 from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
@@ -149,8 +150,9 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     tables = [table(version) for version in known_versions()]
     parsed = parse(start.words, sglang.options(tables[-1]) if sglangs else known_options(tables))
     found: list[Finding] = []
-    settings = settings_of(parsed.options, found)
-    notes = _loose(parsed, settings)
+    notes: list[Note] = []
+    settings = settings_of([_without_pairs(option, notes) for option in parsed.options], found)
+    notes += _loose(parsed, settings)
     if not sglangs:
         settings = with_file(settings, folder=folder, found=found)
     notes += [Note("", finding.message, finding.span.line) for finding in found]
@@ -164,6 +166,17 @@ def _given(start: Invocation, *, folder: Path) -> Given:
 def _program(start: Invocation) -> str:
     text = start.start.text
     return "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
+
+
+def _without_pairs(option: Option, notes: list[Note]) -> Option:
+    """`--limit-mm-per-prompt image=4` as JSON."""
+    json = option.argument is not None and option.argument.form == "json" and not option.keys
+    pairs = json_of_pairs(option.values[0].text) if json and option.values else None
+    if pairs is None:
+        return option
+    word = option.values[0]
+    notes.append(Note("", f"`{option.flag} {word.text}` of old is JSON today", word.span.line))
+    return replace(option, values=(Word(pairs, word.span),))
 
 
 def _loose(parsed: Parsed, settings: dict[str, Setting]) -> list[Note]:

@@ -16,7 +16,8 @@ from specserve.profile.tree import Node
 
 _OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
-_EXAMPLE = """in a shell, single quotes stand around it: '{"method": "ngram"}'"""
+_PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
+_EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
 
 
 def wrong_value(message: str, span: Span, *, help: str | None = None) -> Finding:
@@ -53,7 +54,17 @@ def _no_json(option: Option, error: NotJson) -> Finding:
     word = option.values[0]
     at = min(error.position, max(len(word.text) - 1, 0))
     message = f"the value of `{option.flag}` is no JSON: {error}"
-    return wrong_value(message, word.part(at, at + 1).span, help=_EXAMPLE)
+    pairs = json_of_pairs(word.text)
+    help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
+    return wrong_value(message, word.part(at, at + 1).span, help=help_text)
+
+
+def json_of_pairs(text: str) -> str | None:
+    """`image=4,video=1`, as options of old had it, as JSON; None for a text of another form."""
+    if not _PAIRS.fullmatch(text):
+        return None
+    pairs = (pair.split("=") for pair in text.split(","))
+    return "{" + ", ".join(f'"{name}": {int(number)}' for name, number in pairs) + "}"
 
 
 def _node(option: Option, argument: Argument | None) -> Node:
