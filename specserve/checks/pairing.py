@@ -11,6 +11,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
+from specserve.profile.problems import quoted
 
 _SHORTENED_SINCE = "0.33"
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
@@ -120,7 +121,7 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
         if block.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in block.keys:
             yield Hit(
                 f"{path}.method",
-                f"drafts will run on the MoE kernels `{backend}` too",
+                f"drafts will run on the MoE kernels {quoted(str(backend))} too",
                 related=(("engine.moe_backend", "chosen for the target"),),
                 help="write `moe_backend: triton` in the block if the draft's experts are not quantized alike",
             )
@@ -244,7 +245,7 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
         if block.method in ("dflash", "dspark") and "kv_cache_dtype" not in block.keys:
             yield Hit(
                 f"{path}.method",
-                f"the drafter's KV cache will be `{dtype}` too",
+                f"the drafter's KV cache will be {quoted(dtype)} too",
                 related=(("engine.kv_cache_dtype", "chosen for the target"),),
                 help="write `kv_cache_dtype: bfloat16` in the block if no backend is found",
             )

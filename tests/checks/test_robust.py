@@ -1,0 +1,93 @@
+"""Whatever stands in a profile, the static rules judge it: no value of any type makes one of them fail."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.checks.rule import Context
+from specserve.checks.static import STATIC
+from specserve.plan.support import known_versions, table
+from specserve.profile.schema import Expectation, Hardware, Profile, Server, Target
+from specserve.profile.speculation import METHODS, Speculation
+
+NEWEST = table(known_versions()[-1])
+READ_BY_RULES = (
+    "enable_lora", "max_num_seqs", "max_num_batched_tokens", "compilation_config", "watermark_config", "ubatch_size",
+    "attention_config", "override_generation_config", "structured_outputs_config", "kv_transfer_config",
+    "logits_processors", "middleware", "moe_backend", "kernel_config", "kv_cache_dtype", "data_parallel_size",
+    "gpu_memory_utilization", "kv_cache_memory_bytes", "distributed_executor_backend", "trust_remote_code",
+)  # fmt: skip
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-1, 10**30) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(("auto", "fp8", "8K", "1e9", "", "cpu", "\x1b[31m", "lm-format-enforcer")) | st.text(max_size=8)
+)  # fmt: skip
+NAMES = st.sampled_from(
+    ("backend", "min_p", "worker_cls", "module_path", "cudagraph_mode", "moe_backend", "x")
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(NAMES, inner, max_size=3).map(MappingProxyType),
+    max_leaves=6,
+)
+ENGINE = st.dictionaries(st.sampled_from((*READ_BY_RULES, *NEWEST.engine)), VALUES, max_size=8)
+ENV = st.dictionaries(
+    st.sampled_from(("VLLM_USE_V2_MODEL_RUNNER", "VLLM_PORT", "LD_PRELOAD", "VLLM_SERVER_DEV_MODE", "VLLM_X")),
+    st.sampled_from(("", "0", "1", "true", "-1", "8000", "tcp://10.0.0.1:8000", "½")),
+    max_size=4,
+)  # fmt: skip
+FRONTEND = st.dictionaries(st.sampled_from(sorted(NEWEST.frontend)), VALUES, max_size=3)
+SERVER = st.builds(
+    Server, host=st.sampled_from(("127.0.0.1", "0.0.0.0", "")), api_key_env=st.sampled_from((None, "K"))
+)
+LENGTH = st.none() | st.just(-1) | st.integers(1, 10**12)
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Speculation:
+    """A block of the types that its key table promises, whatever the figures."""
+    method = draw(st.sampled_from(sorted(METHODS)))
+    keys: dict[str, Any] = {"method": method}
+    for name, key in METHODS[method].items():
+        if name == "method" or not draw(st.booleans()):
+            continue
+        kinds: dict[str, st.SearchStrategy[Any]] = {
+            "int": st.integers(1, 10**12), "float": st.floats(0, 1e9), "bool": st.booleans(),
+            "str": st.sampled_from(key.choices) if key.choices else st.sampled_from(("./d", "org/eagle3", "a.b", "x")),
+            "list": st.lists(st.floats(0, 2), max_size=4).map(tuple), "map": st.just(MappingProxyType({})),
+            "schedule": st.lists(st.tuples(*[st.integers(0, 40)] * 3), max_size=4).map(tuple),
+        }  # fmt: skip
+        keys[name] = draw(kinds[key.kind])
+    return Speculation(method, MappingProxyType(keys))
+
+
+@st.composite
+def profiles(draw: st.DrawFn) -> Profile:
+    """Any profile that a file could become."""
+    return Profile(
+        "p.yaml", "p",
+        Target(
+            draw(st.sampled_from(("org/t", "./t", "org/eagle3-head", "gpt2", "a/b/c"))), max_model_len=draw(LENGTH),
+            revision=draw(st.sampled_from((None, "main", "0123456"))), pipeline_parallel_size=draw(st.integers(1, 3)),
+        ),
+        speculation=draw(st.none() | blocks()), alternatives={"a": draw(blocks())} if draw(st.booleans()) else {},
+        engine=draw(ENGINE), frontend=draw(FRONTEND),
+        server=draw(SERVER),
+        hardware=draw(st.none() | st.sampled_from((Hardware("cpu"), Hardware("H100-80GB", devices=(0,)), Hardware()))),
+        expect=(Expectation(temperature=0.5, min_speedup=1.2),) if draw(st.booleans()) else (),
+        env=draw(ENV), vllm=draw(st.sampled_from((None, ">=0.32"))),
+    )  # fmt: skip
+
+
+@given(profile=profiles(), versions=st.sampled_from(((), ("0.26",), ("0.32", "0.33"), ("0.34",))))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...]) -> None:
+    for rule in STATIC:
+        for hit in rule.check(Context(profile, versions)):
+            assert hit.path and hit.message
+            assert "\x1b" not in f"{hit.message} {hit.help} {hit.notes} {hit.label}"
+            assert not hit.message.endswith(".")
