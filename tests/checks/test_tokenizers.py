@@ -211,3 +211,12 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
         context = gather(loaded, wanted=Wanted(offline=True, here=False)).context
         assert all(arm.tokenizer is None for arm in context.arms)
         assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
+
+
+@pytest.mark.engine
+def test_vllm_cannot_map_the_vocabulary_of_a_draft_without_tokenizer(tmp_path: Path) -> None:
+    from vllm.tokenizers.registry import get_tokenizer
+
+    folder = checkpoint(tmp_path, "llama-draft-bare")
+    with pytest.raises((ValueError, OSError)):
+        get_tokenizer(str(folder))

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-LARGEST_MEMORY_BYTES = 4 * 2**30
+LARGEST_MEMORY_BYTES = 2 * 2**30
 MOST_CPU_S = 30
 
 
