@@ -12,7 +12,9 @@ from specserve.cli.judge import Format, judge
 def lint(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH", help="Profiles, folders of them, globs in quotes; `-` is stdin."),
+        typer.Argument(
+            metavar="PATH", help="Profiles, folders of them, globs in quotes; `-` is stdin; or -- COMMAND."
+        ),
     ],
     *,
     format: Annotated[
@@ -50,6 +52,7 @@ def lint(
     specserve lint configs/
     specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
     specserve lint my.yaml --format json
+    specserve lint -- vllm serve org/model --speculative-config '{"method": "ngram", …}'
     """
     code = judge(
         paths,

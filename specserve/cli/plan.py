@@ -17,7 +17,9 @@ class Format(StrEnum):
 
 
 def plan(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
+    ],
     *,
     format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
@@ -55,6 +57,7 @@ def plan(
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
     specserve plan configs/llama70b-8b.yaml --origin
+    specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.cli.prepare import prepare
     from specserve.plan.shell import as_json, origins, shell

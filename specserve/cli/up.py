@@ -31,7 +31,9 @@ class PlanFormat(StrEnum):
 
 
 def up(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
+    ],
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and stop.")

@@ -35,6 +35,10 @@ def modern(given: Given, *, table: VllmTable) -> Given:
             continue
         if name in _REFUSED:
             notes.append(_note(setting, f"`{setting.written}` is left out: {_REFUSED[name]}"))
+        elif name in known and "has no effect" in (known[name].deprecated or ""):
+            notes.append(
+                _note(setting, f"`{setting.written}` is left out: vLLM {table.minor} says it has no effect")
+            )
         elif name in known or name == "model":
             settings[name] = setting
         else:
