@@ -23,6 +23,7 @@ from specserve.report.console import styled
 HOME = "https://github.com/specserve/specserve"
 _WIDTH = 80
 _CODE_INDENT = "    "
+_LONG_MAPPING = re.compile(r"""( *)([\w.-]+): \{([^{}\[\]"'#]*)\}""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,5 +147,14 @@ def _kind(line: str, before: str) -> str:
 
 def _joined(kind: str, lines: list[str]) -> str:
     if kind == "code":
-        return "\n".join(line.removeprefix(_CODE_INDENT) for line in lines).strip("\n")
+        return "\n".join(_unfolded(line.removeprefix(_CODE_INDENT)) for line in lines).strip("\n")
     return " ".join(line.strip() for line in lines).removeprefix("- ")
+
+
+def _unfolded(line: str) -> str:
+    """A line that is too long for the terminal and holds one plain mapping, as a line for each of its keys."""
+    match = _LONG_MAPPING.fullmatch(line)
+    if match is None or len(line) <= _WIDTH - 2:
+        return line
+    indent, key, inside = match.groups()
+    return "\n".join([f"{indent}{key}:", *(f"{indent}  {item}" for item in inside.split(", "))])

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +36,8 @@ PAGE = Page(
         target:
           tensor_parallel_size: 4
 
-        speculation: {method: draft_model, model: org/a-long-name-that-nobody-may-break, draft_tensor_parallel_size: 2}
+        speculation: {method: draft_model, model: org/a-long-name-that-is-not-broken, num_speculative_tokens: 2}
+        engine: {a: 1, hf_overrides: {a-nested-mapping: which-stays-as-it-is-however-long-it-may-be-for-a-line}}
 
     ## Source
     vllm/config.py, `a literal`
@@ -62,8 +64,12 @@ def test_a_page_is_laid_out_like_this() -> None:
         "  target:",
         "    tensor_parallel_size: 4",
         "",
-        "  speculation: {method: draft_model, model: org/a-long-name-that-nobody-may-break, "
-        "draft_tensor_parallel_size: 2}",
+        "  speculation:",
+        "    method: draft_model",
+        "    model: org/a-long-name-that-is-not-broken",
+        "    num_speculative_tokens: 2",
+        "  engine: {a: 1, hf_overrides: "
+        "{a-nested-mapping: which-stays-as-it-is-however-long-it-may-be-for-a-line}}",
         "",
         "Source",
         "  vllm/config.py, `a literal`",
@@ -82,6 +88,19 @@ def test_prose_fits_eighty_columns_and_code_is_as_it_was_written(page: Page) -> 
     for line in text.splitlines():
         assert len(line) <= 80 or line in code or " " not in line.strip()
     assert page.summary in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    # SD002 is no YAML, SD008 has no end
+    "page",
+    [page for code, page in pages().items() if code not in ("SD002", "SD008")],
+    ids=lambda page: page.code,
+)
+def test_an_example_means_what_it_meant_when_its_long_lines_are_unfolded(page: Page) -> None:
+    for heading in ("Example", "Use instead"):
+        written = "\n".join(line[4:] for line in page.parts[heading].split("\n"))
+        told = "\n".join(block for kind, block in blocks(page.parts[heading]) if kind == "code")
+        assert yaml.safe_load(told) == yaml.safe_load(written)
 
 
 def test_every_code_that_is_written_in_the_package_has_a_page() -> None:
