@@ -8,6 +8,7 @@ from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.facts.comparison import Difference, TokenizerComparison
 from specserve.facts.tokenizers.grade import shown
+from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02
 """Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
@@ -225,7 +226,7 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
         return
     share = found.mismatch_by_occurrence
     yield Hit(
-        "target.tokenizer",
+        tokenizer_use(ctx.profile).path,
         f"{_ids(found.differing_ids)} the target than in this tokenizer{_often(share)}",
         label=_there(found.first_difference)[0][1],
         related=(("target.model", _here(found.first_difference)),),

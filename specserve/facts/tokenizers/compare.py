@@ -29,9 +29,12 @@ def compare(
     try:
         return _compared(tokenizer or target, draft, sizes=sizes)
     except Unreadable as error:
-        return TokenizerComparison(
-            "not_checked", (str(error),), target_vocab_size=sizes.target, draft_vocab_size=sizes.draft
-        )
+        reason = str(error)
+    except RecursionError:
+        reason = "a tokenizer file is nested too deep"
+    return TokenizerComparison(
+        "not_checked", (reason,), target_vocab_size=sizes.target, draft_vocab_size=sizes.draft
+    )
 
 
 def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> TokenizerComparison:

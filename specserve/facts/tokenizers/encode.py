@@ -10,6 +10,7 @@ import json
 import resource
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 LARGEST_MEMORY_BYTES = 2 * 2**30
@@ -18,8 +19,9 @@ MOST_CPU_S = 30
 
 def main(tokenizer: str, texts: list[str]) -> None:
     """Prints `{id: count}`."""
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
-    resource.setrlimit(resource.RLIMIT_AS, (LARGEST_MEMORY_BYTES, LARGEST_MEMORY_BYTES))
+    for kind, most in ((resource.RLIMIT_CPU, MOST_CPU_S), (resource.RLIMIT_AS, LARGEST_MEMORY_BYTES)):
+        with suppress(ValueError, OSError):  # a tighter limit is in force, or the system knows none
+            resource.setrlimit(kind, (most, most))
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(tokenizer)

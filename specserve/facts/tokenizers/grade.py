@@ -12,6 +12,7 @@ from specserve.facts.tokenizers.vocabulary import Vocabulary
 FEW_SHARED = 100
 """Below, vLLM itself warns of a very small intersection. Source: vllm/v1/spec_decode/vocab_mapping.py, 0.32."""
 HALF = 0.5
+_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def graded(
     only_special = target.added | draft.added >= set(differing)
 
     def named(index: int) -> Difference:
-        return Difference(index, target.tokens.get(index), draft.tokens.get(index))
+        return Difference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
 
     first = named(min(differing))
     return TokenizerComparison(
@@ -101,6 +102,11 @@ def graded(
 
 def _share(counts: Counter[int], ids: Collection[int]) -> float:
     return sum(counts[index] for index in counts if index in ids) / max(counts.total(), 1)
+
+
+def _clean(token: str | None) -> str | None:
+    """A token that can be written: JSON may hold half of a character, and texts without end."""
+    return None if token is None else token[:_LONGEST].encode("utf-8", errors="replace").decode()
 
 
 def shown(token: str | None) -> str:

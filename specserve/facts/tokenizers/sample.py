@@ -70,7 +70,7 @@ def _spelled(vocabulary: Vocabulary, index: int) -> bytes:
 
 @contextmanager
 def encoding(tokenizer: Path) -> Iterator[Encoding]:
-    """A child that encodes the text while the caller reads the vocabularies; it is gone on leaving."""
+    """A child that encodes the text while the caller does something else; it is gone on leaving."""
     command = [sys.executable, "-I", str(ENCODER), str(tokenizer), *map(str, texts())]
     alone = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     with subprocess.Popen(

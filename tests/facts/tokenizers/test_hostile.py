@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specserve.facts.comparison import Difference
 from specserve.facts.model import ModelFacts, ModelFile
 from specserve.facts.tokenizers import files, sample
 from specserve.facts.tokenizers.compare import compare
@@ -154,7 +155,7 @@ def test_a_pattern_that_never_ends_costs_no_more_than_its_limit(
 
 def test_a_replacement_that_grows_without_end_meets_the_limit_of_memory(model: Make) -> None:
     made = document(size=300)
-    grow = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 400}
+    grow = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 20_000}
     hostile = {**made, "normalizer": {"type": "Sequence", "normalizers": [grow] * 6}}
     result = compare(model(hostile), model(document(size=310)))
     assert result.verdict == "overlap"
@@ -176,3 +177,26 @@ def test_a_million_special_tokens_are_no_reason_to_wait(model: Make) -> None:
     many = {**made, "added_tokens": [special(f"<{n}>", index=300 + n) for n in range(20_000)]}
     result = compare(model(made, vocab_size=20_300), model(many, vocab_size=20_300))
     assert (result.verdict, result.differing_ids) == ("special_tokens_differ", 20_000)
+
+
+@pytest.mark.parametrize("depth", [50, 300, *range(880, 1000, 10)])
+def test_nesting_near_every_limit_is_survived(model: Make, depth: int) -> None:
+    made = document(size=300)
+    nested = {"normalizer": json.loads("[" * 40 + "]" * 40)}
+    text = json.dumps({**made, **nested}).replace("[" * 40 + "]" * 40, "[" * depth + "]" * depth)
+    other = text.replace("[" * depth + "]" * depth, "[" * depth + "1" + "]" * depth)
+    result = compare(model(tokenizer__json=text.encode()), model(tokenizer__json=other.encode()))
+    assert result.verdict in ("identical", "not_checked")
+
+
+def test_half_a_character_and_an_endless_token_can_be_printed(model: Make) -> None:
+    made = document(size=300)
+    hostile = {
+        **made,
+        "model": {**made["model"], "vocab": {**made["model"]["vocab"], "\ud800": 300, "x" * 99_999: 301}},
+    }
+    data = json.dumps(hostile).encode()
+    result = compare(model(made), model(tokenizer__json=data))
+    assert result.first_difference == Difference(300, None, "?")
+    assert max(map(len, result.reasons)) < 200
+    "".join(result.reasons).encode()
