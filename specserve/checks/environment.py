@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from specserve.checks.blocks import blocks
+from specserve.checks.reach import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
@@ -19,13 +21,15 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_VALUE = re.compile(
     r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY)"
+    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|nvapi-[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)"
+    r"|://[^/\s:@$]+:[^/\s@$]+@"
 )
+"""Tokens by the marks that their makers gave them, and passwords within addresses."""
 _HARMLESS = re.compile(
     r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I
 )
 """Values that are no secret under any name: paths, references, switches, counts, placeholders."""
-_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
 _NOT_READ_BY_VLLM = frozenset({"VLLM_WHEEL_LOCATION"})  # vLLM's set-up reads it
 
 
@@ -88,12 +92,12 @@ def secret_in_profile(ctx: Context) -> Iterator[Hit]:
         named = _SECRET_NAME.search(name) and not _HARMLESS.fullmatch(value)
         if named or _SECRET_VALUE.search(value):
             yield Hit(f"env.{name}", f"`{name}` looks like a secret", help=help_text)
-    speculation = ctx.profile.speculation
+    target = ctx.profile.target
     sections: dict[str, Any] = {
         "engine": ctx.profile.engine,
         "frontend": ctx.profile.frontend,
-        "speculation": speculation.keys if speculation else {},
-        "target": {"model": ctx.profile.target.model},
+        "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
+        **{path: block.keys for path, block in blocks(ctx)},
     }
     for path, text in _texts(sections, ""):
         if _SECRET_VALUE.search(text):
@@ -118,7 +122,8 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only:
-    /metrics, /health and /invocations answer everybody.
+    /metrics, /health and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that
+    each client must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
 
     ## Example
         server: {host: 0.0.0.0}
@@ -132,11 +137,7 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
     vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
     """
     server = ctx.profile.server
-    if (
-        not _LOOPBACK.fullmatch(server.host)
-        and not server.api_key_env
-        and not ctx.profile.frontend.get("uds")
-    ):
+    if is_open(ctx.profile) and not server.api_key_env:
         yield Hit(
             "server.host",
             f"the server listens on `{server.host}` without an API key",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.blocks import blocks
+from specserve.checks.reach import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 
-_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
 _EPSILON = 1e-5  # vLLM's own: below it min_p counts as off
 _DEVELOPER = {
     "VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine",
@@ -154,7 +153,7 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/entrypoints/launchers/api_server/routers.py, `if envs.VLLM_SERVER_DEV_MODE:`
     """
-    if _LOOPBACK.fullmatch(ctx.profile.server.host) or ctx.profile.frontend.get("uds"):
+    if not is_open(ctx.profile):
         return
     for name, what in _DEVELOPER.items():
         if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
@@ -217,8 +216,7 @@ def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
     """
-    server = ctx.profile.server
-    if server.api_key_env and not _LOOPBACK.fullmatch(server.host) and not ctx.profile.frontend.get("uds"):
+    if ctx.profile.server.api_key_env and is_open(ctx.profile):
         yield Hit(
             "server.api_key_env",
             "the key guards /v1, /v2 and /inference only: /invocations answers prompts without it",

@@ -127,6 +127,9 @@ def test_a_plain_profile_is_clean_for_every_version(profile: Load, minor: str) -
         "MY_SECRET_NAME: vault-entry-name",
         "LABEL: task-classification-of-2024-models",
         "NCCL_SOCKET_IFNAME: eth0",
+        "HTTPS_PROXY: 'http://proxy:3128'",
+        "HTTPS_PROXY: 'http://$USER:$PASSWORD@proxy:3128'",
+        "MASTER_URL: 'tcp://10.0.0.1:29500'",
     ],
 )
 def test_a_harmless_variable_is_no_secret(profile: Load, line: str) -> None:
@@ -144,6 +147,10 @@ def test_a_harmless_variable_is_no_secret(profile: Load, line: str) -> None:
         f"env: {{HARMLESS: 'Bearer sk-{'a1' * 12}'}}",
         f"engine: {{hf_overrides: {{a: [{{b: ghp_{'x' * 30}}}]}}}}",
         f"frontend: {{chat_template: 'x hf_{'b' * 30}'}}",
+        "env: {HTTPS_PROXY: 'http://proxyuser:proxypassword99@proxy:3128'}",
+        f"env: {{HARMLESS: nvapi-{'a1' * 20}}}",
+        f"alternatives: {{a: {{method: eagle3, model: ./h, num_speculative_tokens: 2, revision: hf_{'c' * 30}}}}}",
+        f"target: {{model: ./m, tokenizer: 'https://user:{'p' * 12}@hub/m'}}",
     ],
 )
 def test_a_secret_is_found_wherever_it_stands_and_never_repeated(profile: Load, text: str) -> None:

@@ -96,6 +96,25 @@ def test_a_key_closes_the_api_and_leaves_a_door_that_is_told(
     assert judge(profile(f"server: {server}\nfrontend: {{uds: /run/s.sock}}")) == []
 
 
+@pytest.mark.parametrize(
+    ("frontend", "codes"),
+    [
+        ("{ssl_certfile: ./c.pem, ssl_keyfile: ./k.pem}", ["SD108"]),
+        ("{ssl_certfile: ./c.pem, ssl_keyfile: ./k.pem, ssl_cert_reqs: 2}", ["SD108"]),
+        ("{ssl_certfile: ./c.pem, ssl_keyfile: ./k.pem, ssl_cert_reqs: 2, ssl_ca_certs: ./ca.pem}", []),
+        (
+            "{ssl_certfile: ./c.pem, ssl_keyfile: ./k.pem, ssl_cert_reqs: 1, ssl_ca_certs: ./ca.pem}",
+            ["SD108"],
+        ),
+    ],
+)
+def test_encryption_lets_everybody_in_a_demanded_certificate_does_not(
+    profile: Load, frontend: str, codes: list[str]
+) -> None:
+    found = judge(profile(f"server: {{host: 0.0.0.0}}\nfrontend: {frontend}"))
+    assert [item.code for item in found] == codes
+
+
 def test_an_unknown_variable_ends_the_start_where_the_profile_says_so(profile: Load) -> None:
     text = "env: {VLLM_LOGING_LEVEL: DEBUG}\nengine: {fail_on_environ_validation: %s}"
     assert [item.severity for item in of("SD106", profile(text % "true"))] == [Severity.ERROR]
