@@ -29,6 +29,9 @@ HEAVY = {
     "pydantic",
     "typer",
     "jinja2",
+    "huggingface_hub",
+    "tokenizers",
+    "pynvml",
 }
 
 
@@ -152,15 +155,21 @@ def test_bytes_that_are_no_text_are_an_error_like_any_other(
         assert json.loads(done.stdout)["summary"]["errors"] == 1
 
 
-def test_lint_imports_nothing_heavy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["text", "concise", "json", "github", "sarif"])
+def test_lint_imports_nothing_heavy(form: str) -> None:
     code = (
-        "import sys; sys.argv = ['specserve', 'lint', sys.argv[1]]\n"
+        "import sys; sys.argv = ['specserve', 'lint', *sys.argv[1:]]\n"
         "from specserve.cli.app import main\n"
         "try: main()\n"
         "finally: print(*sorted({name.split('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, DEMO], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
+        [sys.executable, "-c", code, DEMO, "--format", form],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=True,
     )
     loaded = set(done.stdout.split())
     assert "yaml" in loaded
