@@ -1,0 +1,51 @@
+"""Record the tensors that models of the memory tests have by transformers' own classes. Needs the CPU engine.
+
+Names and shapes as a checkpoint has them go to `tests/plan/memory/tensors.json`: `[name, shape, layers]`, with # for
+the number of a layer. Run it anew when a config is added:
+
+    python scripts/record_tensors.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from record_memory import CONFIGS, FOLDER
+
+TENSORS = FOLDER / "tensors.json"
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+
+
+def tensors_of(config: dict[str, Any]) -> list[list[Any]]:
+    """The state of one model, built without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(config))
+    rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for name, tensor in model.state_dict().items():
+        found = _LAYER.search(name)
+        numberless = f"{name[: found.start(1)]}#{name[found.end(1) :]}" if found else name
+        rows.setdefault((numberless, tuple(tensor.shape)), []).extend([int(found[1])] if found else [])
+    return [[name, list(shape), layers or None] for (name, shape), layers in rows.items()]
+
+
+def main() -> None:
+    """Record every config that is a model of its own, and not quantised."""
+    rows = {}
+    for path in sorted(CONFIGS.glob("*.json")):
+        config = json.loads(path.read_text())
+        if "quantization_config" in config or path.stem.startswith(("eagle", "dflash", "draft", "llama-8b")):
+            continue
+        rows[path.stem] = tensors_of(config)
+    lines = [f"{json.dumps(name)}: {json.dumps(kept, separators=(',', ':'))}" for name, kept in rows.items()]
+    TENSORS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"{len(rows)} models")
+
+
+if __name__ == "__main__":
+    main()

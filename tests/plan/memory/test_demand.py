@@ -1,0 +1,148 @@
+"""Demand: from bytes to blocks, tokens and requests, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.facts.model import ModelFacts
+from specserve.plan.memory.demand import Demand, Stage, demand
+from specserve.plan.memory.pool import Group
+from specserve.plan.memory.settings import Settings
+from tests.plan.memory.recordings import facts_of
+
+GIB = 1 << 30
+
+
+def needed(model: str, **changes: Any) -> Demand:
+    values: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    return demand(facts_of(model), settings=Settings(**{**values, **changes}))
+
+
+def two_stages() -> Demand:
+    stages = (Stage(0, 1000, 0, 100, 10, 0, 0, 0), Stage(4, 500, 0, 50, 5, 0, 0, 0))
+    return Demand(stages, (Group(10, 100),), 100)
+
+
+def test_the_poorest_stage_says_how_many_blocks_there_are() -> None:
+    assert two_stages().blocks([1000, 250]) == 5
+
+
+def test_one_figure_is_what_is_left_on_the_fullest_gpu_and_the_others_have_as_much_more_as_they_hold_less() -> (
+    None
+):
+    assert two_stages().blocks(1000) == 10
+    assert two_stages().fullest.rank == 0
+
+
+def test_no_memory_is_no_blocks_and_not_fewer() -> None:
+    assert two_stages().blocks(-5000) == 0
+    assert not two_stages().is_enough(-5000)
+
+
+def test_vllm_starts_where_one_request_fits_beside_the_null_block() -> None:
+    assert two_stages().is_enough(1100)
+    assert not two_stages().is_enough(1099)
+
+
+def test_the_largest_length_is_the_last_that_vllm_starts_with() -> None:
+    largest = two_stages().largest_max_model_len(1000, limit=10_000)
+    assert largest == 90
+    assert two_stages().is_enough(1000, max_model_len=largest)
+    assert not two_stages().is_enough(1000, max_model_len=largest + 1)
+
+
+def test_bytes_for_no_request_are_those_of_the_null_block() -> None:
+    assert two_stages().bytes_for(0, 100) == 100
+
+
+def test_heads_that_are_fewer_than_gpus_are_held_more_than_once() -> None:
+    assert needed("llama", tensor_parallel_size=2).fullest.target_kv_bytes_per_token == 3 * 2 * 64 * 2
+    assert needed("llama", tensor_parallel_size=4).fullest.target_kv_bytes_per_token == 3 * 2 * 64 * 2
+
+
+def test_latent_vectors_are_whole_on_every_gpu() -> None:
+    one, four = (needed("deepseek-v3", tensor_parallel_size=size) for size in (1, 4))
+    assert one.fullest.target_kv_bytes_per_token == four.fullest.target_kv_bytes_per_token == 4 * 576 * 2
+
+
+def test_fp8_halves_the_cache() -> None:
+    assert needed("llama-8b", kv_cache_dtype="fp8").tokens(10 * GIB) == 2 * needed("llama-8b").tokens(
+        10 * GIB
+    )
+
+
+@pytest.mark.parametrize(
+    ("draft_layers", "draft_heads", "tokens"),
+    [(0, 0, 81_920), (16, 8, 65_536)],
+    ids=["8B", "8B with a 1B draft"],
+)
+def test_tokens_of_ten_gib_are_those_of_vllms_planner(
+    draft_layers: int, draft_heads: int, tokens: int
+) -> None:
+    target = facts_of("llama-8b")
+    config = {**target.config, "num_hidden_layers": draft_layers, "num_key_value_heads": draft_heads or 1,
+              "hidden_size": 2048, "num_attention_heads": 32, "head_dim": 64}  # fmt: skip
+    draft = ModelFacts("org/draft", "hub", config) if draft_layers else None
+    settings = Settings(max_model_len=8192, max_num_seqs=64, max_num_batched_tokens=2048)
+    method = "draft_model" if draft else None
+    assert (
+        demand(target, draft, settings=settings, method=method, num_speculative_tokens=4).tokens(10 * GIB)
+        == tokens
+    )
+
+
+def test_a_window_costs_what_it_keeps_and_not_the_whole_length() -> None:
+    long = needed("mistral-window", max_model_len=32_768)
+    assert long.blocks_per_request(32_768) == -(-(1023 + 2 * 2048) // 16) + 1
+
+
+def test_states_are_the_same_for_every_length() -> None:
+    state = needed("mamba2")
+    assert state.blocks_per_request(10) == state.blocks_per_request(100_000) == 1
+    assert state.fullest.target_kv_bytes_per_token == 0
+    assert state.fullest.target_kv_bytes_fixed > 0
+
+
+def test_drafted_tokens_ask_for_more_states() -> None:
+    settings = Settings(max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=2048)
+    plain = demand(facts_of("qwen3-next"), settings=settings)
+    drafted = demand(facts_of("qwen3-next"), settings=settings, method="ngram", num_speculative_tokens=3)
+    held = [group.fixed_blocks for group in plain.groups if group.fixed_blocks]
+    more = [group.fixed_blocks for group in drafted.groups if group.fixed_blocks]
+    assert [number + 3 for number in held] == more
+
+
+def test_a_type_of_cache_that_is_not_known_is_not_guessed() -> None:
+    with pytest.raises(FactError, match="a KV cache of type `turboquant_k8v4` are not known"):
+        needed("llama", kv_cache_dtype="turboquant_k8v4")
+
+
+def test_a_dtype_that_vllm_does_not_know_is_an_error() -> None:
+    with pytest.raises(FactError, match="`int3` is no dtype of vLLM"):
+        needed("llama", dtype="int3")
+
+
+_MODELS = st.sampled_from(
+    ["llama", "gemma3", "gpt-oss", "deepseek-v3", "qwen3-next", "llama4", "mistral-window"]
+)
+
+
+@given(_MODELS, st.integers(0, 64 * GIB), st.integers(1, 8 * GIB))
+def test_more_memory_never_holds_fewer_tokens(model: str, kv_bytes: int, more: int) -> None:
+    held = needed(model)
+    assert held.tokens(kv_bytes) <= held.tokens(kv_bytes + more)
+    assert held.largest_max_model_len(kv_bytes, limit=4096) <= held.largest_max_model_len(
+        kv_bytes + more, limit=4096
+    )
+
+
+@given(_MODELS, st.integers(1, 64), st.integers(1, 4096))
+def test_the_bytes_of_some_requests_hold_them(model: str, requests: int, tokens: int) -> None:
+    held = needed(model)
+    blocks = held.blocks(held.bytes_for(requests, tokens))
+    assert blocks - 1 >= requests * held.blocks_per_request(tokens)
