@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from specserve.facts.model import ModelFacts
+from specserve.facts.read import read_model
+from specserve.facts.tokenizers.compare import compare
 from specserve.facts.tokenizers.huggingface import read
 from specserve.facts.tokenizers.mapping import shared_ids, space_prefixes
 from specserve.facts.tokenizers.vocabulary import Vocabulary
+from tests.checks.checkpoints import checkpoint
 from tests.facts.tokenizers.made import Document, document
 
 Make = Callable[..., ModelFacts]
@@ -64,3 +67,19 @@ def test_the_map_is_the_one_that_vllm_builds(tmp_path: Path, target: str, draft:
     assert len(ours) == mapping.intersection_size
     theirs = {index: int(other) for index, other in enumerate(mapping.target_to_draft_ids) if other >= 0}
     assert theirs == ours
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "draft", ["llama-draft", "llama-draft-foreign", "llama-draft-other-chat", "llama-draft-distant"]
+)
+def test_the_comparison_tells_how_many_tokens_vllm_would_keep(tmp_path: Path, draft: str) -> None:
+    import torch
+    from vllm.tokenizers.registry import get_tokenizer
+    from vllm.v1.spec_decode.vocab_mapping import VocabMapping
+
+    folders = [checkpoint(tmp_path, name) for name in ("llama", draft)]
+    loaded = [get_tokenizer(str(folder)) for folder in folders]
+    mapping = VocabMapping(*loaded, target_vocab_size=512, draft_vocab_size=512, device=torch.device("cpu"))
+    result = compare(*(read_model(str(folder)) for folder in folders))
+    assert mapping.intersection_size == (512 if result.verdict == "identical" else result.shared_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from specserve.facts.tokenizers.huggingface import read
+from specserve.facts.model import ModelFacts
+from specserve.facts.tokenizers.huggingface import added_texts, read
+from specserve.facts.tokenizers.load import read_vocabulary
 from tests.facts.tokenizers.made import document, special
 
 words = st.text(alphabet="abĠ▁<>", min_size=1, max_size=3)
@@ -42,3 +45,55 @@ def test_added_tokens_get_the_ids_that_the_library_gives_them(
     twice = len(set(made["model"]["vocab"].values())) < len(made["model"]["vocab"])
     for index, text in ours.items():
         assert twice or library.id_to_token(index) == text
+
+
+ADDED = {
+    "content": "<|new|>", "special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False,
+}  # fmt: skip
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({}, id="nothing beside it"),
+        pytest.param(
+            {"tokenizer_config__json": {"eos_token": "<|one|>", "pad_token": "[PAD]"}}, id="a new pad token"
+        ),
+        pytest.param(
+            {"tokenizer_config__json": {"added_tokens_decoder": {"999": ADDED}, "bos_token": "<|bos|>"}},
+            id="a decoder",
+        ),
+        pytest.param(
+            {"tokenizer_config__json": {"additional_special_tokens": ["<|a|>", "e", "<|b|>"]}},
+            id="extra tokens",
+        ),
+        pytest.param(
+            {
+                "special_tokens_map__json": {
+                    "eos_token": "<|eos|>",
+                    "unk_token": {"content": "<|unk|>", "lstrip": False},
+                }
+            },
+            id="a map of special tokens",
+        ),
+        pytest.param({"added_tokens__json": {"<|y|>": 802, "<|x|>": 803}}, id="an old list of added tokens"),
+    ],
+)
+def test_the_files_beside_it_add_what_transformers_adds(
+    model: Callable[..., ModelFacts], files: dict[str, Any]
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    facts = model(document(specials=("<|one|>", "<|two|>")), **files)
+    path = facts.files["tokenizer.json"].path
+    assert path is not None
+    theirs = PreTrainedTokenizerFast.from_pretrained(path.parent).get_vocab()
+    assert {text: index for index, text in read_vocabulary(facts).tokens.items()} == theirs
+
+
+def test_added_tokens_are_found_without_the_vocabulary() -> None:
+    made = document(size=300, specials=("<|one|>", "<|two|>"))
+    assert added_texts(encoded(made)) == {"<|one|>", "<|two|>"}
+    behind = {"model": made["model"], "added_tokens": made["added_tokens"]}
+    assert added_texts(encoded(behind)) == frozenset()
