@@ -41,6 +41,10 @@ def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
     return None
 
 
+def _ranks(ctx: Context) -> int:
+    return count(ctx.profile.engine.get("data_parallel_size")) or 1
+
+
 def _rows(block: Speculation) -> tuple[Row, ...] | None:
     return block.keys.get(KEY)
 
@@ -70,7 +74,8 @@ def broken_schedule(ctx: Context) -> Iterator[Hit]:
     vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
     """
     for path, block in blocks(ctx):
-        found = problem_of(_rows(block) or ())
+        # under data parallelism the schedule is dropped before anything reads it: SD120
+        found = None if _ranks(ctx) > 1 else problem_of(_rows(block) or ())
         if found:
             message, index = found
             help_text = "write `[first, last, K]`, both ends included, from batch size 1 on"
@@ -104,7 +109,7 @@ def clamped_schedule(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         ceiling = block.num_speculative_tokens
         for index, (_, _, k) in enumerate(_rows(block) or ()):
-            if ceiling is not None and k > ceiling:
+            if ceiling is not None and k > ceiling and _ranks(ctx) == 1:
                 yield Hit(
                     f"{path}.{KEY}[{index}]",
                     f"the schedule asks for {k} tokens; {ceiling} will be drafted",
@@ -137,7 +142,7 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
     """
-    parallel = count(ctx.profile.engine.get("data_parallel_size")) or 1
+    parallel = _ranks(ctx)
     for path, block in blocks(ctx):
         if not _rows(block):
             continue

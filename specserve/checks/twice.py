@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.plan.support import table
@@ -106,13 +107,15 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does
-    nothing.
+    nothing, or, for the share of a GPU's memory, no more than a check at the start.
 
     ## Example
-        engine: {gpu_memory_utilization: 0.9, kv_cache_memory_bytes: 40G}
+        engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
+        hardware: {accelerator: cpu}
 
     ## Use instead
-        engine: {kv_cache_memory_bytes: 40G}
+        engine: {kv_cache_memory_bytes: 4G}
+        hardware: {accelerator: cpu}
 
     ## Source
     vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
@@ -123,12 +126,24 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
             yield _shadowed(place, f"engine.{name}")
     engine, env = profile.engine, profile.env
     kv_bytes = engine.get("kv_cache_memory_bytes") is not None
-    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes:
+    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not on_gpu(profile):
         yield _shadowed("engine.kv_cache_memory_bytes", "env.VLLM_CPU_KVCACHE_SPACE")
     if engine.get("gpu_memory_utilization") is not None and kv_bytes:
-        yield _shadowed("engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes")
+        yield _idle_share(on_cpu=on_cpu(profile))
     if env.get("CUDA_VISIBLE_DEVICES") and profile.hardware and profile.hardware.devices:
         yield _shadowed("env.CUDA_VISIBLE_DEVICES", "hardware.devices")
+
+
+def _idle_share(*, on_cpu: bool) -> Hit:
+    loser, winner = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
+    if on_cpu:
+        return _shadowed(loser, winner)
+    return Hit(  # vllm/v1/worker/utils.py, request_memory
+        loser,
+        "the KV cache has its own size: this share is only what must be free when the server starts",
+        related=((winner, "the size of the cache"),),
+        severity=Severity.INFO,
+    )
 
 
 def _shadowed(loser: str, winner: str) -> Hit:

@@ -42,6 +42,12 @@ def test_a_schedule_that_vllm_refuses_is_found_at_its_row(profile: Load, rows: s
     assert "_per_batch_size[" in finding.span.path
 
 
+def test_a_schedule_that_is_dropped_is_refused_and_clamped_by_nobody(profile: Load) -> None:
+    loaded = profile(text("[[2, 4, 9]]", more="engine: {data_parallel_size: 2}"))
+    assert of("SD118", loaded) == of("SD119", loaded) == []
+    assert len(of("SD120", loaded)) == 1
+
+
 @pytest.mark.parametrize(
     "rows", ["[[1, 4, 3]]", "[[5, 8, 1], [1, 4, 3]]", "[[1, 4, 3], [9, 12, 0]]", "[[1, 1, 5]]"]
 )

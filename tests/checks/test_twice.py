@@ -83,6 +83,17 @@ def test_the_setting_that_loses_is_marked(profile: Load, text: str, found: list[
 
 
 @pytest.mark.parametrize(
+    ("hardware", "severity"),
+    [("cpu", Severity.WARNING), ("H100-80GB", Severity.INFO)],
+)
+def test_a_share_beside_a_fixed_cache_still_checks_the_free_memory_of_a_gpu(
+    profile: Load, hardware: str, severity: Severity
+) -> None:
+    text = f"engine: {{gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}}\nhardware: {{accelerator: {hardware}}}"
+    assert [item.severity for item in of("SD144", profile(text))] == [severity]
+
+
+@pytest.mark.parametrize(
     ("text", "hits"),
     [
         ("env: {VLLM_PORT: 8000}", 1),
