@@ -14,6 +14,8 @@ _DEVELOPER = {
     "VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "an endpoint that loads adapters from any path",
 }
+_BEHIND_THE_KEY = frozenset({"VLLM_ALLOW_RUNTIME_LORA_UPDATING"})
+"""Those whose endpoints lie under /v1."""
 
 
 @rule("SD146", "hidden-acceptance", Severity.WARNING)
@@ -156,6 +158,8 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     if not is_open(ctx.profile):
         return
     for name, what in _DEVELOPER.items():
+        if name in _BEHIND_THE_KEY and ctx.profile.server.api_key_env:
+            continue
         if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
             yield Hit(
                 f"env.{name}",

@@ -160,8 +160,8 @@ def misread_variable(ctx: Context) -> Iterator[Hit]:
     """A variable of vLLM that does not set what its name says.
 
     ## Why is this bad?
-    `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes. The server listens where
-    `server.port` and `server.host` say; the same port in both places is one that the two fight for.
+    `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes: neither moves the server, which
+    listens where `server.port` and `server.host` say.
 
     ## Example
         server: {port: 8080}

@@ -53,7 +53,8 @@ def test_a_grammar_backend_must_be_able_to_take_tokens_back(profile: Load, backe
     ("server", "env", "hits"),
     [
         ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_SERVER_DEV_MODE: 1}", 1),
-        ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_ALLOW_RUNTIME_LORA_UPDATING: true}", 1),
+        ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_ALLOW_RUNTIME_LORA_UPDATING: true}", 0),
+        ("{host: 0.0.0.0}", "{VLLM_ALLOW_RUNTIME_LORA_UPDATING: true}", 1),
         ("{host: 0.0.0.0, api_key_env: K}", "{VLLM_SERVER_DEV_MODE: 0}", 0),
         ("{host: 127.0.0.1}", "{VLLM_SERVER_DEV_MODE: 1}", 0),
     ],
