@@ -30,7 +30,7 @@ from specserve.plan.support import installed
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.memory_probe")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
-_LIMIT_S = 180.0
+LIMIT_S = 180.0
 _TABLES = ("embed_tokens", "lm_head")
 _METHODS_WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
 
@@ -44,31 +44,37 @@ def ask(
     num_speculative_tokens: int = 0,
     draft_kv_cache_dtype: str | None = None,
     command: Sequence[str] = CHILD,
+    version: str | None = None,
+    limit_s: float = LIMIT_S,
 ) -> Demand:
     """The same as `plan.memory.demand.demand`, by vLLM itself; `basis` is then `vllm`. Takes about 10 s, once.
 
-    Raises FactError where no vLLM is installed, where it refuses, and where it does not answer in time.
+    `command`: the child; `version`: of its vLLM, by default the installed one. Raises FactError where no vLLM is
+    installed, where it refuses, and where it does not answer in time.
     """
+    version = version or _installed_version()
+    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
+    request = _request(target, speculative, settings=settings)
+    file = _file(request, target, draft, version=version)
+    answer = _recall(file)
+    if answer is None:
+        answer = _run(command, request, target, draft, limit_s=limit_s)
+        if "error" in answer:
+            raise FactError(f"vLLM {version} could not build `{target.model}`: {answer['error']}")
+        _keep(file, answer)
+    try:
+        return demand_of(answer, target, settings=settings, speculative=speculative)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FactError(f"the answer of vLLM {version} on `{target.model}` does not make sense") from error
+
+
+def _installed_version() -> str:
     found = installed()
     if found is None:
         raise FactError(
             "no vLLM is installed in this Python", hint="leave out `--ask-vllm`: the formula then serves"
         )
-    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
-    request = _request(target, speculative, settings=settings)
-    file = _file(request, target, draft, version=found.version)
-    answer = _recall(file)
-    if answer is None:
-        answer = _run(command, request, target, draft)
-        if "error" in answer:
-            raise FactError(f"vLLM {found.version} could not build `{target.model}`: {answer['error']}")
-        _keep(file, answer)
-    try:
-        return demand_of(answer, target, settings=settings, speculative=speculative)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FactError(
-            f"the answer of vLLM {found.version} on `{target.model}` does not make sense"
-        ) from error
+    return found.version
 
 
 def _request(target: ModelFacts, speculative: Speculative, *, settings: Settings) -> dict[str, Any]:
@@ -136,7 +142,12 @@ def _keep(file: Path, answer: Mapping[str, Any]) -> None:
 
 
 def _run(
-    command: Sequence[str], request: Mapping[str, Any], target: ModelFacts, draft: ModelFacts | None
+    command: Sequence[str],
+    request: Mapping[str, Any],
+    target: ModelFacts,
+    draft: ModelFacts | None,
+    *,
+    limit_s: float,
 ) -> dict[str, Any]:
     """The child's answer. Models are laid out as their config.json alone: no code of theirs can run."""
     with tempfile.TemporaryDirectory(prefix="specserve-probe-") as name:
@@ -149,7 +160,7 @@ def _run(
                 "model": _lay_out(folder / "draft", draft),
             }
         line = json.dumps({**request, "engine_kwargs": kwargs})
-        output = _converse(command, line, folder=folder)
+        output = _converse(command, line, folder=folder, limit_s=limit_s)
     for told in output.splitlines():
         with contextlib.suppress(ValueError):
             answer = json.loads(told)
@@ -165,9 +176,16 @@ def _lay_out(folder: Path, facts: ModelFacts) -> str:
     return str(folder)
 
 
-def _converse(command: Sequence[str], line: str, *, folder: Path) -> str:
+def _converse(command: Sequence[str], line: str, *, folder: Path, limit_s: float) -> str:
     """One line to the child, all that it writes; its process group does not outlive this."""
-    child = subprocess.Popen(
+    env = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_TARGET_DEVICE": "cpu",
+    }
+    with subprocess.Popen(
         list(command),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -175,20 +193,12 @@ def _converse(command: Sequence[str], line: str, *, folder: Path) -> str:
         text=True,
         cwd=folder,
         start_new_session=True,
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_TARGET_DEVICE": "cpu",
-            "VLLM_NO_USAGE_STATS": "1",
-        },
-    )
-    try:
-        output, _ = child.communicate(line + "\n", timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired as error:
-        raise FactError(f"vLLM did not say within {_LIMIT_S:.0f} s what the models need") from error
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    return output
+        env=env,
+    ) as child:
+        try:
+            return child.communicate(line + "\n", timeout=limit_s)[0]
+        except subprocess.TimeoutExpired as error:
+            raise FactError(f"vLLM did not say within {limit_s:g} s what the models need") from error
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)

@@ -22,7 +22,9 @@ def _named(cases: Iterable[Case]) -> list[Any]:
 
 
 def _bytes_per_token(layers: Iterable[Mapping[str, Any]]) -> float:
-    return sum(layer["page_bytes"] / layer["block_size"] for layer in layers if layer["kind"] != "MambaSpec")
+    return float(
+        sum(layer["page_bytes"] / layer["block_size"] for layer in layers if layer["kind"] != "MambaSpec")
+    )
 
 
 _WITHOUT_OWN_TABLES = [case for case in ANSWERED if case["name"] != "llama+eagle3-own-embed"]
