@@ -13,6 +13,7 @@ _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 _CLI_MODULES = ("vllm", "vllm.entrypoints.cli.main")
 _SGLANG_MODULES = ("sglang.launch_server",)
 _CONTAINERS = ("docker", "podman", "nerdctl")
+_RUNS = ("run", "create")
 _SHELLS = ("sh", "bash", "zsh", "dash")
 _IMAGE = re.compile(r"(^|/)[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$")
 _WITH_VALUE = re.compile(
@@ -53,7 +54,7 @@ def invocation(words: Sequence[Word]) -> Invocation | None:
             at += 1
             continue
         name = word.text.rpartition("/")[2]
-        if name in _CONTAINERS:
+        if name in _CONTAINERS and any(word.text in _RUNS for word in words[at + 1 : at + 3]):
             return _container(words, at, env)
         start = _program(words, at)
         if start:

@@ -33,6 +33,8 @@ class Call:
 @dataclass(slots=True)
 class _Source:
     file: str
+    left: int = 20_000
+    """Values that may still be made: a name in a name in a name grows fast."""
     assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
     """Names, and `args.x` of argparse, with the line and the value of each assignment."""
 
@@ -127,7 +129,8 @@ def _span(node: ast.expr | ast.keyword, source: _Source) -> Span:
 def _node(value: ast.expr, source: _Source, *, depth: int) -> Node:
     """A value as a tree; what is no literal becomes a marked text."""
     place = _span(value, source)
-    if depth > _MAX_DEPTH:
+    source.left -= 1
+    if depth > _MAX_DEPTH or source.left < 0:
         return _unknown("a value nested too deeply", place)
     match value:
         case ast.Constant(value=constant):

@@ -25,8 +25,8 @@ from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
 
-MAX_BYTES = 1_000_000
-_FENCE = re.compile(r"^[ \t]*(```|~~~).*$", re.M)
+MAX_BYTES = 250_000  # far above any launch script
+_FENCE = re.compile(r"[ \t]*(```|~~~)")
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
 _MOST_NESTED = 3
@@ -44,7 +44,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
 
     `folder` is where relative paths of `--config` begin. Raises UsageError where there is none.
     """
-    text = _FENCE.sub("", text)
+    text = _code_of(text)
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
@@ -60,6 +60,20 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
         "it reads `vllm serve`, `docker run`, compose files, `LLM(…)` in Python, and SGLang's launch_server"
     )
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
+
+
+def _code_of(text: str) -> str:
+    """The code blocks of a guide, every other line left empty; a text without any as it is."""
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if _FENCE.match(line)]
+    if len(fences) < 2:
+        return text
+    inside = {
+        number
+        for start, end in zip(fences[::2], fences[1::2], strict=False)
+        for number in range(start + 1, end)
+    }
+    return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
 def _readers(text: str, *, file: str) -> list[_Reader]:

@@ -28,6 +28,8 @@ _GAP = re.compile(r"[ \t\r]*")
 _PROMPT = re.compile(r"\$(?= )|[!%](?=[a-z])")
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
 _MOST_WORDS = 20_000
+_LONGEST = 100_000
+"""Characters of a word, once its variables are replaced."""
 
 _KEYWORDS = ("if", "then", "else", "elif", "do", "while", "until", "{", "!", "time")
 _DECLARES = ("export", "declare", "local", "readonly", "set", "setx")
@@ -211,4 +213,9 @@ def _text(text: str, variables: Variables) -> str:
         return f"{OPEN}{name or match[0]}{CLOSE}"
 
     text = re.sub(f"{_COMMAND}+", f"{OPEN}a command{CLOSE}", text)
+    whole = sum(
+        len(" ".join(variables.get(match[1] or match[2] or "", ()))) for match in _REFERENCE.finditer(text)
+    )
+    if whole > _LONGEST:
+        raise ValueError("its variables grow without bounds")
     return _REFERENCE.sub(value, text).replace(_LITERAL, "$")
