@@ -174,8 +174,8 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
     """An argument of the server lacks another one that it needs.
 
     ## Why is this bad?
-    vLLM ends with a usage error: automatic tool choice needs a parser, logged outputs need logged requests,
-    per-request metrics need statistics.
+    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters
+    need LoRA, logged outputs need logged requests, per-request metrics need statistics.
 
     ## Example
         frontend: {enable_auto_tool_choice: true}
@@ -190,6 +190,9 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
         text = "`enable_auto_tool_choice` needs a `tool_call_parser`"
         yield Hit("frontend.enable_auto_tool_choice", text, help="name the parser of the model: `hermes`, …")
+    if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
+        text = "`lora_modules` needs `enable_lora`"
+        yield Hit("frontend.lora_modules", text, help="write `enable_lora: true` under `engine`")
     if frontend.get("enable_log_outputs") is True and engine.get("enable_log_requests") is not True:
         text = "`enable_log_outputs` needs `enable_log_requests`"
         yield Hit(

@@ -69,6 +69,8 @@ def test_developers_endpoints_belong_on_loopback(profile: Load, server: str, env
         ("frontend: {enable_auto_tool_choice: true}", ["frontend.enable_auto_tool_choice"]),
         ("frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}", []),
         ("frontend: {enable_auto_tool_choice: false}", []),
+        ("frontend: {lora_modules: [sql=./sql]}", ["frontend.lora_modules"]),
+        ("frontend: {lora_modules: [sql=./sql]}\nengine: {enable_lora: true}", []),
         ("frontend: {enable_log_outputs: true}", ["frontend.enable_log_outputs"]),
         ("frontend: {enable_log_outputs: true}\nengine: {enable_log_requests: true}", []),
         (
