@@ -17,6 +17,7 @@ from specserve.checks import (
     site,
     tokenizers,
     vocabularymap,
+    weights,
 )
 from specserve.checks.rule import Rule
 from specserve.checks.static import STATIC
@@ -55,11 +56,13 @@ _WITH_NEEDS: tuple[Rule, ...] = (
     heads.missing_mask_token,
     heads.block_overrun,
     heads.missing_dspark_stages,
+    heads.partial_block,
     drafts.oversized_draft,
     drafts.text_draft,
     drafts.unknown_quantization,
     drafts.quantization_mismatch,
     drafts.refused_mrope_draft,
+    weights.missing_weights,
     drift.unreadable_lock,
     drift.unlocked_model,
     drift.changed_model,

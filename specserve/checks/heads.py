@@ -15,7 +15,7 @@ from specserve.checks.modelfields import (
 )
 from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.versions import only_in
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.plan.registry import Registry
 
@@ -136,9 +136,9 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
         heads = versions_where(ctx, lambda known, config=config: _is_head(config, known))  # type: ignore[misc]
         retyped = versions_where(ctx, lambda known, config=config: predicts(config, known))  # type: ignore[misc]
         if arm.draft.config.get("speculators_model_type") or heads:
-            text, help_ = "this is a draft head, not a draft model", _other_method(architectures(config)[0])
+            text, help_ = "this is a draft head, not a draft model", _other_method(_name(config))
         elif retyped:
-            text = f"vLLM runs a `{architectures(config)[0]}` draft as `mtp`, by its layers for further tokens alone"
+            text = f"vLLM runs a `{_name(config)}` draft as `mtp`, by its layers for further tokens alone"
             help_ = "take a draft of another family"
         else:
             continue
@@ -149,6 +149,10 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
             notes=only_in(ctx, heads or retyped) if heads or retyped else (),
             help=help_,
         )
+
+
+def _name(config: Config) -> str:
+    return (*architectures(config), model_type(config))[0]
 
 
 def _is_head(config: Config, known: Registry) -> bool:
@@ -265,4 +269,42 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
                 "the target has no DSpark stages of its own",
                 related=(("target.model", "the target"),),
                 help="name the head under `model`",
+            )
+
+
+@rule("SD244", "partial-block", Severity.ERROR, needs="models")
+def partial_block(ctx: Context) -> Iterator[Hit]:
+    """Fewer tokens are drafted than the DSpark head's block holds, where vLLM takes whole blocks alone.
+
+    ## Why is this bad?
+    vLLM 0.26 refuses it, because such a head then writes garbled text; later versions cut the block. For Qwen3-Omni
+    every version that knows its head wants K to be the block.
+
+    ## Example
+        vllm: "==0.26.*"
+        target: {model: ./qwen3}
+        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
+
+    ## Use instead
+        vllm: "==0.26.*"
+        target: {model: ./qwen3}
+        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
+
+    ## Source
+    vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
+    """
+    for arm in ctx.arms:
+        config, count = draft_config(ctx, arm), arm.speculation.num_speculative_tokens
+        if arm.speculation.method != "dspark" or config is None or not count:
+            continue
+        block = whole(config, "dspark_block_size")
+        found = [version for version in judged(ctx) if version == "0.26"]
+        if architectures(config) == ("Qwen3OmniDSparkModel",):
+            block, found = whole(config, "block_size", "dspark_block_size"), list(judged(ctx))
+        if block is not None and count < block and found:
+            yield Hit(
+                f"{arm.path}.num_speculative_tokens",
+                f"the head drafts blocks of {block} tokens; the profile asks for {count}",
+                notes=only_in(ctx, found),
+                help=f"write `num_speculative_tokens: {block}`",
             )

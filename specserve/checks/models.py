@@ -18,11 +18,13 @@ from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFacts
 from specserve.plan.registry import Registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = frozenset({"eagle3", "dflash", "dspark"})
 _LARGEST_TP = 64
+_TRAINED_FOR = "name the model that the head was trained for here, and the head under `speculation.model`"
 
 
 def read_models(ctx: Context) -> Iterator[tuple[str, Config]]:
@@ -108,8 +110,16 @@ def served_head(ctx: Context) -> Iterator[Hit]:
             "target.model",
             f"`{architectures(config)[0]}` is a draft head, not a model to serve",
             notes=only_in(ctx, found),
-            help="name the model that the head was trained for here, and the head under `speculation.model`",
+            help=_TRAINED_FOR,
         )
+    elif ctx.target and _has_no_embedding(ctx.target):
+        yield Hit("target.model", "the checkpoint has no embedding: it is a draft head", help=_TRAINED_FOR)
+
+
+def _has_no_embedding(facts: ModelFacts) -> bool:
+    """Whether it is an EAGLE head: its config.json names the class of the model that it was trained for."""
+    names = facts.tensors or {}
+    return "fc.weight" in names and not any("embed" in name or "wte" in name for name in names)
 
 
 def _drafts(known: Registry) -> list[Any]:

@@ -51,7 +51,11 @@ def checkpoint(
     }
     _json(made / "config.json", config)
     _json(made / "generation_config.json", {"eos_token_id": 0, **recipe.generation, **(generation or {})})
-    write_safetensors(made / "model.safetensors", shapes, config=config)
+    weights = made / "model.safetensors"
+    if recipe.weights != "none":
+        write_safetensors(weights, shapes, config=config)
+    if recipe.weights == "cut":
+        weights.write_bytes(weights.read_bytes()[:-1000])
     if recipe.tokens:
         write_tokenizer(made, **{"letters": letters, **recipe.tokenizer})
     return made

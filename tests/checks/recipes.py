@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -21,6 +21,8 @@ class Recipe:
     """Whether it has a tokenizer of its own; most heads have none."""
     without: tuple[str, ...] = ()
     """Tensors whose names hold one of these texts are left out."""
+    weights: Literal["whole", "none", "cut"] = "whole"
+    """Whether the file of the weights is there, and all of it."""
     tokenizer: Config = field(default_factory=dict)
     """How its tokenizer differs from the others': arguments of `write_tokenizer`."""
 
@@ -265,6 +267,8 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-bnb": Recipe(
         {**LLAMA, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, decoder
     ),
+    "llama-empty": Recipe(LLAMA, decoder, weights="none"),
+    "llama-cut": Recipe(LLAMA, decoder, weights="cut"),
     "llama-base": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama"}, decoder),
     "llama-instruct": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama-Instruct"}, decoder),
     "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),
@@ -272,6 +276,18 @@ CATALOGUE: Mapping[str, Recipe] = {
     "qwen-eagle": Recipe({**QWEN2, "num_hidden_layers": 1, "vocab_size": 640}, eagle_head, tokens=False),
     "qwen-first": Recipe(
         {**QWEN2, "architectures": ["QWenLMHeadModel"], "model_type": "qwen"}, lambda config: decoder(QWEN2)
+    ),
+    "qwen3-dspark": Recipe(
+        {
+            **QWEN3,
+            "architectures": ["Qwen3DSparkModel"],
+            "num_hidden_layers": 2,
+            "dspark_block_size": 7,
+            "mask_token_id": 511,
+            "dflash_config": {"target_layer_ids": [1, 4, 6]},
+        },
+        dflash_head,
+        tokens=False,
     ),
     "mimo": Recipe(MIMO, mimo),
     "mimo-two": Recipe({**MIMO, "num_nextn_predict_layers": 2}, mimo),

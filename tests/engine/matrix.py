@@ -245,6 +245,9 @@ FAILS_LOADING: tuple[Case, ...] = (
         "load",
         "SD236",
     ),
+    Case("a directory without weights", f'vllm: "==0.32.*"\n{_target("llama-empty")}', "load", "SD250"),
+    Case("a download that was cut short", f'vllm: "==0.32.*"\n{_target("llama-cut")}', "load", "SD250"),
+    Case("an EAGLE head as a model", f'vllm: "==0.32.*"\n{_target("llama-eagle")}', "load", "SD221"),
 )
 
 SOUND: tuple[Case, ...] = (
