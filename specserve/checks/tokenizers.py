@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.facts.comparison import Difference, TokenizerComparison
-from specserve.facts.tokenizers.grade import shown
+from specserve.facts.comparison import Difference, TokenizerComparison, shown
 from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02

@@ -15,6 +15,9 @@ TokenizerVerdict = Literal[
     "not_checked",
 ]
 
+FEW_SHARED = 100
+"""Below, vLLM itself warns of a very small intersection. Source: vllm/v1/spec_decode/vocab_mapping.py, 0.32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -46,3 +49,11 @@ class TokenizerComparison:
     """Tokens that `use_heterogeneous_vocab` would keep: those that both have, whatever their ids."""
     kept_by_occurrence: float | None = None
     """Share 0-1 of the sample text's tokens that are among them."""
+
+
+def shown(token: str | None) -> str:
+    """A token for a reader: quoted, of bounded length, one line."""
+    if token is None:
+        return "nothing"
+    text = token if len(token) <= 40 else token[:37] + "..."
+    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)

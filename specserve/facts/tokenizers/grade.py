@@ -6,11 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from specserve.facts.comparison import Difference, TokenizerComparison, TokenizerVerdict
+from specserve.facts.comparison import FEW_SHARED, Difference, TokenizerComparison, TokenizerVerdict, shown
 from specserve.facts.tokenizers.vocabulary import Vocabulary
 
-FEW_SHARED = 100
-"""Below, vLLM itself warns of a very small intersection. Source: vllm/v1/spec_decode/vocab_mapping.py, 0.32."""
 HALF = 0.5
 _LONGEST = 200
 
@@ -107,14 +105,6 @@ def _share(counts: Counter[int], ids: Collection[int]) -> float:
 def _clean(token: str | None) -> str | None:
     """A token that can be written: JSON may hold half of a character, and texts without end."""
     return None if token is None else token[:_LONGEST].encode("utf-8", errors="replace").decode()
-
-
-def shown(token: str | None) -> str:
-    """A token for a reader: quoted, of bounded length, one line."""
-    if token is None:
-        return "nothing"
-    text = token if len(token) <= 40 else token[:37] + "..."
-    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
 
 
 def _lot(shared: int, overlap: float, kept: float, offered: int) -> TokenizerVerdict:
