@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from specserve.errors import ModelNotFound, NotCached
@@ -22,6 +23,7 @@ def downloads(
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
     found: dict[tuple[str, str], Download] = {}
+    by_branch = set(_asked_by_branch(profile))
     for use in model_uses(profile, alternatives=alternatives):
         place = local_path(use.model)
         if place is not None:
@@ -36,8 +38,22 @@ def downloads(
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
         download = plan_download(facts, cache=cache_of(profile))
+        if use.path in by_branch:
+            download = replace(download, revision=None)
         found.setdefault((download.model, download.commit), download)
     return tuple(found.values())
+
+
+def _asked_by_branch(profile: Profile) -> Iterator[str]:
+    """Drafts whose tokenizer vLLM asks for without a revision: offline, the cache must know a commit of `main`.
+
+    Source: vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32.
+    """
+    blocks = {"speculation": profile.speculation}
+    blocks |= {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
+    for path, block in blocks.items():
+        if block and block.keys.get("use_heterogeneous_vocab"):
+            yield f"{path}.model"
 
 
 def cache_of(profile: Profile) -> Path:

@@ -154,6 +154,19 @@ def test_with_lock_and_pull_a_launch_needs_no_hub(hub: HubServer, file: Path) ->
     assert offline_problems(profile, lock_of(profile)) == ()
 
 
+def test_a_draft_whose_tokenizer_vllm_asks_for_by_branch_is_found_by_it(hub: HubServer, file: Path) -> None:
+    file.write_text(
+        TEXT.replace(
+            "num_speculative_tokens: 3}", "num_speculative_tokens: 3, use_heterogeneous_vocab: true}", 1
+        )
+    )
+    assert _run(["lock", str(file)]) == 0
+    assert pull(file) == 0
+    assert (snapshot("draft", "b").parents[1] / "refs" / "main").read_text() == "b" * 40
+    assert not (snapshot("target", "a").parents[1] / "refs" / "main").exists()
+    assert offline_problems(load_profile(file), lock_of(load_profile(file))) == ()
+
+
 def test_the_hub_library_takes_the_snapshot_for_complete_when_it_is_offline(
     hub: HubServer, file: Path
 ) -> None:
