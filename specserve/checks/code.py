@@ -42,7 +42,8 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
         for path, value in _code(values, section):
             yield Hit(path, f"`{path}` makes the server run code of its own: {_words(value)}", help=_HELP)
     if ctx.profile.engine.get("trust_remote_code") is True:
-        text = "vLLM will run code that comes with the model, and with the draft (`trust_remote_code`)"
+        draft = " and with its draft" if any(block.model for _, block in blocks(ctx)) else ""
+        text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
         yield Hit("engine.trust_remote_code", text, help="leave it out where the model does not ask for it")
     for path, block in blocks(ctx):
         if block.method == "custom_class":
