@@ -72,7 +72,9 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
     if count == 0:
         return 0
     if count * len(shape.layers) > _MOST_EXPERTS:
-        raise FactError(f"config.json of `{fields.model}` names {count} experts in each of {len(shape.layers)} layers")
+        raise FactError(
+            f"config.json of `{fields.model}` names {count} experts in each of {len(shape.layers)} layers"
+        )
     if shape.model_type in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"):
         first = fields.integer("first_k_dense_replace", default=0, least=0)
         every = fields.integer("moe_layer_freq", default=1)

@@ -45,7 +45,9 @@ def read_shape(model: str, config: Mapping[str, Any]) -> Shape:
         )
     count = fields.integer("num_hidden_layers", "n_layer", "n_layers", least=0)
     if count > _MOST_LAYERS:
-        raise FactError(f"`num_hidden_layers` in config.json of `{model}` is {count}: more than {_MOST_LAYERS}")
+        raise FactError(
+            f"`num_hidden_layers` in config.json of `{model}` is {count}: more than {_MOST_LAYERS}"
+        )
     names = Fields(model, config).texts("architectures") or ()
     return Shape(
         model=model,
