@@ -24,6 +24,8 @@ VERSION = 1
 MAX_BYTES = 64 << 20
 _HINT = "`specserve lock` writes it anew"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SHARES = ("overlap", "mismatch_by_occurrence", "kept_by_occurrence")
+_COUNTS = ("differing_ids", "target_vocab_size", "draft_vocab_size", "shared_tokens")
 Key = tuple[str, str | None]
 
 
@@ -143,11 +145,8 @@ def _restored(values: Mapping[str, Any]) -> TokenizerComparison:
     if values["verdict"] not in get_args(TokenizerVerdict):
         raise ValueError
     first, template = values.get("first_difference"), values.get("template_ids", [])
-    numbers = [values.get(key) for key in ("overlap", "mismatch_by_occurrence", "kept_by_occurrence")]
-    whole_numbers = ("differing_ids", "target_vocab_size", "draft_vocab_size", "shared_tokens")
-    counts = [values.get(key) for key in whole_numbers]
-    whole = all(count is None or type(count) is int for count in counts)
-    if not whole or not all(number is None or 0 <= number <= 1 for number in numbers):
+    whole = all(count is None or type(count) is int for count in map(values.get, _COUNTS))
+    if not whole or not all(share is None or 0 <= share <= 1 for share in map(values.get, _SHARES)):
         raise ValueError
     if not all(isinstance(reason, str) for reason in values.get("reasons", [])):
         raise TypeError

@@ -104,22 +104,22 @@ def _comparisons(
     read: Mapping[tuple[str, str | None], ModelFacts],
     names: Mapping[tuple[str, str | None], str],
 ) -> dict[tuple[str, str], TokenizerComparison]:
-    """The target's tokenizer against that of each draft model."""
+    """The target's tokenizer, by default the target's own, against the target and against each draft model."""
     from specserve.facts.tokenizers.compare import compare
 
-    target = (profile.target.model, profile.target.revision)
-    tokenizer = tokenizer_use(profile)
-    own = read[tokenizer.model, tokenizer.revision]
-    found = {}
+    def name(key: tuple[str, str | None]) -> str:
+        return label(names[key], key[1])
+
+    target, use = (profile.target.model, profile.target.revision), tokenizer_use(profile)
+    own = (use.model, use.revision)
+    apart = read[own] if own != target else None
+    found = {(name(own), name(target)): compare(apart, read[target])} if apart else {}
     blocks = {"speculation": profile.speculation, **profile.alternatives}
     for path, block in blocks.items():
-        use = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
-        if use:
-            draft = (use.model, use.revision)
-            pair = label(names[target], target[1]), label(names[draft], draft[1])
-            found[pair] = compare(
-                read[target], read[draft], tokenizer=own if own is not read[target] else None
-            )
+        draft_at = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
+        if draft_at:
+            draft = (draft_at.model, draft_at.revision)
+            found[name(own), name(draft)] = compare(read[target], read[draft], tokenizer=apart)
     return found
 
 

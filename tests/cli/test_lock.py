@@ -145,6 +145,7 @@ def test_a_separate_tokenizer_is_locked_too(clone: Path, hub: HubServer, tmp_pat
     assert lock(clone) == 0
     found = read_lock(clone.with_suffix(".lock.json"))
     assert found and [entry.model for entry in found.models] == ["org/target", "org/tok"]
+    assert found.comparison(("org/tok", None), ("org/target", None))
 
 
 def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,8 @@ COMPARED = TokenizerComparison(
     template_ids=(Difference(4, "x", "y"),),
     target_vocab_size=9,
     draft_vocab_size=8,
+    shared_tokens=7,
+    kept_by_occurrence=0.9,
 )
 
 
@@ -178,6 +180,7 @@ def comparison(**changes: Any) -> bytes:
         (comparison(verdict="fine"), "comparison of `org/m`"),
         (comparison(overlap=7), "comparison of"),
         (comparison(overlap="x"), "comparison of"),
+        (comparison(shared_tokens=0.5), "comparison of"),
         (comparison(reasons=[3]), "comparison of"),
         (comparison(first_difference=[]), "comparison of"),
         (comparison(template_ids=[{}]), "comparison of"),
