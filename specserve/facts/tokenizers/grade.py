@@ -26,7 +26,9 @@ class Sizes:
             return set()
         wanted = _below(target.tokens, self.target or self.draft)
         offered = _below(draft.tokens, self.draft or self.target)
-        return {index for index, _ in wanted.items() ^ offered.items()}
+        return {index for index, text in wanted.items() if offered.get(index) != text} | (
+            offered.keys() - wanted.keys()
+        )
 
 
 def _below(tokens: Mapping[int, str], size: int | None) -> Mapping[int, str]:

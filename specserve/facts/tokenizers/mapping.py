@@ -14,17 +14,18 @@ def shared_ids(
     target: Vocabulary, draft: Vocabulary, *, target_size: int | None = None, draft_size: int | None = None
 ) -> dict[int, int]:
     """Target id to draft id, for every token that both have; sizes are the `vocab_size` of the models."""
-    wanted, offered = spaced(target), spaced(draft)
-    found = {wanted[text]: offered[text] for text in wanted.keys() & offered.keys()}
-    if target_size is None and draft_size is None:
-        return found
+    offered = spaced(draft)
     most, most_draft = target_size or LARGEST_ID + 1, draft_size or LARGEST_ID + 1
-    return {index: other for index, other in found.items() if index < most and other < most_draft}
+    return {
+        index: other
+        for text, index in spaced(target).items()
+        if index < most and (other := offered.get(text, most_draft)) < most_draft
+    }
 
 
 def spaced(vocabulary: Vocabulary) -> dict[str, int]:
     """Token to id with a plain space at the start of words, as vLLM compares them; the lowest id wins."""
-    ids = {text: index for index, text in reversed(vocabulary.tokens.items())}
+    ids = {text: index for index, text in vocabulary.tokens.items()}
     prefixes = tuple(space_prefixes(vocabulary))
     for text in [text for text in ids if text.startswith(prefixes)]:
         index, plain = ids.pop(text), " " + text[1:]
