@@ -6,20 +6,23 @@ commit whose weights are not there.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from specserve.errors import FactError
-from specserve.facts.bounded import parse_object, read_regular
+from specserve.facts.bounded import parse_object, read_regular, reason
 from specserve.facts.hubcache import COMMIT, DEFAULT_REVISION
 from specserve.facts.model import ModelFacts
 from specserve.facts.record import from_record, to_record, with_paths
 
 FORMAT = 1
-_RECORD = "specserve.json"
 _MAX_RECORD_BYTES = 64 << 20
 
 
@@ -40,38 +43,53 @@ def recall(model: str, *, revision: str | None = None) -> ModelFacts | None:
             wanted = read_regular(repository / "refs" / wanted, limit_bytes=100).decode("ascii").strip()
         except (FactError, UnicodeDecodeError, ValueError):
             return None
-    folder = repository / wanted
+    record = repository / f"{wanted}.json"
     try:
-        content = parse_object(read_regular(folder / _RECORD, limit_bytes=_MAX_RECORD_BYTES), where=_RECORD)
+        content = parse_object(read_regular(record, limit_bytes=_MAX_RECORD_BYTES), where=record.name)
         facts = from_record(content.get("facts"), origin="cache")
     except (FactError, ValueError):
         return None
     if content.get("format") != FORMAT or facts.commit != wanted or facts.model != model:
         return None
-    return with_paths(facts, folder)
+    return with_paths(facts, repository / wanted)
 
 
 def keep(facts: ModelFacts, *, contents: Mapping[str, bytes]) -> ModelFacts:
     """Writes the facts and these small files; the facts with the paths of the files.
 
-    Raises FactError where the cache cannot be written.
+    Where the cache cannot be written, a temporary folder takes the files until the program ends. Raises FactError
+    where that cannot be either.
     """
     assert facts.commit is not None
-    repository = _repository(facts.model)
-    folder = repository / facts.commit
     try:
-        for name, data in contents.items():
-            _write(folder / name, data)
-        record = {"format": FORMAT, "facts": to_record(facts)}
-        _write(folder / _RECORD, json.dumps(record, sort_keys=True).encode())
-        if facts.revision != facts.commit:
-            _write(repository / "refs" / (facts.revision or DEFAULT_REVISION), facts.commit.encode())
+        return _kept(facts, contents, _repository(facts.model))
+    except OSError:
+        pass
+    try:
+        return _kept(facts, contents, _for_now() / facts.model.replace("/", "--"))
     except OSError as error:
         raise FactError(
-            f"cannot write `{folder}`: {(error.strerror or str(error)).lower()}",
-            hint="SPECSERVE_CACHE_DIR names another folder",
+            f"cannot write `{fact_cache()}`: {reason(error)}", hint="SPECSERVE_CACHE_DIR names another folder"
         ) from error
+
+
+def _kept(facts: ModelFacts, contents: Mapping[str, bytes], repository: Path) -> ModelFacts:
+    folder = repository / str(facts.commit)
+    for name, data in contents.items():
+        _write(folder / name, data)
+    record = {"format": FORMAT, "facts": to_record(facts)}
+    _write(repository / f"{facts.commit}.json", json.dumps(record, sort_keys=True).encode())
+    if facts.revision != facts.commit:
+        with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
+            _write(repository / "refs" / (facts.revision or DEFAULT_REVISION), str(facts.commit).encode())
     return with_paths(facts, folder)
+
+
+@cache
+def _for_now() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="specserve-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _repository(model: str) -> Path:

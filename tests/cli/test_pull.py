@@ -15,6 +15,7 @@ from specserve.facts.download import missing_of_listing
 from specserve.facts.hubcache import hub_cache
 from specserve.facts.read import read_model
 from specserve.plan.locked import lock_of, offline_problems
+from specserve.plan.pulling import not_here
 from specserve.profile.load import load_profile
 from tests.facts.tiny import safetensors, write_model
 
@@ -102,6 +103,16 @@ def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path)
     hub.close()
     assert read_model("org/target", offline=True).origin == "cache"
     assert read_model("org/draft", offline=True).tensors
+
+
+def test_whether_something_is_to_be_pulled_is_known_without_the_hub(hub: HubServer, file: Path) -> None:
+    profile = load_profile(file)
+    assert not_here(profile) == ("org/target", "org/draft")
+    assert pull(file) == 0
+    hub.requests.clear()
+    assert not_here(profile) == () and hub.requests == []
+    (snapshot("draft", "b") / "model.safetensors").unlink()
+    assert not_here(profile) == ("org/draft",)
 
 
 def test_an_alternative_and_all_of_them(hub: HubServer, file: Path) -> None:

@@ -78,6 +78,8 @@ class HubServer:
     def __init__(self, **repositories: Repository) -> None:
         self.repositories = {name.replace("__", "/"): value for name, value in repositories.items()}
         self.requests: list[Request] = []
+        self.storage: str | None = None
+        """The address of another server that large files are redirected to."""
         self.closed = threading.Event()
         self.failed = 0
         hub = self
@@ -203,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{_etag(file)}"', "Accept-Ranges": "bytes"}
         if redirect and file.name.endswith(LARGE):
             headers |= {"X-Linked-Etag": f'"{_etag(file)}"', "X-Linked-Size": str(file.stat().st_size)}
-            headers["Location"] = f"{self.server_of.url}/cdn/{path}"
+            headers["Location"] = f"{self.server_of.storage or self.server_of.url}/cdn/{path}"
             self._send(b"", repository, headers, status=302)
             return
         self._send(file.read_bytes(), repository, headers, ranged=True)
