@@ -17,17 +17,19 @@ from specserve.facts.architecture.recipes import RECIPES, Recipe
 from specserve.facts.architecture.shape import Attention, Latent, Shape, State
 from specserve.facts.architecture.statetensors import state_tensors
 
+_TOWERS = ("vision_config", "audio_config", "vision_tower", "visual")
+"""Encoders beside the language model, whose tensors are not listed here."""
 Named = tuple[str, tuple[int, ...]]
 
 
 def expected_tensors(model: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Name → shape of every tensor, unquantised; None for a model type whose layers are not known.
+    """Name → shape of every tensor, unquantised; None for what is not known: other model types, encoders of images.
 
     Multi-token prediction layers are left out. Raises FactError for a config.json that does not make sense.
     """
     fields, model_type = text_fields(model, config)
     recipe = RECIPES.get(model_type)
-    if recipe is None:
+    if recipe is None or any(config.get(part) is not None for part in _TOWERS):
         return None
     shape = read_shape(model, config)
     named = dict(_tables(fields, shape, recipe))

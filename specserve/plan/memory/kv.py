@@ -28,6 +28,8 @@ class Cache:
     state_block_size: int = 0
     is_aligned: bool = False
     """Whether states are kept at block ends, for prefix caching (mamba_cache_mode `align`)."""
+    has_checkpoints: bool = True
+    """Whether some states are then kept inside a prefill too (vLLM 0.32 and later)."""
     state_padded_bytes: int | None = None
     conv_dtype: str = "auto"
     recurrent_dtype: str = "auto"
@@ -78,9 +80,16 @@ def _state_kv(mixer: State, cache: Cache) -> LayerKv:
         "state",
         cache.state_block_size,
         state_bytes=state_page_bytes(mixer, cache),
-        state_blocks=1 + cache.draft_tokens + (1 + mixer.checkpoints if cache.is_aligned else 0),
+        state_blocks=1 + cache.draft_tokens + _more_states(mixer, cache),
         padded_bytes=cache.state_padded_bytes,
     )
+
+
+def _more_states(mixer: State, cache: Cache) -> int:
+    """States that prefix caching asks for."""
+    if not cache.is_aligned:
+        return 0
+    return 1 + (mixer.checkpoints if cache.has_checkpoints else 0)
 
 
 def state_page_bytes(mixer: State, cache: Cache) -> int:
@@ -154,5 +163,6 @@ def _with_states(
         block_size=block_size,
         state_block_size=block_size if is_aligned else settings.max_model_len,
         is_aligned=is_aligned,
+        has_checkpoints=not settings.version.startswith("0.26"),
         state_padded_bytes=padded,
     )
