@@ -33,12 +33,12 @@ def without_hub(plan: LaunchPlan, *, profile: Profile, lock: Lock | None, needed
     """The plan with HF_HUB_OFFLINE where the lock is complete and the cache has it. Raises FactError if needed."""
     if lock is None:
         return plan
-    from specserve.plan.host import with_env
     from specserve.plan.locked import offline_problems
+    from specserve.plan.offline import offline
 
     problems = offline_problems(profile, lock)
     if not problems:
-        return with_env(plan, "HF_HUB_OFFLINE", "1", "the cache holds all that the lock names")
+        return offline(plan, why="the cache holds all that the lock names")
     if needed:
         raise FactError(
             "not everything that the lock names is here",
