@@ -206,6 +206,30 @@ def test_dspark_without_a_head_needs_stages_in_the_target(profile: Load, model_t
     assert codes(loaded, {"org/t": facts({"model_type": model_type})}) == ["SD243"] * hits
 
 
+@pytest.mark.parametrize(
+    ("versions", "name", "k", "hits"),
+    [
+        ("==0.26.*", "Qwen3DSparkModel", 3, 1),
+        ("==0.26.*", "Qwen3DSparkModel", 8, 0),
+        (">=0.32", "Qwen3DSparkModel", 3, 0),
+        (">=0.32", "Qwen3OmniDSparkModel", 3, 1),
+    ],
+)
+def test_a_block_is_filled_where_the_version_wants_it(
+    profile: Load, versions: str, name: str, k: int, hits: int
+) -> None:
+    head = {**QWEN3, "architectures": [name], "dspark_block_size": 8}
+    loaded = profile(f'vllm: "{versions}"\n{block("dspark", k=k)}')
+    assert codes(loaded, {"org/t": facts(QWEN3), "org/d": facts(head)}).count("SD244") == hits
+
+
+def test_an_eagle_head_is_known_by_what_it_lacks(profile: Load) -> None:
+    head = facts({**LLAMA, "num_hidden_layers": 1}, tensors=tensors(fc__weight=(64, 128), layers__0__w=(4,)))
+    model = facts(LLAMA, tensors=tensors(fc__weight=(64, 128), embed_tokens__weight=(512, 64)))
+    assert codes(profile(TARGET), {"org/t": head}) == ["SD221"]
+    assert codes(profile(TARGET), {"org/t": model}) == []
+
+
 def mtp(k: int) -> str:
     return f"{TARGET}\nspeculation: {{method: mtp, num_speculative_tokens: {k}}}"
 
