@@ -30,6 +30,14 @@ _HARMLESS = re.compile(
     r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I
 )
 """Values that are no secret under any name: paths, references, switches, counts, placeholders."""
+_MOVED = {
+    "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
+    "VLLM_FLASH_ATTN_VERSION": "write `attention_config: {flash_attn_version: …}` under `engine`",
+    "VLLM_ALL2ALL_BACKEND": "write `all2all_backend` under `engine`",
+    "VLLM_USE_V1": "leave it out: there is no other engine any more",
+    "VLLM_HOST": "write `server.host`",
+}
+"""What became of variables that articles still name."""
 _NOT_READ_BY_VLLM = frozenset({"VLLM_WHEEL_LOCATION"})  # vLLM's set-up reads it
 
 
@@ -58,7 +66,7 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
-            text = f"did you mean `{guess}`?" if guess else "leave it out"
+            text = _MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out")
             yield Hit(
                 f"env.{name}",
                 f"vLLM knows no variable `{name}`",

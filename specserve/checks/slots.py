@@ -92,11 +92,11 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD136", "too-few-slots", Severity.ERROR)
 def too_few_slots(ctx: Context) -> Iterator[Hit]:
-    """A step has too few tokens to draft and verify at all.
+    """A step has too few tokens to serve, or to draft, at all.
 
     ## Why is this bad?
-    vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, and more tokens than
-    drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
+    vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
+    prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
 
     ## Example
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
@@ -120,6 +120,15 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
             f"a step of {budget} tokens cannot hold one of each request",
             related=((SEQUENCES, f"{given} requests"),),
             help="lower `max_num_seqs`, or raise `max_num_batched_tokens`",
+        )
+        return
+    longest = ctx.profile.target.max_model_len or 0
+    if ctx.profile.engine.get("enable_chunked_prefill") is False and budget < longest:
+        yield Hit(
+            TOKENS,
+            f"without chunked prefill a step must hold a whole prompt; found {budget} tokens",
+            related=(("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off")),
+            help=f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM",
         )
         return
     for path, block in blocks(ctx):

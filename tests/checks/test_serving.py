@@ -118,6 +118,11 @@ def test_encryption_lets_everybody_in_a_demanded_certificate_does_not(
     assert [item.code for item in found] == codes
 
 
+def test_a_variable_that_became_an_argument_is_told_where(profile: Load) -> None:
+    (finding,) = of("SD106", profile("env: {VLLM_ATTENTION_BACKEND: FLASHINFER}"))
+    assert finding.help == "write `attention_backend` under `engine`"
+
+
 def test_an_unknown_variable_ends_the_start_where_the_profile_says_so(profile: Load) -> None:
     text = "env: {VLLM_LOGING_LEVEL: DEBUG}\nengine: {fail_on_environ_validation: %s}"
     assert [item.severity for item in of("SD106", profile(text % "true"))] == [Severity.ERROR]

@@ -98,6 +98,18 @@ def test_one_token_more_than_drafting_takes_is_enough(
     assert bool(hits) == (tokens < requests or (needed > 0 and tokens <= needed))
 
 
+@pytest.mark.parametrize(
+    ("chunked", "tokens", "hits"),
+    [("false", 8191, 1), ("false", 8192, 0), ("true", 8191, 0), ("null", 8191, 0)],
+)
+def test_a_step_must_hold_a_prompt_that_is_read_in_one_piece(
+    profile: Load, chunked: str, tokens: int, hits: int
+) -> None:
+    engine = f"{{enable_chunked_prefill: {chunked}, max_num_batched_tokens: {tokens}}}"
+    loaded = profile(f"target: {{model: ./m, max_model_len: 8192}}\nengine: {engine}")
+    assert len(of("SD136", loaded)) == hits
+
+
 @pytest.mark.parametrize(("tokens", "hits"), [(4096, 0), (4095, 1)])
 def test_a_drafter_s_pass_caps_the_requests_of_0_33(profile: Load, tokens: int, hits: int) -> None:
     text = (
