@@ -114,22 +114,9 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
         return
-    if given is not None and budget < given:
-        yield Hit(
-            TOKENS,
-            f"a step of {budget} tokens cannot hold one of each request",
-            related=((SEQUENCES, f"{given} requests"),),
-            help="lower `max_num_seqs`, or raise `max_num_batched_tokens`",
-        )
-        return
-    longest = ctx.profile.target.max_model_len or 0
-    if ctx.profile.engine.get("enable_chunked_prefill") is False and budget < longest:
-        yield Hit(
-            TOKENS,
-            f"without chunked prefill a step must hold a whole prompt; found {budget} tokens",
-            related=(("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off")),
-            help=f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM",
-        )
+    whole = _whole(ctx.profile, budget, given)
+    if whole:
+        yield whole
         return
     for path, block in blocks(ctx):
         needs = {version: needed_slots(block, version=version, sequences=given) for version in judged(ctx)}
@@ -146,6 +133,26 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 help="8192 is a good value for speculation",
                 severity=severity_in(ctx, found),
             )
+
+
+def _whole(profile: Profile, budget: int, requests: int | None) -> Hit | None:
+    """What a step cannot hold, drafts or not: a token of each request, or a prompt that is read in one piece."""
+    longest = profile.target.max_model_len or 0
+    if requests is not None and budget < requests:
+        return Hit(
+            TOKENS,
+            f"a step of {budget} tokens cannot hold one of each request",
+            related=((SEQUENCES, f"{requests} requests"),),
+            help="lower `max_num_seqs`, or raise `max_num_batched_tokens`",
+        )
+    if profile.engine.get("enable_chunked_prefill") is False and budget < longest:
+        return Hit(
+            TOKENS,
+            f"without chunked prefill a step must hold a whole prompt; found {budget} tokens",
+            related=(("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off")),
+            help=f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM",
+        )
+    return None
 
 
 @rule("SD137", "fewer-active-requests", Severity.WARNING)
