@@ -10,6 +10,10 @@ from typing import Any
 
 from specserve.errors import FactError
 
+MAX_DEPTH = 64
+"""Of nested JSON."""
+_TOO_DEEP = "it is nested too deep"
+
 
 def read_regular(path: Path, *, limit_bytes: int) -> bytes:
     """A regular file's bytes. Raises FactError for anything else, and where it is larger than the limit."""
@@ -49,7 +53,24 @@ def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
         raise FactError(f"`{where}` is not valid JSON: {json_problem(error, data)}") from error
     if not isinstance(value, dict):
         raise FactError(f"`{where}` holds no JSON object but {_kind(value)}")
+    if _is_deep(value):
+        raise FactError(f"`{where}` is not valid JSON: {_TOO_DEEP}")
     return value
+
+
+def _is_deep(value: object) -> bool:
+    """Whether it is nested deeper than anybody means it, and than it could be written again."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def json_problem(error: Exception, data: bytes) -> str:
@@ -59,7 +80,7 @@ def json_problem(error: Exception, data: bytes) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.lower()} at line {error.lineno} column {error.colno}"
     if isinstance(error, RecursionError):
-        return "it is nested too deep"
+        return _TOO_DEEP
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return "it has a number of too many digits"

@@ -24,8 +24,8 @@ from specserve.facts.bounded import parse_object, read_regular
 from specserve.facts.hubcache import COMMIT, DEFAULT_REVISION, repository_folder
 from specserve.facts.model import ModelFacts, ModelFile
 
-MARGIN_BYTES = 1 << 30
-"""Stays free on the disk: logs and compilation caches need some of it too."""
+MARGIN_BYTES = 64 << 20
+"""Stays free on the disk, for logs and the like."""
 _NOT_READ = (
     "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data",
     "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.mp3", "*.mp4", "*.wav", "*.flac", "*.parquet", "*.arrow",

@@ -63,7 +63,7 @@ def read_from_hub(
     until = deadline()
     listing = list_model(model, revision=revision, until=until)
     known = recall(model, revision=listing.commit)
-    if known:
+    if known and all(file.path for name, file in known.files.items() if _wanted(name, file, {})):
         return replace(known, origin="hub", revision=revision)
     contents = _local_copies(model, listing, cache=cache)
     jobs = [

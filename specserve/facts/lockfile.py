@@ -191,4 +191,4 @@ def lock_text(
         "models": sorted(records, key=lambda record: (record["model"], record["revision"] or "")),
         "comparisons": pairs,
     }
-    return json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"

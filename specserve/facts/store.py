@@ -16,13 +16,15 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from specserve import __version__
 from specserve.errors import FactError
 from specserve.facts.bounded import parse_object, read_regular, reason
 from specserve.facts.hubcache import COMMIT, DEFAULT_REVISION
 from specserve.facts.model import ModelFacts
 from specserve.facts.record import from_record, to_record, with_paths
 
-FORMAT = 1
+FORMAT = f"1 {__version__}"
+"""A newer specserve may know what an older one noted as unknown."""
 _MAX_RECORD_BYTES = 64 << 20
 
 

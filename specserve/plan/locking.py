@@ -47,7 +47,7 @@ def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda
             tell(f"reading {use.model}")
             read[key] = read_fresh(use, offline=offline)
     names = {key: _recorded(profile, key[0], file=file) for key in read}
-    models = tuple(_entry(facts, name=names[key], revision=key[1]) for key, facts in read.items())
+    models = tuple(_entry(facts, key=key, name=names[key]) for key, facts in read.items())
     tell("comparing tokenizers")
     comparisons = _comparisons(profile, read, names)
     return _write(file, models, comparisons=comparisons, vllm=profile.vllm)
@@ -69,8 +69,18 @@ def read_fresh(use: ModelUse, *, offline: bool) -> ModelFacts:
     return facts
 
 
-def _entry(facts: ModelFacts, *, name: str, revision: str | None) -> ModelFacts:
-    return hashed(replace(facts, model=name, revision=revision))
+def _entry(facts: ModelFacts, *, key: tuple[str, str | None], name: str) -> ModelFacts:
+    """The facts as they are locked: no word of where on this machine they were read."""
+    place = local_path(key[0])
+    prefix = f"{place}/" if place is not None else "\0"
+    entry = replace(
+        facts,
+        model=name,
+        revision=key[1],
+        notes=tuple(note.replace(prefix, "") for note in facts.notes),
+        broken={file: why.replace(prefix, "") for file, why in facts.broken.items()},
+    )
+    return hashed(entry)
 
 
 def _recorded(profile: Profile, model: str, *, file: Path) -> str:

@@ -91,6 +91,25 @@ def test_two_clones_get_the_same_lock(clone: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in clone.with_suffix(".lock.json").read_text()
 
 
+def test_what_is_wrong_with_a_file_is_said_without_the_place_on_this_machine(
+    clone: Path, tmp_path: Path
+) -> None:
+    draft = clone.parents[1] / "models" / "draft"
+    (draft / "generation_config.json").write_text("{")
+    (draft / "model.safetensors").write_bytes(b"short")
+    assert lock(clone) == 0
+    text = clone.with_suffix(".lock.json").read_text()
+    assert "`generation_config.json` is not valid JSON" in text and "cut short" in text
+    assert str(tmp_path) not in text
+
+
+def test_a_configuration_of_odd_characters_can_be_locked(clone: Path) -> None:
+    draft = clone.parents[1] / "models" / "draft"
+    (draft / "config.json").write_text('{"vocab_size": 16, "odd": "\\ud800", "nan": NaN}')
+    assert lock(clone) == 0
+    assert lock(clone, "--check") == 0
+
+
 def test_an_absolute_path_stays_absolute(clone: Path, tmp_path: Path) -> None:
     clone.write_text(f"target:\n  model: '{tmp_path / 'one' / 'models' / 'draft'}'\n")
     assert lock(clone) == 0

@@ -242,6 +242,13 @@ def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: Hub
     assert facts.tensors is None and "cut short" in facts.broken["model.safetensors"]
 
 
+def test_a_fact_cache_that_lost_a_file_fetches_it_again(model: Path, hub: HubServer) -> None:
+    path = read_model("org/m").files["tokenizer.json"].path
+    assert path
+    path.unlink()
+    assert read_model("org/m").files["tokenizer.json"].path == path and path.exists()
+
+
 def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
     facts = read_model("org/m")
     record = tmp_path / "own" / "models" / "org--m" / f"{COMMIT}.json"

@@ -168,6 +168,7 @@ def test_the_cache_lies_where_the_hub_library_has_it(env: dict[str, str], place:
         (b'{"a": }', "expecting value at line 1 column 7"),
         (b"\xff\xfe\x00", "not valid JSON"),
         (b'{"a":' * 100_000, "nested too deep"),
+        (b'{"a":' * 80 + b"1" + b"}" * 80, "nested too deep"),
         (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
         (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
         (b" " * (17 << 20), "larger than 16 MiB"),
