@@ -224,6 +224,18 @@ def test_a_hub_that_lies_about_sizes_is_not_believed(model: Path, hub: HubServer
         read_model("org/m")
 
 
+def test_a_small_file_of_another_size_is_not_believed(tmp_path: Path, hub: HubServer) -> None:
+    hub.add("org/t", write_model(tmp_path / "t", tensors=None), fault="wrong-size")
+    with pytest.raises(HubUnreachable, match=r"bytes of `.*json` and promised"):
+        read_model("org/t")
+
+
+def test_an_answer_of_any_length_is_not_read_whole(model: Path, hub: HubServer) -> None:
+    hub.repositories["org/m"].answer = b" " * (33 << 20)
+    with pytest.raises(HubUnreachable, match="is larger than 32 MiB"):
+        read_model("org/m")
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"<html>busy</html>", b"[]", b"{}", b'{"sha": "x"}', b'{"sha": 1, "siblings": []}', b"[" * 99999,
