@@ -10,6 +10,8 @@ from specserve.facts.architecture.recipes import Recipe
 from specserve.facts.architecture.shape import Shape
 
 Named = tuple[str, tuple[int, ...]]
+_LIKE_DEEPSEEK = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "glm4_moe_lite"})
+"""A few dense layers first, then experts with shared ones."""
 _MOST_EXPERTS = 200_000
 """Of all layers together: what a hostile config.json may make us list."""
 
@@ -17,6 +19,13 @@ _MOST_EXPERTS = 200_000
 def feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
     """What a layer has beside its attention or state."""
     if shape.model_type == "mamba2" or (shape.model_type == "nemotron_h" and shape.layers[index]):
+        return
+    if shape.model_type == "granitemoehybrid":
+        width = fields.integer("shared_intermediate_size")
+        yield "shared_mlp.input_linear.weight", (2 * width, shape.hidden_size)
+        yield "shared_mlp.output_linear.weight", (shape.hidden_size, width)
+        if fields.integer("num_local_experts", default=0, least=0):
+            yield from _experts(fields, shape, index=index)
         return
     if experts_of(fields, shape, index=index):
         yield from _experts(fields, shape, index=index)
@@ -75,7 +84,7 @@ def experts_of(fields: Fields, shape: Shape, *, index: int) -> int:
         raise FactError(
             f"config.json of `{fields.model}` names {count} experts in each of {len(shape.layers)} layers"
         )
-    if shape.model_type in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"):
+    if shape.model_type in _LIKE_DEEPSEEK:
         first = fields.integer("first_k_dense_replace", default=0, least=0)
         every = fields.integer("moe_layer_freq", default=1)
         return count if index >= first and index % every == 0 else 0
@@ -96,12 +105,13 @@ def _experts(fields: Fields, shape: Shape, *, index: int) -> Iterator[Named]:
         yield from _gpt_oss(hidden=hidden, count=count, width=width)
         return
     yield "mlp.gate.weight", (count, hidden)
-    if shape.model_type == "glm4_moe" or fields.text("topk_method", default="") == "noaux_tc":
+    is_corrected = shape.model_type in ("glm4_moe", "glm4_moe_lite", "minimax_m2")
+    if is_corrected or fields.text("topk_method", default="") == "noaux_tc":
         yield "mlp.gate.e_score_correction_bias", (count,)
     for expert in range(count):
         yield from gated(f"mlp.experts.{expert}.", hidden=hidden, width=width)
     shared = fields.integer("shared_expert_intermediate_size", default=0, least=0)
-    if shape.model_type in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe"):
+    if shape.model_type in _LIKE_DEEPSEEK:
         shared = fields.integer("n_shared_experts", default=0, least=0) * width
     elif shape.model_type == "llama4_text":
         shared = width

@@ -15,6 +15,8 @@ LATENT_TYPES = frozenset({
 """Model types that vLLM runs with latent attention where config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
 _PATTERN = {"gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
 """Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
+_SHARING = frozenset({"gemma3n_text", "gemma4_text"})
+"""Model types whose last layers read the cache of earlier ones."""
 _QUANT_BLOCK = 128
 """Elements of an indexer key under one fp32 scale (model_executor/models/deepseek_v2.py)."""
 
@@ -105,4 +107,19 @@ def attention_layers(fields: Fields, *, model_type: str, count: int) -> list[Att
             int((index + 1) % every != 0) for index in range(count)
         )
         return [replace(plain, chunk=chunk if has_rope else None) for has_rope in rope[:count]]
-    return [replace(plain, window=window) for window in windows(fields, model_type=model_type, count=count)]
+    seen = windows(fields, model_type=model_type, count=count)
+    layers = [replace(plain, window=window) for window in seen]
+    if model_type == "gemma4_text":
+        layers = [layer if layer.window else _global(fields, layer) for layer in layers]
+    shared = fields.integer("num_kv_shared_layers", default=0, least=0) if model_type in _SHARING else 0
+    return [replace(layer, is_shared=index >= count - shared) for index, layer in enumerate(layers)]
+
+
+def _global(fields: Fields, plain: Attention) -> Attention:
+    """A layer of Gemma 4 that sees all tokens: fewer heads, but wider (model_executor/models/gemma4.py)."""
+    head_dim = fields.integer("global_head_dim", default=plain.head_dim)
+    is_one = fields.flag("attention_k_eq_v", default=False)
+    kv_heads = (
+        fields.integer("num_global_key_value_heads", default=plain.kv_heads) if is_one else plain.kv_heads
+    )
+    return replace(plain, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim)

@@ -20,11 +20,13 @@ COMPARED = frozenset({
     "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_oss", "mixtral",
     "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "falcon", "gpt2", "opt", "bloom", "gpt_neox", "olmo2",
     "olmo3", "granite", "cohere2", "glm4", "glm4_moe", "stablelm", "starcoder2", "qwen3_next", "mamba2", "falcon_h1",
-    "nemotron_h", "lfm2", "llama4_text", "kimi_k2",
+    "nemotron_h", "lfm2", "llama4_text", "kimi_k2", "exaone4", "smollm3", "seed_oss", "ernie4_5", "hunyuan_v1_dense",
+    "minimax_m2", "olmoe", "phimoe", "nemotron", "apertus", "glm4_moe_lite", "granitemoehybrid", "jamba", "ministral3",
+    "gemma4_text",
 })  # fmt: skip
 _MOST_LAYERS = 2000
 _IRREGULAR = frozenset({
-    "deepseek_v4", "deepseek_v41", "gemma3n_text", "gemma4_text", "mimo_v2_flash", "mimo_v2", "step3p5", "kimi_linear",
+    "deepseek_v4", "deepseek_v41", "mimo_v2_flash", "mimo_v2", "step3p5", "kimi_linear",
     "minimax_m3", "zamba2", "hy_v4", "bailing_hybrid", "inkling", "longcat_flash", "nemotron-nas", "qwen4_exp",
     "dots3_note", "whisper", "t5", "bart", "iquest_loopcoder", "minimax", "plamo2", "rwkv",
 })  # fmt: skip

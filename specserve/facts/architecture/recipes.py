@@ -24,6 +24,8 @@ class Recipe:
     qk_norm: Literal["head", "full"] | None = None
     mlp: Literal["gated", "plain"] = "gated"
     mlp_bias: Flag = False
+    head_bias: bool = False
+    """A bias beside the rows of lm_head."""
     learned_positions: int | None = None
     """Rows of a position table beyond max_position_embeddings."""
 
@@ -36,6 +38,7 @@ _GEMMA_NORMS = (
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
 )  # fmt: skip
 _POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_EXAONE = Recipe(norms=_POST_NORMS, qk_norm="head")
 _CLASSIC = Recipe(norm_bias=True, qkv_bias=True, out_bias=True, mlp="plain", mlp_bias=True)
 _QWEN2 = Recipe(qkv_bias=True)
 _QWEN3 = Recipe(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="head")
@@ -108,6 +111,26 @@ RECIPES: Mapping[str, Recipe] = {
         ("input_layernorm",), norm_bias=True, qkv_bias="bias", out_bias="bias", mlp="plain", mlp_bias="bias"
     ),
     "llama4_text": Recipe(),
+    "exaone4": _EXAONE,
+    "smollm3": Recipe(qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
+    "seed_oss": Recipe(qkv_bias="attention_bias", out_bias="attention_out_bias", mlp_bias="mlp_bias"),
+    "ernie4_5": Recipe(qkv_bias="use_bias", out_bias="use_bias", mlp_bias="use_bias"),
+    "hunyuan_v1_dense": Recipe(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="head"),
+    "minimax_m2": Recipe(qkv_bias="attention_bias", qk_norm="full"),
+    "olmoe": Recipe(qkv_bias="attention_bias", out_bias="attention_bias", qk_norm="full"),
+    "phimoe": Recipe(norm_bias=True, qkv_bias="attention_bias", out_bias="attention_bias", head_bias=True),
+    "nemotron": Recipe(
+        norm_bias=True, qkv_bias="attention_bias", out_bias="attention_bias", mlp="plain", mlp_bias="mlp_bias"
+    ),
+    "apertus": Recipe(
+        ("attention_layernorm", "feedforward_layernorm"),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm="head",
+        mlp="plain",
+    ),
+    "glm4_moe_lite": Recipe(),
+    "granitemoehybrid": Recipe(),
     "qwen3_next": _QWEN3,
     "falcon_h1": Recipe(("input_layernorm", "pre_ff_layernorm")),
     "nemotron_h": Recipe(("norm",), mlp="plain"),

@@ -78,3 +78,5 @@ def _tables(fields: Fields, shape: Shape, recipe: Recipe) -> Iterator[Named]:
             yield "model.norm.bias", (hidden,)
     if not shape.is_tied:
         yield "lm_head.weight", (shape.vocab_size, hidden)
+        if recipe.head_bias:
+            yield "lm_head.bias", (shape.vocab_size,)

@@ -39,13 +39,13 @@ _COLUMN = frozenset({
     "q_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "fc_in", "wi", "wq",
     "q_b_proj", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
     "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query", "q",
-    "feed_forward_1",
+    "feed_forward_1", "input_linear",
 })  # fmt: skip
 _KEYS = frozenset({"k_proj", "v_proj", "wk", "wv"})
 _FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "wqkv", "W_pack"})
 _ROW = frozenset({
     "o_proj", "down_proj", "fc2", "out_proj", "c_proj", "dense", "dense_4h_to_h", "w2", "fc_out", "wo", "proj",
-    "linear_fc2",
+    "linear_fc2", "output_linear",
 })  # fmt: skip
 _PLAIN: Mapping[str, Division] = {
     **dict.fromkeys(_COLUMN, "column"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -112,9 +113,9 @@ def _elements(kind: Kind, shape: Shape, settings: Settings) -> float:
     if division == "row":
         return count if kind.role.is_whole_in_rows and _is_per_output(kind) else count / tp
     if division == "keys":
-        return count * _kept_keys(shape, tp)
+        return count * _kept_keys(_attention(shape, kind.layer), tp)
     if division == "fused":
-        return count * _kept_fused(shape, tp)
+        return count * _kept_fused(_attention(shape, kind.layer), tp)
     if division in ("mamba", "channels"):
         return _with_groups(kind, shape, tp)
     return count / tp
@@ -132,18 +133,18 @@ def _expert(kind: Kind, count: int, settings: Settings) -> float:
     return count if kind.role.is_whole_in_rows else count / settings.tensor_parallel_size
 
 
-def _attention(shape: Shape) -> Attention | None:
-    mixers = (mixer for layer in shape.layers for mixer in layer)
+def _attention(shape: Shape, layer: int | None) -> Attention | None:
+    """The heads of a layer, or of the first that has some: a prediction layer is like them."""
+    own = shape.layers[layer] if layer is not None and layer < len(shape.layers) else ()
+    mixers = itertools.chain(own, *shape.layers)
     return next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
 
 
-def _kept_keys(shape: Shape, tp: int) -> float:
-    found = _attention(shape)
+def _kept_keys(found: Attention | None, tp: int) -> float:
     return kv_heads_per_gpu(found.kv_heads, tensor_parallel_size=tp) / found.kv_heads if found else 1 / tp
 
 
-def _kept_fused(shape: Shape, tp: int) -> float:
-    found = _attention(shape)
+def _kept_fused(found: Attention | None, tp: int) -> float:
     if found is None:
         return 1 / tp
     mine = found.heads / tp + 2 * kv_heads_per_gpu(found.kv_heads, tensor_parallel_size=tp)

@@ -128,7 +128,7 @@ def test_an_unknown_model_type_is_read_by_the_usual_keys_and_says_so() -> None:
     assert not shape.is_known
 
 
-@pytest.mark.parametrize("model_type", ["gemma4_text", "deepseek_v4", "mimo_v2_flash"])
+@pytest.mark.parametrize("model_type", ["kimi_linear", "deepseek_v4", "mimo_v2_flash"])
 def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: str) -> None:
     with pytest.raises(FactError, match=f"the KV cache of model type `{model_type}`") as caught:
         shape_of(

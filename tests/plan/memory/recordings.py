@@ -8,21 +8,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.facts.model import ModelFacts
+from specserve.facts.model import ModelFacts, Tensor
 from specserve.plan.memory.demand import Demand, demand
 from specserve.plan.memory.settings import Settings
 
 FOLDER = Path(__file__).parent
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())
 RECORDED: dict[str, dict[str, Any]] = json.loads((FOLDER / "recorded.json").read_text())
+SERVED: list[dict[str, Any]] = json.loads((FOLDER / "served.json").read_text())
+"""Cases that vLLM served, with the KV tokens that it logged (`scripts/record_served.py`)."""
 ANSWERED = [case for case in CASES if "stages" in (RECORDED.get(case["name"]) or {})]
 """Cases that vLLM builds on a CPU."""
+WITHOUT_FORMULA = frozenset({"gemma4", "jamba"})
+"""Models of which only safetensors headers tell the weights: a nominal tensor stands in for them."""
 
 
 @functools.cache
 def facts_of(config: str) -> ModelFacts:
     """A model of which nothing but config.json is known."""
-    return ModelFacts(config, "directory", json.loads((FOLDER / "configs" / f"{config}.json").read_text()))
+    known = json.loads((FOLDER / "configs" / f"{config}.json").read_text())
+    tensors = {"model.norm.weight": Tensor("BF16", (1,))} if config in WITHOUT_FORMULA else None
+    return ModelFacts(config, "directory", known, tensors=tensors)
 
 
 def settings_of(case: Mapping[str, Any]) -> Settings:

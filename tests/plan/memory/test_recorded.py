@@ -10,7 +10,15 @@ import pytest
 
 from specserve.facts.architecture.drafttensors import head_tensors
 from specserve.facts.model import Tensor
-from tests.plan.memory.recordings import ANSWERED, CASES, RECORDED, demand_of, facts_of
+from tests.plan.memory.recordings import (
+    ANSWERED,
+    CASES,
+    RECORDED,
+    SERVED,
+    WITHOUT_FORMULA,
+    demand_of,
+    facts_of,
+)
 
 Case = Mapping[str, Any]
 _HALF_A_PERCENT = 0.005
@@ -27,7 +35,11 @@ def _bytes_per_token(layers: Iterable[Mapping[str, Any]]) -> float:
     )
 
 
-_WITHOUT_OWN_TABLES = [case for case in ANSWERED if case["name"] != "llama+eagle3-own-embed"]
+_OF_FORMULA = [
+    case
+    for case in ANSWERED
+    if case["name"] != "llama+eagle3-own-embed" and case["model"] not in WITHOUT_FORMULA
+]
 
 
 def test_at_least_twenty_architectures_are_recorded_at_one_two_and_four_gpus() -> None:
@@ -38,7 +50,7 @@ def test_at_least_twenty_architectures_are_recorded_at_one_two_and_four_gpus() -
     assert len([name for name, found in sizes.items() if found >= {1, 2, 4}]) >= 20
 
 
-@pytest.mark.parametrize("case", _named(_WITHOUT_OWN_TABLES))
+@pytest.mark.parametrize("case", _named(_OF_FORMULA))
 def test_weights_of_each_stage_are_within_half_a_percent_of_vllm(case: Case) -> None:
     for mine, theirs in zip(demand_of(case).stages, RECORDED[case["name"]]["stages"], strict=True):
         assert mine.target_weights_bytes == pytest.approx(theirs["target"]["parameters"], rel=_HALF_A_PERCENT)
@@ -76,6 +88,12 @@ def test_block_tables_are_those_of_vllm(case: Case) -> None:
 @pytest.mark.parametrize("case", _named(ANSWERED))
 def test_lookahead_slots_are_those_of_vllm(case: Case) -> None:
     assert demand_of(case).lookahead_tokens == RECORDED[case["name"]]["lookahead_tokens"]
+
+
+@pytest.mark.parametrize("case", _named(SERVED))
+def test_tokens_are_those_that_a_served_model_logs(case: Case) -> None:
+    mine = demand_of(case)
+    assert mine.tokens(case["kv_bytes"] * len(mine.stages)) == pytest.approx(case["tokens"], rel=_ONE_PERCENT)
 
 
 def test_a_head_that_brings_its_own_embeddings_is_counted_with_them() -> None:
