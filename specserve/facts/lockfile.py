@@ -52,8 +52,11 @@ class Lock:
         """The same as it is recorded: with the revision that was asked for when it was locked."""
         place = Path(os.path.abspath(model))  # noqa: PTH100 - links stay links
         for entry in self.models:
-            named = self.place(entry.model) == place if is_path(entry.model) else entry.model == model
-            if named and revision in (entry.revision, entry.commit):
+            if is_path(entry.model):
+                named = self.place(entry.model) == place  # a directory has no revisions
+            else:
+                named = entry.model == model and revision in (entry.revision, entry.commit)
+            if named:
                 return entry
         return None
 

@@ -42,7 +42,7 @@ def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda
         raise UsageError("only a profile in a file has a place for its lock", hint="write it to a file first")
     read: dict[tuple[str, str | None], ModelFacts] = {}
     for use in model_uses(profile):
-        key = (use.model, use.revision)
+        key = _key(use)
         if key not in read or (not use.tokenizer_only and not read[key].config):
             tell(f"reading {use.model}")
             read[key] = read_fresh(use, offline=offline)
@@ -51,6 +51,11 @@ def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda
     tell("comparing tokenizers")
     comparisons = _comparisons(profile, read, names)
     return _write(file, models, comparisons=comparisons, vllm=profile.vllm)
+
+
+def _key(use: ModelUse) -> tuple[str, str | None]:
+    """A directory has no revisions."""
+    return use.model, None if local_path(use.model) is not None else use.revision
 
 
 def read_fresh(use: ModelUse, *, offline: bool) -> ModelFacts:
@@ -120,15 +125,14 @@ def _comparisons(
     def name(key: tuple[str, str | None]) -> str:
         return label(names[key], key[1])
 
-    target, use = (profile.target.model, profile.target.revision), tokenizer_use(profile)
-    own = (use.model, use.revision)
+    target, own = _key(model_uses(profile)[0]), _key(tokenizer_use(profile))
     apart = read[own] if own != target else None
     found = {(name(own), name(target)): compare(apart, read[target])} if apart else {}
     blocks = {"speculation": profile.speculation, **profile.alternatives}
     for path, block in blocks.items():
         draft_at = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
         if draft_at:
-            draft = (draft_at.model, draft_at.revision)
+            draft = _key(draft_at)
             found[name(own), name(draft)] = compare(read[target], read[draft], tokenizer=apart)
     return found
 

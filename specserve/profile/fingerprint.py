@@ -39,20 +39,26 @@ def _models(profile: Profile) -> dict[str, Any]:
     target = jsonable(profile.target)
     engine = dict(profile.engine)
     keys = dict(profile.speculation.keys) if profile.speculation else None
-    known = profile.identities
     revision = engine.get("tokenizer_revision") or target["revision"]
-    tokenizer = known.get((target["tokenizer"] or target["model"], revision))
+    tokenizer = _identity(profile, target["tokenizer"] or target["model"], revision)
     if tokenizer and (target["tokenizer"] or engine.get("tokenizer_revision")):
         target["tokenizer"] = tokenizer
         engine.pop("tokenizer_revision", None)
-    own = known.get((target["model"], target["revision"]))
+    own = _identity(profile, target["model"], target["revision"])
     if keys is not None:
-        draft = known.get((keys.get("model") or profile.target.model, keys.get("revision")))
+        draft = _identity(profile, keys.get("model") or profile.target.model, keys.get("revision"))
         if draft and (keys.get("model") or keys["method"] in OWN_LAYERS):
             keys |= {"model": draft, "revision": None}
     if own:
         target |= {"model": own, "revision": None}
     return {"target": target, "speculation": keys, "engine": engine}
+
+
+def _identity(profile: Profile, model: str, revision: str | None) -> str | None:
+    """What the lock says that a model is; a directory is the same at whatever revision."""
+    found = profile.identities.get((model, revision))
+    alone = profile.identities.get((model, None), "")
+    return found or (alone if alone.startswith("sha256:") else None)
 
 
 def jsonable(value: Any) -> Any:

@@ -167,6 +167,17 @@ def test_a_separate_tokenizer_is_locked_too(clone: Path, hub: HubServer, tmp_pat
     assert found.comparison(("org/tok", None), ("org/target", None))
 
 
+def test_a_directory_is_locked_once_whatever_revisions_are_written(clone: Path) -> None:
+    clone.write_text(
+        "target: {model: ../models/draft, revision: v1, tokenizer: ../models/draft}\n"
+        "speculation: {method: mtp, num_speculative_tokens: 1}\n"
+    )
+    assert lock(clone) == 0
+    found = read_lock(clone.with_suffix(".lock.json"))
+    assert found and [(entry.model, entry.revision) for entry in found.models] == [("../models/draft", None)]
+    assert lock(clone, "--check") == 0
+
+
 def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lock(clone, "--check") == 1
     assert capsys.readouterr().out == f"{clone}: there is no lock\n"

@@ -124,8 +124,9 @@ def test_locking_twice_changes_nothing_more(profile: Load, lock: Lock) -> None:
 def test_the_fingerprint_of_a_locked_profile_is_that_of_its_contents(profile: Load, lock: Lock) -> None:
     mark = fingerprint(locked(profile(TEXT), lock))
     assert mark != fingerprint(profile(TEXT))
-    explicit = TEXT.replace("model: org/target", f"model: org/target, revision: {A}")
-    assert fingerprint(locked(profile(explicit), lock)) == mark
+    for model, commit in (("org/target", A), ("org/draft", B)):
+        explicit = TEXT.replace(f"model: {model}", f"model: {model}, revision: {commit}")
+        assert fingerprint(locked(profile(explicit), lock)) == mark
     moved = replace(lock, models=(entry("org/target", C), *lock.models[1:]))
     assert fingerprint(locked(profile(TEXT), moved)) != mark
     draft = replace(lock, models=(lock.models[0], entry("org/draft", C), *lock.models[2:]))
@@ -145,12 +146,22 @@ def test_locking_twice_leaves_the_fingerprint(profile: Load, lock: Lock, line: s
     assert fingerprint(locked(once, lock)) == fingerprint(once)
 
 
-def test_two_clones_have_one_fingerprint(write: Callable[..., Path], lock: Lock, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "target: {model: ./local}",
+        "target: {model: org/target, tokenizer: ./local}",
+        f"target: {{model: org/target}}\nspeculation: {DRAFT.replace('org/draft', './local')}",
+    ],
+)
+def test_two_clones_have_one_fingerprint(
+    write: Callable[..., Path], lock: Lock, tmp_path: Path, text: str
+) -> None:
     from specserve.profile.load import load_profile
 
     marks = set()
     for name in ("one", "two"):
-        file = write("target: {model: ./local}", f"{name}/p.yaml")
+        file = write(text, f"{name}/p.yaml")
         here = replace(lock, file=tmp_path / name / "p.lock.json")
         marks.add(fingerprint(locked(load_profile(file), here)))
         assert fingerprint(load_profile(file)) not in marks
