@@ -112,11 +112,11 @@ def served_head(ctx: Context) -> Iterator[Hit]:
             notes=only_in(ctx, found),
             help=_TRAINED_FOR,
         )
-    elif ctx.target and _has_no_embedding(ctx.target):
+    elif ctx.target and has_no_embedding(ctx.target):
         yield Hit("target.model", "the checkpoint has no embedding: it is a draft head", help=_TRAINED_FOR)
 
 
-def _has_no_embedding(facts: ModelFacts) -> bool:
+def has_no_embedding(facts: ModelFacts) -> bool:
     """Whether it is an EAGLE head: its config.json names the class of the model that it was trained for."""
     names = facts.tensors or {}
     return "fc.weight" in names and not any("embed" in name or "wte" in name for name in names)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 Kind = Literal["text", "pooling", "multimodal", "draft", "transformers"]
-Trait = Literal["pp", "eagle3", "aux_pp"]
+Trait = Literal["pp", "eagle3", "aux_pp", "lora"]
 _DATA = Path(__file__).parent / "registries"
 
 
@@ -23,7 +23,7 @@ class ModelClass:
 
     kind: Kind
     traits: frozenset[Trait] = frozenset()
-    """`pp` pipeline parallelism, `eagle3` hands hidden states to a head, `aux_pp` does so over pipeline stages."""
+    """`pp` pipeline stages, `lora` adapters, `eagle3` hands hidden states to a head, `aux_pp` does so over stages."""
     complete: bool = True
     """Whether the absence of a trait is known too: every base class was found in the sources."""
 

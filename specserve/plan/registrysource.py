@@ -30,10 +30,11 @@ _KINDS: dict[str, Kind] = {
     "_TRANSFORMERS_BACKEND_MODELS": "transformers",
 }
 _GONE = ("_PREVIOUSLY_SUPPORTED_MODELS", "_OOT_SUPPORTED_MODELS")
-_TRAIT_OF_BASE: dict[str, Trait] = {"SupportsPP": "pp", "SupportsEagle3": "eagle3"}
+_TRAIT_OF_BASE: dict[str, Trait] = {"SupportsPP": "pp", "SupportsEagle3": "eagle3", "SupportsLoRA": "lora"}
 _TRAIT_OF_FLAG: dict[str, Trait] = {
     "supports_pp": "pp",
     "supports_eagle3": "eagle3",
+    "supports_lora": "lora",
     "supports_aux_hidden_states_over_pp": "aux_pp",
 }
 

@@ -130,6 +130,29 @@ def experts(config: Config) -> Shapes:
     return shapes
 
 
+def gpt2(config: Config) -> Shapes:
+    """The oldest decoder: matrices stand the other way round, and have biases."""
+    hidden = config["n_embd"]
+    shapes: Shapes = {
+        "wte.weight": (config["vocab_size"], hidden),
+        "wpe.weight": (config["n_positions"], hidden),
+        "ln_f.weight": (hidden,),
+        "ln_f.bias": (hidden,),
+    }
+    for index in range(config["n_layer"]):
+        for name, (inputs, outputs) in {
+            "attn.c_attn": (hidden, 3 * hidden),
+            "attn.c_proj": (hidden, hidden),
+            "mlp.c_fc": (hidden, 4 * hidden),
+            "mlp.c_proj": (4 * hidden, hidden),
+        }.items():
+            shapes[f"h.{index}.{name}.weight"] = (inputs, outputs)
+            shapes[f"h.{index}.{name}.bias"] = (outputs,)
+        for norm in ("ln_1", "ln_2"):
+            shapes |= {f"h.{index}.{norm}.weight": (hidden,), f"h.{index}.{norm}.bias": (hidden,)}
+    return shapes
+
+
 def vision(config: Config) -> Shapes:
     """The language part alone."""
     return decoder(config["text_config"])
@@ -269,6 +292,22 @@ CATALOGUE: Mapping[str, Recipe] = {
     ),
     "llama-empty": Recipe(LLAMA, decoder, weights="none"),
     "llama-cut": Recipe(LLAMA, decoder, weights="cut"),
+    "llama-mute": Recipe(LLAMA, decoder, tokens=False),
+    "gemma2": Recipe({**GEMMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, decoder),
+    "gpt2": Recipe(
+        {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_embd": 64,
+            "n_head": 2,
+            "n_layer": 2,
+            "n_positions": 512,
+            "vocab_size": 512,
+            "bos_token_id": None,
+            "eos_token_id": 0,
+        },
+        gpt2,
+    ),
     "llama-base": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama"}, decoder),
     "llama-instruct": Recipe({**LLAMA, "_name_or_path": "org/Small-Llama-Instruct"}, decoder),
     "llama-speculator": Recipe(SPECULATOR, speculator, tokens=False),

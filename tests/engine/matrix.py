@@ -199,6 +199,24 @@ REFUSED: tuple[Case, ...] = (
         "config",
         "SD248",
     ),
+    Case(
+        "float16 for a model that overflows in it",
+        f'vllm: "==0.32.*"\n{_target("gemma2", dtype="float16")}',
+        "config",
+        "SD251",
+    ),
+    Case(
+        "experts of a dense model",
+        f'vllm: "==0.32.*"\n{_target()}engine: {{enable_expert_parallel: true}}\n',
+        "config",
+        "SD252",
+    ),
+    Case(
+        "a context cut over heads that differ",
+        f'vllm: "==0.32.*"\n{_target("qwen3", tensor_parallel_size=2)}engine: {{decode_context_parallel_size: 2}}\n',
+        "config",
+        "SD254",
+    ),
 )
 
 FAILS_LOADING: tuple[Case, ...] = (
@@ -248,6 +266,13 @@ FAILS_LOADING: tuple[Case, ...] = (
     Case("a directory without weights", f'vllm: "==0.32.*"\n{_target("llama-empty")}', "load", "SD250"),
     Case("a download that was cut short", f'vllm: "==0.32.*"\n{_target("llama-cut")}', "load", "SD250"),
     Case("an EAGLE head as a model", f'vllm: "==0.32.*"\n{_target("llama-eagle")}', "load", "SD221"),
+    Case(
+        "adapters for a model that takes none",
+        f'vllm: "==0.32.*"\n{_target("gpt2")}engine: {{enable_lora: true}}\n',
+        "load",
+        "SD253",
+    ),
+    Case("a model without its tokenizer", f'vllm: "==0.32.*"\n{_target("llama-mute")}', "load", "SD255"),
 )
 
 SOUND: tuple[Case, ...] = (
@@ -285,4 +310,6 @@ SOUND: tuple[Case, ...] = (
         _pair(_target(), f"{_DRAFT}, num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 128, 1]]"),
     ),
     Case("a draft that is quantised alike", _pair(_target(), f"{_DRAFT}, max_model_len: 2048")),
+    Case("adapters", f'vllm: "==0.32.*"\n{_target()}engine: {{enable_lora: true, max_lora_rank: 16}}\n'),
+    Case("a model with positions of its own", f'vllm: "==0.32.*"\n{_target("gpt2")}'),
 )

@@ -17,6 +17,7 @@ from tests.engine.test_matrix import child
 pytestmark = pytest.mark.engine
 HEAD = 'vllm: "==0.32.*"\nhardware: {accelerator: cpu}\ntarget: {model: ./llama, max_model_len: 1024}\n'
 DRAFT = "method: draft_model, model: ./llama-draft, num_speculative_tokens: 4"
+WHOLE = "{enable_chunked_prefill: false, max_num_seqs: 4, max_num_batched_tokens: N}"
 PARALLEL = f"{DRAFT}, parallel_drafting: true"
 HEADED = "method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3"
 NGRAM = "method: ngram, num_speculative_tokens: 4"
@@ -54,6 +55,8 @@ CASES = (
     case("LoRA, one token short", DRAFT, "{enable_lora: true, max_num_seqs: 64, max_num_batched_tokens: 319}", "SD135"),
     case("LoRA, enough", DRAFT, "{enable_lora: true, max_num_seqs: 64, max_num_batched_tokens: 320}"),
     case("fewer tokens than requests", DRAFT, "{max_num_seqs: 64, max_num_batched_tokens: 63}", "SD136"),
+    case("a prompt in one piece", DRAFT, WHOLE.replace("N", "1023"), "SD136"),
+    case("room for it", DRAFT, WHOLE.replace("N", "1024")),
     case("no token left to schedule", DRAFT, "{max_num_seqs: 1, max_num_batched_tokens: 1}", "SD136"),
     case("one token left", DRAFT, "{max_num_seqs: 1, max_num_batched_tokens: 2}"),
     case("all slots of parallel drafts", PARALLEL, "{max_num_seqs: 1, max_num_batched_tokens: 4}", "SD136"),

@@ -1,0 +1,225 @@
+"""SD251 to SD255 about the target and what it is asked to do: types, experts, adapters, contexts cut over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specserve.checks.known import class_of, versions_where
+from specserve.checks.modelfields import (
+    Config,
+    architectures,
+    heads,
+    kv_heads,
+    model_type,
+    target_config,
+    text_config,
+    whole,
+)
+from specserve.checks.models import has_no_embedding, read_models
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.versions import only_in
+from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFacts
+from specserve.plan.registry import Registry
+
+_NO_HALF = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+"""`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json", "vocab.json", "vocab.txt",
+    "spiece.model", "sentencepiece.bpe.model",
+)  # fmt: skip
+
+
+@rule("SD251", "unsupported-half", Severity.ERROR, needs="models")
+def unsupported_half(ctx: Context) -> Iterator[Hit]:
+    """The model is to run in float16, and overflows there.
+
+    ## Why is this bad?
+    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it
+    counts too. bfloat16 has the range.
+
+    ## Example
+        target: {model: ./gemma2, dtype: float16}
+
+    ## Use instead
+        target: {model: ./gemma2, dtype: bfloat16}
+
+    ## Source
+    vllm/config/model.py, `does not support float16. Reason: `
+    """
+    if ctx.profile.target.dtype not in ("float16", "half"):
+        return
+    for path, config in read_models(ctx):
+        if model_type(config) in _NO_HALF:
+            yield Hit(
+                path,
+                f"vLLM does not run `{model_type(config)}` models in float16",
+                related=(("target.dtype", "asked for here"),),
+                help="write `dtype: bfloat16`, or `float32` where the hardware has no bfloat16",
+            )
+
+
+@rule("SD252", "missing-experts", Severity.ERROR, needs="models")
+def missing_experts(ctx: Context) -> Iterator[Hit]:
+    """Experts are to be divided over ranks, and the model has none.
+
+    ## Why is this bad?
+    vLLM refuses `enable_expert_parallel` for a dense model.
+
+    ## Example
+        target: {model: ./llama}
+        engine: {enable_expert_parallel: true}
+
+    ## Use instead
+        target: {model: ./qwen3-moe}
+        engine: {enable_expert_parallel: true}
+
+    ## Source
+    vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
+    """
+    config = target_config(ctx)
+    if ctx.profile.engine.get("enable_expert_parallel") is not True or config is None:
+        return
+    text = text_config(config)
+    told = any(text.get(key) is not None for key in _EXPERTS) or text.get("block_configs") is not None
+    found = versions_where(ctx, lambda known: _is_text(config, known))
+    if not told and found and "moe" not in f"{model_type(text)}{architectures(config)}".lower():
+        yield Hit(
+            "engine.enable_expert_parallel",
+            f"a `{architectures(config)[0]}` has no experts",
+            related=(("target.model", "the model"),),
+            notes=only_in(ctx, found),
+            help="leave it out",
+        )
+
+
+def _is_text(config: Config, known: Registry) -> bool:
+    found = class_of(config, known)
+    return found is not None and found[1].kind == "text"
+
+
+@rule("SD253", "unadaptable-model", Severity.ERROR, needs="models")
+def unadaptable_model(ctx: Context) -> Iterator[Hit]:
+    """Adapters are switched on for a model that takes none.
+
+    ## Why is this bad?
+    vLLM says `does not support LoRA yet` once the model is loaded.
+
+    ## Example
+        target: {model: ./gpt2}
+        engine: {enable_lora: true}
+
+    ## Use instead
+        target: {model: ./llama}
+        engine: {enable_lora: true}
+
+    ## Source
+    vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
+    """
+    config = target_config(ctx)
+    if ctx.profile.engine.get("enable_lora") is not True or config is None or config.get("auto_map"):
+        return
+    if ctx.profile.engine.get("model_impl", "auto") != "auto":
+        return
+    found = versions_where(ctx, lambda known: _takes_none(config, known))
+    if found:
+        yield Hit(
+            "engine.enable_lora",
+            f"a `{architectures(config)[0]}` takes no adapters",
+            related=(("target.model", "the model"),),
+            notes=only_in(ctx, found),
+            help="merge the adapter into the weights, and serve those",
+        )
+
+
+def _takes_none(config: Config, known: Registry) -> bool:
+    found = class_of(config, known)
+    return found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks("lora")
+
+
+@rule("SD254", "uncuttable-context", Severity.ERROR, needs="models")
+def uncuttable_context(ctx: Context) -> Iterator[Hit]:
+    """The context is to be cut over ranks that hold other KV heads.
+
+    ## Why is this bad?
+    `decode_context_parallel_size` divides the KV cache of one head over the ranks that repeat it. vLLM refuses more
+    parts than there are repeats: `tensor_parallel_size` over the KV heads.
+
+    ## Example
+        target: {model: ./qwen3, tensor_parallel_size: 2}
+        engine: {decode_context_parallel_size: 2}
+
+    ## Use instead
+        target: {model: ./qwen3, tensor_parallel_size: 4}
+        engine: {decode_context_parallel_size: 2}
+
+    ## Source
+    vllm/config/model.py, `"Decode context parallelism for GQA/MQA requires "`
+    """
+    config, parts = target_config(ctx), whole(ctx.profile.engine, "decode_context_parallel_size")
+    size = ctx.profile.target.tensor_parallel_size
+    groups, total = (kv_heads(config), heads(config)) if config is not None else (None, None)
+    if parts is None or parts == 1 or groups is None or total is None or (size % groups and groups % size):
+        return
+    repeats = size // groups
+    shared = total // groups
+    if parts <= repeats and shared % parts == 0:
+        return
+    text = (
+        f"{shared} query heads share a KV head"
+        if parts <= repeats
+        else f"each KV head is on {max(repeats, 1)}"
+    )
+    yield Hit(
+        "engine.decode_context_parallel_size",
+        f"{text}: the context cannot be cut in {parts}",
+        related=(("target.tensor_parallel_size", f"{size} ranks, {groups} KV heads"),),
+        help="raise `tensor_parallel_size`, or leave it out",
+    )
+
+
+@rule("SD255", "missing-tokenizer", Severity.ERROR, needs="models")
+def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
+    """The target's directory has no tokenizer, and the profile names no other.
+
+    ## Why is this bad?
+    Training scripts often save the weights alone. vLLM fails while it starts the engine.
+
+    ## Example
+        target: {model: ./llama-mute}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    vllm/tokenizers/registry.py, `tokenizer`
+    """
+    target = ctx.target
+    if (
+        target is None
+        or ctx.profile.target.tokenizer
+        or ctx.profile.engine.get("skip_tokenizer_init") is True
+    ):
+        return
+    if target.origin == "directory" and not _has_tokenizer(target) and not _is_head(ctx, target):
+        yield Hit(
+            "target.model",
+            "the directory holds no tokenizer",
+            help="copy the tokenizer of the model that it was made of, or name it: `tokenizer: ORG/MODEL`",
+        )
+
+
+def _has_tokenizer(facts: ModelFacts) -> bool:
+    return any(
+        name in _TOKENIZERS or "token" in name or name.endswith((".tiktoken", ".model"))
+        for name in facts.files
+    )
+
+
+def _is_head(ctx: Context, facts: ModelFacts) -> bool:
+    """Whether SD221 says more of it."""
+    drafts = versions_where(
+        ctx, lambda known: (item := class_of(facts.config, known)) is not None and item[1].kind == "draft"
+    )
+    return bool(drafts) or has_no_embedding(facts) or facts.config.get("speculators_config") is not None
