@@ -51,7 +51,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = validate(tree, file=COMMAND)
     if profile:
-        profile = _for_versions(profile)
+        profile = _for_versions(profile, given)
         found += _open_to_all(profile, start)
     told = [*found, *(_explained(finding) for finding in more)]
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
@@ -125,15 +125,23 @@ def _text_node(word: Word) -> Node:
     return Node(word.text, word.span, key=word.span, raw=word.text)
 
 
-def _for_versions(profile: Profile) -> Profile:
+def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
-    kinds = [{(item.path, item.kind) for item in problems(profile, table(name))} for name in known_versions()]
-    first = len(kinds) - 1
-    while first > 0 and kinds[first - 1] <= kinds[-1]:
+    refused = [_refused(profile, given, version) for version in known_versions()]
+    first = len(refused) - 1
+    while first > 0 and refused[first - 1] <= refused[-1]:
         first -= 1
     if first == 0:
         return profile
     return replace(profile, vllm=f">={known_versions()[first]}")
+
+
+def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> set[tuple[str, str]]:
+    """What one version would not take: arguments and values, and the spelling of an option."""
+    known = table(version)
+    flags = {setting.written for setting in given.values() if setting.written.startswith("-")}
+    strange = {("", flag) for flag in flags - known.options().keys()}
+    return strange | {(item.path, item.kind) for item in problems(profile, known)}
 
 
 def _open_to_all(profile: Profile, start: Invocation) -> list[Finding]:
