@@ -166,7 +166,9 @@ def _any_value(key: Key) -> st.SearchStrategy[Any]:
     }  # fmt: skip
     values = st.sampled_from(key.choices) if key.choices else kinds[key.kind]
     bounded = values.filter(
-        lambda value: not isinstance(value, float | int) or (key.minimum or value) <= value
+        lambda value: (
+            not isinstance(value, float | int) or (key.minimum or value) <= value <= (key.maximum or value)
+        )
     )
     return bounded | st.none() if key.nullable else bounded
 

@@ -21,7 +21,7 @@ from specserve.errors import (
 )
 from specserve.report.failure import crash_report, failure
 
-BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("-", 2, 3, 2, 4))
+BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("no.yaml", 2, 3, 2, 4))
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,16 @@ BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("-
             "error: gone\n  Caused by: disk\n  Caused by: power",
             2,
         ),
-        (ProfileError("bad", findings=(BAD,)), "error[SD005]: unknown key `x`\n --> -:2:3\n\nerror: bad", 2),
-        (CheckFailed("bad", findings=(BAD,)), "error[SD005]: unknown key `x`\n --> -:2:3\n\nerror: bad", 1),
+        (
+            ProfileError("bad", findings=(BAD,)),
+            "error[SD005]: unknown key `x`\n --> no.yaml:2:3\n\nerror: bad",
+            2,
+        ),
+        (
+            CheckFailed("bad", findings=(BAD,)),
+            "error[SD005]: unknown key `x`\n --> no.yaml:2:3\n\nerror: bad",
+            1,
+        ),
         (
             LaunchError("died", causes=("OOM",), log_tail=("a", "b"), log_path="/l", hint="h"),
             "error: died\n  Caused by: OOM\n\n  the log ends with\n    | a\n    | b\n\n  full log: /l\n\nhint: h",
