@@ -1,0 +1,1 @@
+"""What this host is to a launch, one line a fact. Judges no profile: `check` does that."""

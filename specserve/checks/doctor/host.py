@@ -1,0 +1,95 @@
+"""All lines about this host, in the order of the screen. A reader that fails becomes a line of its own."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from specserve.checks.doctor.devices import device_lines
+from specserve.checks.doctor.driver import Driver, read_driver
+from specserve.checks.doctor.engine import engine_lines
+from specserve.checks.doctor.folders import folder_lines
+from specserve.checks.doctor.hub import hub_lines
+from specserve.checks.doctor.leftovers import Leftovers, find_leftovers, leftover_lines
+from specserve.checks.doctor.limits import memory_line, open_files_line, shared_memory_lines
+from specserve.checks.doctor.line import Line, examined
+from specserve.checks.doctor.processes import Strays, find_strays, stray_lines
+from specserve.checks.doctor.processor import processor_lines
+from specserve.checks.doctor.software import Software, read_software
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What killed servers left behind, as far as it could be found."""
+
+    files: Leftovers
+    processes: Strays
+
+
+def host_lines(
+    *, state: Path, ours: Collection[int], environ: Mapping[str, str] = os.environ
+) -> Iterator[Line]:
+    """Software, devices, limits, folders and the Hub.
+
+    `state`: where specserve keeps state and logs. `ours`: processes of specserve's servers.
+    """
+    software, driver = cache(read_software), cache(read_driver)
+    yield from examined("vLLM", lambda: engine_lines(software()))
+    yield from examined("CPU", lambda: _processor(software()))
+    yield from examined("GPU", lambda: device_lines(driver(), software(), environ=environ, ours=ours))
+    yield from examined("memory", lambda: _memory(software()))
+    yield from examined("/dev/shm", lambda: shared_memory_lines(gpus=_count(driver)))  # noqa: S108
+    yield from examined("open files", _open_files)
+    yield from examined("folders", lambda: folder_lines(environ, state=state))
+    yield from examined("Hub", lambda: hub_lines(environ))
+
+
+def remains(*, ours: Collection[int] | None) -> tuple[Remains, list[Line]]:
+    """What killed servers left, and the lines about it. `ours` None: unknown, so no process is named."""
+    files, processes = Leftovers(), Strays()
+
+    def read_files() -> Iterator[Line]:
+        nonlocal files
+        files = find_leftovers()
+        yield from leftover_lines(files)
+
+    def read_processes() -> Iterator[Line]:
+        nonlocal processes
+        processes = find_strays(ours) if ours is not None else Strays()
+        yield from stray_lines(processes)
+
+    lines = [*examined("leftovers", read_processes), *examined("leftovers", read_files)]
+    return Remains(files, processes), lines or [Line("leftovers", "ok", "none of killed servers")]
+
+
+def _processor(software: Software) -> Iterator[Line]:
+    if software.vllm is not None and software.is_cpu:
+        from specserve.plan.host import this_host
+
+        text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+        yield from processor_lines(this_host(), package=software.vllm.package, cpuinfo=text)
+
+
+def _memory(software: Software) -> Iterator[Line]:
+    if software.is_cpu:
+        from specserve.facts.accelerators import this_cpu
+
+        yield memory_line(this_cpu())
+
+
+def _open_files() -> Iterator[Line]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield open_files_line(soft=soft, hard=hard)
+
+
+def _count(driver: Callable[[], Driver]) -> int:
+    try:
+        return len(driver().gpus)
+    except Exception:  # told by the line about GPUs
+        return 0
