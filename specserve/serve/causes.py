@@ -1,4 +1,4 @@
-"""Why vLLM failed, out of its log: the root cause and a hint. Knows no message itself: see causes.toml."""
+"""Why vLLM failed, out of its log: the root cause and a hint. Knows no message itself: see cause_tables/."""
 
 from __future__ import annotations
 
@@ -6,22 +6,10 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 
+from specserve.serve.causetable import TRACEBACK, table
 from specserve.serve.logs import LogLine
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table: a pattern over the log, the sentence that it means, the way out."""
-
-    name: str
-    pattern: re.Pattern[str]
-    message: str
-    hint: str
-    example: str
-    source: str
+from specserve.serve.requesterrors import without_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +26,8 @@ class Cause:
         return self.name not in {"last-line", "silent"}
 
 
+_LAST_LINES = 40  # of a log, for what only its end can tell
+_SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
 _LOG_HINT = "the log holds the whole story"
 _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
@@ -46,7 +36,6 @@ _KILLED_HINT = (
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)(?:: .*)?$"
 )
-_TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"^(The above exception was the direct cause|During handling of the above exception, another exception)"
 )
@@ -55,7 +44,7 @@ _ECHO = re.compile(
     r"EngineDeadError|Engine core initialization failed|Frontend process failed during engine core"
     r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
     r"|CancelledError|^EOFError$|Executor failed|^(?:Connection|BrokenPipe|ConnectionReset)\w*Error"
-    r"|ProcessDiedError|^zmq\.error|^Exception: WorkerProc"
+    r"|ProcessDiedError|ActorDiedError|ncclRemoteError|^zmq\.error|^Exception: WorkerProc"
 )
 # Who died, in the words of who noticed. (vllm 0.26 to 0.33: v1/engine/utils.py, v1/engine/core_client.py,
 # v1/executor/multiproc_executor.py)
@@ -74,31 +63,22 @@ _TOLD_TO_STOP = re.compile(r"API server: shutdown triggered|trigger received sig
 _CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*$")
 
 
-@cache
-def table() -> tuple[Row, ...]:
-    """The rows of causes.toml, in the order in which they are tried."""
-    import tomllib
-
-    text = resources.files("specserve.serve").joinpath("causes.toml").read_text(encoding="utf-8")
-    return tuple(
-        Row(**{**row, "pattern": re.compile(row["pattern"], re.MULTILINE)})
-        for row in tomllib.loads(text)["cause"]
-    )
-
-
 def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory: bool = False) -> Cause:
     """The root cause of a failure, best evidence first.
 
     `exit_code` is that of vLLM's first process, negative for a signal, None where it had to be stopped.
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
+    lines = without_requests(lines)
     faults = [line.text for line in lines if line.is_fault]
     return (
         _from_outside(lines, exit_code=exit_code)
-        or _from_table(faults)
+        or _from_table(faults, late=False)
         or _from_traceback(faults)
         or _from_death(lines, out_of_memory=out_of_memory)
-        or _from_exit(faults, exit_code=exit_code, out_of_memory=out_of_memory)
+        or _from_signal(exit_code, out_of_memory=out_of_memory)
+        or _from_table([line.text for line in lines[-_LAST_LINES:]], late=True)
+        or _from_last_line(faults)
     )
 
 
@@ -112,10 +92,10 @@ def _from_outside(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause |
     return None
 
 
-def _from_table(faults: Sequence[str]) -> Cause | None:
+def _from_table(faults: Sequence[str], *, late: bool) -> Cause | None:
     text = "\n".join(faults)
     for row in table():
-        if match := row.pattern.search(text):
+        if row.late is late and (match := row.find(text)):
             start = text.rfind("\n", 0, match.start()) + 1
             end = text.find("\n", match.end())
             words = {name: (value or "").strip() for name, value in match.groupdict().items()}
@@ -141,7 +121,7 @@ def _from_traceback(faults: Sequence[str]) -> Cause | None:
 def _with_source(faults: Sequence[str], index: int) -> str:
     """A bare `AssertionError` says nothing: add the statement that raised it."""
     for text in reversed(faults[max(0, index - 3) : index]):
-        if text.strip() and not set(text.strip()) <= set("^~ ") and text != _TRACEBACK:
+        if text.strip() and not set(text.strip()) <= set("^~ ") and text != TRACEBACK:
             return f"{faults[index]}: {text.strip()}"
     return faults[index]
 
@@ -161,9 +141,14 @@ def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | Non
     return None
 
 
-def _from_exit(faults: Sequence[str], *, exit_code: int | None, out_of_memory: bool) -> Cause:
-    if exit_code is not None and exit_code < 0:
-        return _by_signal("vLLM's first process", -exit_code, out_of_memory=out_of_memory)
+def _from_signal(exit_code: int | None, *, out_of_memory: bool) -> Cause | None:
+    if exit_code is None or 0 <= exit_code <= _SHELL_SIGNAL:
+        return None
+    number = -exit_code if exit_code < 0 else exit_code - _SHELL_SIGNAL
+    return _by_signal("vLLM's first process", number, out_of_memory=out_of_memory)
+
+
+def _from_last_line(faults: Sequence[str]) -> Cause:
     last = next((text for text in reversed(faults) if not _CHATTER.search(text)), None)
     if last is None:
         return Cause("silent", "it said nothing", "run the command of `specserve plan` by hand")
