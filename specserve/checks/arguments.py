@@ -24,8 +24,9 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
         if problem.kind == "unknown" and len(found) > 1:
             message = message.replace(f"vLLM {found[0]} has", "vLLM has", 1)
         help_text = (_elsewhen(path) if problem.kind == "unknown" else None) or problem.help
-        at_key = problem.kind != "value" and not path.endswith(".method")
-        yield Hit(path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key)
+        at_key = problem.kind not in ("value", "plug-in") and not path.endswith(".method")
+        severity = Severity.WARNING if problem.kind == "plug-in" else None
+        yield Hit(path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key, severity=severity)
 
 
 def _elsewhen(path: str) -> str | None:
@@ -36,6 +37,8 @@ def _elsewhen(path: str) -> str | None:
         section = "engine"
     elif head == "frontend":
         section = "frontend"
+    elif head.startswith(("engine.", "frontend.")):
+        return None
     versions = versions_with(section, name)
     return f"vLLM {', '.join(versions)} has it: see the profile's `vllm` range" if versions else None
 
@@ -80,10 +83,11 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
 
 @rule("SD105", "wrong-argument-value", Severity.ERROR)
 def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
-    """A value that vLLM does not take: of another type, or none of its choices.
+    """A value that vLLM does not take: of another type, out of bounds, or none of its choices.
 
     ## Why is this bad?
-    vLLM ends with a usage error.
+    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention
+    backends that vLLM does not bring are a warning: a plug-in may bring them.
 
     ## Example
         engine: {max_num_seqs: many}
@@ -94,4 +98,4 @@ def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "value")
+    return _hits(ctx, "value", "plug-in")

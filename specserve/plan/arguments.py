@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.plan.convert.old import ARGUMENTS
@@ -25,6 +26,10 @@ ELSEWHERE: Mapping[str, str] = {
     "device_ids": "hardware.devices",
 }
 """vLLM arguments that a profile says in its own way; those it says by vLLM's name are known to the profile."""
+_OF_TARGET = ("dtype", "quantization")
+"""What `target` says by vLLM's name, and the profile itself does not judge."""
+_PLUGS = {"tool_call_parser": "tool_parser_plugin", "reasoning_parser": "reasoning_parser_plugin"}
+"""What names a plug-in that may bring more values of an argument."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test for a number that is no option
 REFUSED: Mapping[str, str] = {
     "config": "a second file of arguments would hide what is launched",
@@ -42,14 +47,17 @@ class ArgumentProblem:
     message: str
     help: str | None
     kind: str
-    """`unknown`, `elsewhere`, `refused` or `value`."""
+    """`unknown`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it where a plug-in brings it."""
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
-    """What this version refuses in `engine`, `frontend` and `speculation`, in the profile's order."""
+    """What this version refuses in `target`, `engine`, `frontend` and `speculation`, in the profile's order."""
+    for name in _OF_TARGET:
+        yield from _value(f"target.{name}", table.engine[name], getattr(profile.target, name))
+    given = {name for values in (profile.engine, profile.frontend) for name, value in values.items() if value}
     for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
         for name, value in values.items():
-            yield from _placed(section, name, value, table)
+            yield from _placed(section, name, value, table, plugged=_PLUGS.get(name) in given)
     blocks = {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
     if profile.speculation:
         blocks = {"speculation": profile.speculation, **blocks}
@@ -66,7 +74,9 @@ def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
                 yield from _value(place, table.speculation[name], value)
 
 
-def _placed(section: str, name: str, value: Any, table: VllmTable) -> Iterator[ArgumentProblem]:
+def _placed(
+    section: str, name: str, value: Any, table: VllmTable, *, plugged: bool
+) -> Iterator[ArgumentProblem]:
     path = f"{section}.{name}"
     if name in ELSEWHERE:
         text = f"`{name}` has its own place in a profile"
@@ -74,7 +84,11 @@ def _placed(section: str, name: str, value: Any, table: VllmTable) -> Iterator[A
     elif name in REFUSED:
         yield ArgumentProblem(path, f"`{name}` is refused: {REFUSED[name]}", None, "refused")
     elif name in table.section(_section(section)):
-        yield from _value(path, table.section(_section(section))[name], value)
+        argument = table.section(_section(section))[name]
+        if plugged:
+            argument = replace(argument, known=())
+        yield from _value(path, argument, value)
+        yield from _keys(path, argument, value, table)
     else:
         text = f"vLLM {table.minor} has no {section} argument {quoted(name)}"
         yield ArgumentProblem(path, text, _guess(section, name, value, table), "unknown")
@@ -132,11 +146,20 @@ def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProble
         bare = isinstance(value, str) and isinstance(meaning(value), wanted)
         help_text = "write it without quotes" if bare else None
         yield ArgumentProblem(path, f"`{name}` must be {kind}; found {quoted(found)}", help_text, "value")
-    elif argument.choices and isinstance(value, str) and not _chosen(argument, value):
-        text = f"`{name}` cannot be {quoted(value)}"
-        word = did_you_mean(value, [str(choice) for choice in argument.choices])
+    elif argument.choices and isinstance(value, (str, int)) and not _chosen(argument, value):
+        text = f"`{name}` cannot be {quoted(str(value))}"
+        word = did_you_mean(str(value), [str(choice) for choice in argument.choices])
         some = ", ".join(str(choice) for choice in argument.choices)
         yield ArgumentProblem(path, text, f"did you mean `{word}`?" if word else f"one of {some}", "value")
+    elif argument.known and isinstance(value, str) and not _brought(argument, value):
+        text = f"vLLM brings no `{name}` {quoted(value)}: a plug-in would have to"
+        word = did_you_mean(value, argument.known)
+        some = ", ".join(argument.known)
+        yield ArgumentProblem(
+            path, text, f"did you mean `{word}`?" if word else f"it brings {some}", "plug-in"
+        )
+    elif isinstance(value, (int, float)) and (broken := _broken(argument, value)):
+        yield ArgumentProblem(path, f"`{name}` must be {broken}; found {quoted(str(value))}", None, "value")
     elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
         yield from _unspeakable(path, argument, value)
 
@@ -154,9 +177,45 @@ def _unspeakable(path: str, argument: Argument, value: list[Any]) -> Iterator[Ar
         yield ArgumentProblem(path, text, None, "value")
 
 
-def _chosen(argument: Argument, value: str) -> bool:
+def _chosen(argument: Argument, value: str | int) -> bool:
     # vLLM compares some backends after lower-casing them and turning dashes round
-    return value in argument.choices or value.lower().replace("-", "_") in argument.choices
+    # and attention backends after raising them
+    text = str(value)
+    return value in argument.choices or bool(
+        {text.lower().replace("-", "_"), text.upper()} & set(argument.choices)
+    )
+
+
+def _brought(argument: Argument, value: str) -> bool:
+    """Whether vLLM has this value itself."""
+    return value in argument.known or value in ("", "auto")
+
+
+def _broken(argument: Argument, value: float) -> str | None:
+    """The bound that a number is beyond."""
+    compare = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+    for bound in argument.bounds:
+        sign, _, limit = bound.partition(" ")
+        if not compare[sign](value, float(limit)):
+            return bound
+    return None
+
+
+def _keys(
+    path: str, argument: Argument, value: Any, table: VllmTable, inside: str = ""
+) -> Iterator[ArgumentProblem]:
+    """The keys of a mapping that this version does not have in it, inner mappings too."""
+    if not argument.keys or not isinstance(value, Mapping):
+        return
+    for key, item in value.items():
+        place, dotted = f"{path}.{key}", f"{inside}{key}"
+        if dotted not in argument.keys:
+            here = [known.removeprefix(inside) for known in argument.keys if known.startswith(inside)]
+            word = did_you_mean(str(key), [known for known in here if "." not in known])
+            text = f"vLLM {table.minor} has no {quoted(str(key))} in `{path.partition('.')[2]}`"
+            yield ArgumentProblem(place, text, f"did you mean `{word}`?" if word else None, "unknown")
+        elif any(known.startswith(f"{dotted}.") for known in argument.keys):
+            yield from _keys(place, argument, item, table, f"{dotted}.")
 
 
 def python_value(argument: Argument, value: Any) -> Any:

@@ -8,7 +8,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from specserve.plan import fieldlimits
 from specserve.plan.annotations import Module, Package, annotated_fields, hints
+from specserve.plan.fieldlimits import bounds, texts_of
 from specserve.plan.parsercalls import (
     UnknownLayout,
     added_arguments,
@@ -31,6 +33,16 @@ SPECULATION_FILE = "config/speculative.py"
 ENV_FILE = "envs.py"
 PARSER_FILE = "utils/argparse_utils.py"
 
+_ENUMERATED = {"attention_backend": ("v1/attention/backends/registry.py", "AttentionBackendEnum")}
+"""Arguments whose values are the members of an enumeration, or `auto`, and where that stands."""
+_REGISTERED = {
+    "kv_cache_dtype": ("config/cache.py", "CacheDType"),
+    "load_format": ("model_executor/model_loader/__init__.py", "LoadFormats"),
+    "quantization": ("model_executor/layers/quantization/__init__.py", "QuantizationMethods"),
+    "reasoning_parser": ("reasoning/__init__.py", "_REASONING_PARSERS_TO_REGISTER"),
+    "tool_call_parser": ("tool_parsers/__init__.py", "_TOOL_PARSERS_TO_REGISTER"),
+}
+"""Arguments whose values a plug-in may add to, and where vLLM's own stand."""
 _INTERNAL_CONFIGS = {"ModelConfig", "ParallelConfig"}  # vLLM fills these fields itself
 
 
@@ -69,7 +81,8 @@ def stamp(root: Path) -> str:
     Raises UnknownLayout.
     """
     digest = hashlib.sha256(str(root).encode())
-    names = {"_version.py", ENGINE_FILE, ENV_FILE, PARSER_FILE, *FRONTEND_FILES}
+    registers = {file for file, _ in (*_ENUMERATED.values(), *_REGISTERED.values())}
+    names = {"_version.py", ENGINE_FILE, ENV_FILE, PARSER_FILE, *FRONTEND_FILES, *registers}
     paths = [*(root / name for name in sorted(names)), *sorted((root / "config").glob("*.py"))]
     paths += sorted(Path(__file__).parent.glob("*.py"))
     for path in paths:
@@ -111,10 +124,39 @@ def _engine(package: Package, module: Module) -> dict[str, Argument]:
             arguments[argument.name] = argument
     human = _human_ints(module)
     messages = _deprecations(module)
+    limits, inner = bounds(package, module), _keys(package, module)
     return {
-        name: replace(argument, human_int=name in human, deprecated=messages.get(argument.flag or ""))
+        name: replace(
+            argument,
+            human_int=name in human,
+            deprecated=messages.get(argument.flag or ""),
+            bounds=limits.get(name, ()) if argument.kind in ("int", "float") else (),
+            keys=inner.get(name, ()) if argument.kind == "dict" else (),
+            choices=argument.choices or _members(package, name),
+            known=() if argument.choices else _known(package, name),
+        )
         for name, argument in arguments.items()
     }
+
+
+def _keys(package: Package, module: Module) -> dict[str, tuple[str, ...]]:
+    """What the mappings among vLLM's arguments may hold."""
+    where, definition = class_of(package, module, "EngineArgs")
+    return {
+        name: fieldlimits.keys(package, where, annotation)
+        for name, annotation in annotated_fields(definition)
+    }
+
+
+def _members(package: Package, name: str) -> tuple[str, ...]:
+    """The names of an enumeration, which vLLM looks up in upper case."""
+    members = texts_of(package, *_ENUMERATED[name]) if name in _ENUMERATED else ()
+    return (*members, "auto") if members else ()
+
+
+def _known(package: Package, name: str) -> tuple[str, ...]:
+    """The values that vLLM registers itself."""
+    return texts_of(package, *_REGISTERED[name]) if name in _REGISTERED else ()
 
 
 def _human_ints(module: Module) -> set[str]:
@@ -144,7 +186,8 @@ def _frontend(package: Package, module: Module) -> dict[str, Argument]:
     for class_name in ("BaseFrontendArgs", "FrontendArgs"):
         where, definition = class_of(package, module, class_name)
         for name, annotation in annotated_fields(definition):
-            arguments[name] = classify(name, hints(package, where, annotation))
+            argument = classify(name, hints(package, where, annotation))
+            arguments[name] = replace(argument, known=_known(package, name))
         for statement in ast.walk(function_in(package, definition.body, "_customize_cli_kwargs")):
             _customise(arguments, statement)
     maker = function_in(package, module.tree.body, "make_arg_parser")
@@ -175,7 +218,12 @@ def _speculation(package: Package, module: Module) -> dict[str, Argument]:
     for name, annotation in annotated_fields(definition):
         union = hints(package, where, annotation)
         if not any(hint.name in _INTERNAL_CONFIGS for hint in union):
-            keys[name] = replace(classify(name, union), flag=None, negatable=False, form="value")
+            argument = classify(name, union)
+            admitted = argument.choices or _members(package, name)
+            known = () if argument.choices else _known(package, name)
+            keys[name] = replace(
+                argument, flag=None, negatable=False, form="value", choices=admitted, known=known
+            )
     return keys
 
 

@@ -40,6 +40,12 @@ class Argument:
     """Other spellings of the flag: `-tp`."""
     deprecated: str | None = None
     """vLLM's own message, where it warns."""
+    bounds: tuple[str, ...] = ()
+    """What a number must be: `> 0`, `<= 1`."""
+    keys: tuple[str, ...] = ()
+    """The keys of a mapping, inner ones dotted; empty where vLLM admits any, or does not say."""
+    known: tuple[str, ...] = ()
+    """The values that vLLM brings, where a plug-in may bring others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,11 @@ def _cured(tree: Node, notes: list[Note]) -> tuple[Node, Profile | None]:
         profile, findings = validate(tree, file=FILE)
         wrong = [(finding.span.path, finding.message, finding.span) for finding in findings]
         if profile:
-            wrong = [(item.path, item.message, profile.span(item.path)) for item in problems(profile, newest)]
+            wrong = [
+                (item.path, item.message, profile.span(item.path))
+                for item in problems(profile, newest)
+                if item.kind != "plug-in"
+            ]
         cut = [(path, message, span) for path, message, span in wrong if _may_go(path)]
         if not cut:
             break
@@ -200,7 +204,7 @@ def _for_versions(tree: Node, profile: Profile | None, notes: list[Note]) -> Nod
     versions = known_versions()
     first, missing = len(versions) - 1, ""
     while profile and first > 0:
-        wrong = list(problems(profile, table(versions[first - 1])))
+        wrong = [item for item in problems(profile, table(versions[first - 1])) if item.kind != "plug-in"]
         if wrong:
             missing = wrong[0].path
             break

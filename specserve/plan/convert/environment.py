@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from specserve.plan.convert.given import Note
 from specserve.plan.convert.secrets import looks_secret, names_a_secret
@@ -14,7 +15,10 @@ from specserve.profile.problems import quoted
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 
-_ARGUMENTS: Mapping[str, str] = {"VLLM_ATTENTION_BACKEND": "attention_backend"}
+_ARGUMENTS: Mapping[str, str] = {
+    "VLLM_ATTENTION_BACKEND": "attention_backend",
+    "VLLM_ALL2ALL_BACKEND": "all2all_backend",
+}
 _NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)
 
 
@@ -24,7 +28,10 @@ def as_settings(env: Mapping[str, Node], table: VllmTable, notes: list[Note]) ->
     for name, argument in _ARGUMENTS.items():
         node = env.get(name)
         if node and name not in table.env and isinstance(node.value, str) and not UNKNOWN.search(node.value):
-            settings[argument] = Setting(argument, node, name, table.engine.get(argument))
+            value = node.value.removesuffix("_VLLM_V1")  # as the V1 engine's backends were called at first
+            settings[argument] = Setting(
+                argument, replace(node, value=value, raw=value), name, table.engine.get(argument)
+            )
             notes.append(Note(f"engine.{argument}", f"the variable `{name}` of old", node.span.line))
     return settings
 
