@@ -27,7 +27,7 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
     classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search
     paths run whatever lies under that name on the serving machine, with the server's rights. Insecure
     serialization unpickles what arrives on vLLM's internal sockets. A profile from somebody else deserves a look
-    at each of them.
+    at each of them. `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
 
     ## Example
         engine: {worker_extension_cls: somebody.tools.Extension}
@@ -44,7 +44,9 @@ def remote_code(ctx: Context) -> Iterator[Hit]:
     if ctx.profile.engine.get("trust_remote_code") is True:
         draft = " and with its draft" if any(block.model for _, block in blocks(ctx)) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
-        yield Hit("engine.trust_remote_code", text, help="leave it out where the model does not ask for it")
+        help_text = "leave it out where the model does not ask for it"
+        # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
+        yield Hit("engine.trust_remote_code", text, help=help_text, severity=Severity.INFO)
     for path, block in blocks(ctx):
         if block.method == "custom_class":
             text = f"the draft is a class of its own, which the server imports: {_words(block.model)}"

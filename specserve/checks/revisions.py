@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
+
+if TYPE_CHECKING:
+    from specserve.facts.model import ModelFacts
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -21,8 +25,9 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there
-    runs code on the serving machine. A draft inherits the trust of its target. A branch or a tag can be moved; a
-    commit cannot.
+    runs code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag
+    can be moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it
+    brings code (`check` reads whether it does), a warning where it does, or where others are trusted with it.
 
     ## Example
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
@@ -47,15 +52,25 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
         ((model, revision), section), *others = moving.items()
         which = f"at `{revision}`, which can move" if revision else "without a revision"
         more = f", and that of {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
+        alone = {name for name, _ in moving} == {ctx.profile.target.model}
+        quiet = alone and not _brings_code(ctx.target)
         yield Hit(
             f"{section}.revision" if revision else f"{section}.model",
-            f"code of `{model}` will run, taken {which}{more}",
+            f"code of `{model}` {'would' if quiet else 'will'} run, taken {which}{more}",
             related=(
                 ("engine.trust_remote_code", "code is trusted here"),
                 *((f"{place}.model", "not pinned to a commit either") for _, place in others),
             ),
             help=f"write the commit that was read as `{section}.revision`, or run `specserve lock`",
+            severity=Severity.INFO if quiet else None,
         )
+
+
+def _brings_code(facts: ModelFacts | None) -> bool:
+    """Whether a model is known to bring code of its own, which transformers names in `auto_map`."""
+    return facts is not None and (
+        "auto_map" in facts.config or any(name.endswith(".py") for name in facts.files)
+    )
 
 
 @rule("SD113", "unpinned-revision", Severity.INFO)
