@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -44,7 +44,7 @@ def host_lines(
     yield from examined("CPU", lambda: _processor(software()))
     yield from examined("GPU", lambda: device_lines(driver(), software(), environ=environ, ours=ours))
     yield from examined("memory", lambda: _memory(software()))
-    yield from examined("/dev/shm", lambda: shared_memory_lines(gpus=_count(driver)))  # noqa: S108
+    yield from examined("/dev/shm", lambda: _shared_memory(software(), driver()))  # noqa: S108
     yield from examined("open files", _open_files)
     yield from examined("folders", lambda: folder_lines(environ, state=state))
     yield from examined("Hub", lambda: hub_lines(environ))
@@ -88,8 +88,5 @@ def _open_files() -> Iterator[Line]:
     yield open_files_line(soft=soft, hard=hard)
 
 
-def _count(driver: Callable[[], Driver]) -> int:
-    try:
-        return len(driver().gpus)
-    except Exception:  # told by the line about GPUs
-        return 0
+def _shared_memory(software: Software, driver: Driver) -> Iterator[Line]:
+    yield from shared_memory_lines(is_cpu=software.is_cpu, gpus=len(driver.gpus))

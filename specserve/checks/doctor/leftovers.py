@@ -24,7 +24,7 @@ _SHARED = re.compile(
     r"|__KMP_REGISTERED_LIB_(?P<pid>\d+)_\d+"  # Intel OpenMP, kmp_runtime.cpp: its process stands in the name
     r"|nccl-[A-Za-z0-9]{6}"  # NCCL, between the ranks of a node
     r"|vllm_dist_[0-9a-f]{32}\S*"  # vLLM's CPU workers, vllm/v1/worker/cpu_worker.py
-    r"|vllm_offload_\S+\.mmap"  # vllm/v1/kv_offload/cpu/shared_offload_region.py
+    r"|vllm_(offload|ec)_\S+\.mmap"  # shared_offload_region.py and ec_shared_region.py of vLLM
 )
 _SOCKET = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 """vLLM's sockets: a random UUID. (vllm/utils/network_utils.py, get_open_zmq_ipc_path)"""

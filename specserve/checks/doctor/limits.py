@@ -11,21 +11,24 @@ from specserve.checks.figures import gib
 from specserve.facts.accelerators import Machine
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
-_SMALL_SHM = 2**30
-"""As SD404: containers have 64 MiB; the message queues of two ranks alone may take 640 MiB.
+_QUEUE = 10 * 24 * 2**20
+"""The largest message queue of a launch with several processes, which is refused where it does not fit what is free.
 
-One of 10 x 16 MiB, and one of 10 x 24 MiB a rank. (vllm/v1/executor/multiproc_executor.py, shm_broadcast.py, 0.32)
+(vllm/distributed/device_communicators/shm_broadcast.py, check_shm_free_space and MessageQueue, 0.32 and 0.33)
 """
-_FULL_SHM = 32 * 2**20
+_SMALL_SHM = 2**30
+"""As SD404: NCCL shares it too."""
 _RAISED_FILES = 65535
 """vLLM raises the soft limit to this, where the hard one allows it. (vllm/utils/system_utils.py, set_ulimit)"""
 _FEW_FILES = 4096
-_TOO_FEW_FILES = 256
 _LITTLE_MEMORY = 2 * 2**30
 
 
-def shared_memory_lines(folder: Path = SHM, *, gpus: int) -> Iterator[Line]:
-    """Whether several ranks can talk through it. `gpus`: how many a launch could use."""
+def shared_memory_lines(folder: Path = SHM, *, is_cpu: bool, gpus: int) -> Iterator[Line]:
+    """Whether the processes of a launch can talk through it.
+
+    The CPU engine always has several, one on GPUs where it takes more than one of the `gpus`.
+    """
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
@@ -33,18 +36,25 @@ def shared_memory_lines(folder: Path = SHM, *, gpus: int) -> Iterator[Line]:
         yield Line(str(folder), "bad", text, f"mount it: `mount -t tmpfs tmpfs {folder}`")
         return
     text = f"{gib(usage.free)} of {gib(usage.total)} free"
-    if usage.free < _FULL_SHM:
-        fix = f"remove what nobody uses (`ls -l {folder}`), or give a container more: `docker run --shm-size 8g`"
-        yield Line(str(folder), "bad", f"{text}: vLLM would end with a bus error", fix)
-    elif usage.total < _SMALL_SHM:
-        fix = "give the container more: `docker run --shm-size 8g`, or `--ipc host`"
-        yield Line(str(folder), "bad" if gpus > 1 else "note", f"{text}: too little for several ranks", fix)
+    fix = "of a container: `docker run --shm-size 8g`, or `--ipc host`"
+    if usage.free < _QUEUE:
+        several = is_cpu or gpus > 1
+        whom = "vLLM" if several else "a launch on several GPUs"
+        if usage.total >= _SMALL_SHM:
+            fix = f"remove what nobody uses: `ls -l {folder}`"
+        text += f": {whom} needs {gib(_QUEUE)}"
+        yield Line(str(folder), "bad" if several else "note", text, fix)
+    elif usage.total < _SMALL_SHM and gpus > 1:
+        yield Line(str(folder), "note", f"{text}: NCCL may need more", fix)
     else:
         yield Line(str(folder), "ok", text)
 
 
 def open_files_line(*, soft: int, hard: int) -> Line:
-    """How many files vLLM may have open: each request holds one. A limit of -1 is none."""
+    """How many files vLLM may have open: each request holds one. A limit of -1 is none.
+
+    No start was seen to fail for it, down to 128.
+    """
     if hard == -1 or hard >= _RAISED_FILES or soft == -1:
         allowed = -1 if soft == -1 else max(soft, _RAISED_FILES)
         raised = f"{soft}, and vLLM raises it to {_RAISED_FILES}"
@@ -59,8 +69,6 @@ def open_files_line(*, soft: int, hard: int) -> Line:
         if hard >= _FEW_FILES
         else "LimitNOFILE=, limits.conf, or `docker run --ulimit nofile`"
     )
-    if soft < _TOO_FEW_FILES:
-        return Line("open files", "bad", f"{text}, and its start needs more", fix)
     return Line("open files", "note", f"{text}, and every request holds one", fix)
 
 

@@ -38,7 +38,7 @@ def _starts(proc: Path) -> Iterable[float]:
     """When each process with torch in it began, in seconds since the epoch. (proc_pid_stat(5), field 22)"""
     boot = re.search(r"^btime (\d+)$", (proc / "stat").read_text(encoding="ascii"), re.MULTILINE)
     if boot is None:
-        raise ValueError("/proc/stat does not tell when the host was started")
+        raise ValueError("the kernel does not tell when the host was started")
     for entry in proc.iterdir():
         if entry.name.isdecimal():
             with suppress(OSError, ValueError, IndexError):

@@ -1,0 +1,94 @@
+"""`specserve doctor` as a program: exit codes, both forms, no secret, leftovers one a line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.doctor import server_lines
+from specserve.serve.detached.observe import Seen
+
+Program = Callable[..., subprocess.CompletedProcess[bytes]]
+SECRET = "hf_" + "Qz7Rk2Wp9L" * 3
+
+
+def test_both_forms_tell_the_same_and_the_exit_code_says_whether_something_is_bad(specserve: Program) -> None:
+    done = specserve("doctor", "--format", "json")
+    data = json.loads(done.stdout)
+    assert data["version"] == 1
+    assert done.returncode == (1 if data["summary"]["bad"] else 0)
+    text = specserve("doctor")
+    assert text.returncode == done.returncode
+    names = [line["name"] for line in data["lines"]]
+    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "Hub token", "servers"} <= set(names)
+    rows = [row for row in text.stdout.decode().splitlines() if row.startswith(("ok ", "note ", "bad "))]
+    assert {row[6:18].strip() for row in rows} == set(names)
+    assert text.stderr == done.stderr == b""
+
+
+def test_a_cache_that_cannot_be_used_is_bad_and_the_exit_code_is_1(
+    specserve: Program, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    env = {"HF_HOME": str(file), "HF_HUB_CACHE": "", "HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""}
+    done = specserve("doctor", "--format", "json", env=env)
+    cache = next(line for line in json.loads(done.stdout)["lines"] if line["name"] == "cache")
+    assert (done.returncode, cache["state"]) == (1, "bad")
+    assert cache["text"] == f"{file}/hub: {file} is not a folder"
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_token_is_nowhere_in_what_is_told(format: str, specserve: Program, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(SECRET)
+    (tmp_path / "token").chmod(0o600)
+    address = f"https://me:{SECRET}@hub.example/?{SECRET}"
+    for env in ({"HF_TOKEN": SECRET}, {"HF_TOKEN": "", "HF_HOME": str(tmp_path)}):
+        done = specserve("doctor", "--format", format, env={**env, "HF_ENDPOINT": address})
+        told = b"".join((done.stdout + done.stderr).split()).decode()
+        assert "present" in told and "hub.example" in told
+        assert [SECRET[at : at + 6] for at in range(len(SECRET) - 5) if SECRET[at : at + 6] in told] == []
+
+
+def test_leftovers_are_listed_one_a_line_for_rm(specserve: Program) -> None:
+    path = Path("/dev/shm") / f"psm_{uuid.uuid4().hex[:8]}"
+    path.touch()
+    try:
+        done = specserve("doctor", "--leftovers")
+        assert done.returncode == 0
+        assert str(path) in done.stdout.decode().splitlines()
+        data = json.loads(specserve("doctor", "--format", "json").stdout)
+        assert str(path) in data["leftovers"]["files"]
+        note = next(line for line in data["lines"] if line["name"] == "leftovers" and "holds" in line["text"])
+        assert note["state"] == "note"
+    finally:
+        path.unlink()
+
+
+def test_a_folder_whose_name_breaks_a_line_yields_no_line_for_rm(specserve: Program, tmp_path: Path) -> None:
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    (folder / f"vllm_dist_{'0' * 32}").touch()
+    done = specserve("doctor", "--leftovers", env={"TMPDIR": str(folder)})
+    assert b"vllm_dist_" + b"0" * 32 not in done.stdout
+
+
+def test_servers_that_serve_share_a_line_and_each_other_one_has_its_own() -> None:
+    found = [
+        Seen("a", "ready"),
+        Seen("b", "hung", "no token for 40s"),
+        Seen("c", "starting"),
+        Seen("d", "dead"),
+    ]
+    assert [(line.state, line.text, line.fix) for line in server_lines(found)] == [
+        ("ok", "a ready, c starting", None),
+        ("note", "b hung: no token for 40s", "`specserve down b`"),
+        ("note", "d dead", "`specserve down d`"),
+    ]
+    (none,) = server_lines([])
+    assert (none.state, none.text) == ("ok", "none runs detached")

@@ -1,0 +1,96 @@
+"""The doctor's screen: 80 columns, each fix under its line, text from elsewhere made harmless; the same as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.checks.doctor.host import Remains
+from specserve.checks.doctor.leftovers import Leftovers
+from specserve.checks.doctor.line import Line, State
+from specserve.checks.doctor.processes import Process, Strays
+from specserve.report.doctor import doctor_json, doctor_text
+
+LINES = [
+    Line("Python", "ok", "3.11.9, /v/bin/python"),
+    Line("vLLM", "bad", "not installed beside specserve: nothing can be launched here", "`pip install 'x[y]'`"),
+    Line(
+        "driver", "note", "580.65.06, runs CUDA up to 13.0; torch is built for 13.2: what is compiled while it runs "
+        "may be refused", "update it to one that runs CUDA 13.2",
+    ),
+    Line("cache", "ok", f"66.9 GiB free for downloads in /{'x' * 90}/hub"),
+]  # fmt: skip
+NOTHING = Remains(Leftovers(), Strays())
+STATES: list[State] = ["ok", "note", "bad"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_screen_has_a_line_a_fact_and_the_fix_under_it(golden: Callable[[str, str], None]) -> None:
+    golden("report/doctor.txt", doctor_text(LINES, stream=io.StringIO()) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("states", "last"),
+    [
+        (["ok"], "nothing here breaks a launch"),
+        (["ok", "note"], "nothing here breaks a launch; 1 note"),
+        (["bad"], "1 thing will break a launch here"),
+        (["bad", "bad", "note", "note"], "2 things will break a launch here; 2 notes"),
+    ],
+)
+def test_the_last_line_is_the_verdict(states: list[State], last: str) -> None:
+    lines = [Line("x", state, "y") for state in states]
+    assert doctor_text(lines).splitlines()[-1] == last
+
+
+def test_states_are_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert "\x1b[31mbad\x1b[0m" in doctor_text(LINES, stream=Terminal())
+    assert "\x1b" not in doctor_text(LINES, stream=io.StringIO())
+
+
+@given(st.lists(st.builds(Line, st.just("GPU"), st.sampled_from(STATES), st.text(), st.none() | st.text())))
+def test_no_text_of_the_system_can_steer_a_terminal_or_forge_a_line(lines: list[Line]) -> None:
+    text = doctor_text(lines, stream=io.StringIO())
+    assert not {char for char in text if ord(char) < 32 or 127 <= ord(char) < 160} - {"\n"}
+    assert sum(row.startswith(("ok ", "note ", "bad ")) for row in text.split("\n")) == len(lines)
+
+
+def test_lines_are_80_columns_wide_unless_one_word_is_wider() -> None:
+    rows = doctor_text(LINES, stream=io.StringIO()).splitlines()
+    assert [row for row in rows if len(row) > 80 and len(row.split()) > 1] == []
+
+
+def test_json_has_every_line_and_every_leftover_by_name() -> None:
+    files = Leftovers((Path("/s/psm_1"),), (Path("/t/u"),), (Path("/t/v"),), 4096)
+    engine = Process(12, 1, 10, 10, ("VLLM::EngineCore",))
+    server = Process(30, 1, 30, 30, ("vllm", "serve", "m"))
+    data = json.loads(doctor_json(LINES, remains=Remains(files, Strays((engine,), (server,)))))
+    assert next(iter(data)) == "version" and data["version"] == 1
+    assert [(line["name"], line["state"], line["text"], line["fix"]) for line in data["lines"]] == [
+        (line.name, line.state, line.text, line.fix) for line in LINES
+    ]
+    assert data["leftovers"] == {
+        "files": ["/s/psm_1", "/t/u", "/t/v"],
+        "shared_memory_bytes": 4096,
+        "orphans": [{"pid": 12, "command": "VLLM::EngineCore"}],
+        "other_servers": [{"pid": 30, "command": "vllm serve m"}],
+    }
+    assert data["summary"] == {"ok": 2, "note": 1, "bad": 1}
+
+
+@given(st.lists(st.builds(Line, st.text(), st.sampled_from(STATES), st.text(), st.none() | st.text())))
+def test_any_line_survives_json(lines: list[Line]) -> None:
+    data = json.loads(doctor_json(lines, remains=NOTHING))
+    assert [line["text"] for line in data["lines"]] == [line.text for line in lines]
