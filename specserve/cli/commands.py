@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "gpus": "specserve.cli.gpus:gpus",
+    "doctor": "specserve.cli.doctor:doctor",
     "schema": "specserve.cli.schema:schema",
 }
 
