@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specserve.serve.causetable import TRACEBACK, table
+from specserve.serve.causetable import TRACEBACK, Row, table
 from specserve.serve.logs import LogLine
 from specserve.serve.requesterrors import without_requests
 
@@ -26,7 +26,6 @@ class Cause:
         return self.name not in {"last-line", "silent"}
 
 
-_LAST_LINES = 40  # of a log, for what only its end can tell
 _SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
 _LOG_HINT = "the log holds the whole story"
 _KILLED_HINT = (
@@ -73,11 +72,11 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory
     faults = [line.text for line in lines if line.is_fault]
     return (
         _from_outside(lines, exit_code=exit_code)
-        or _from_table(faults, late=False)
+        or _from_table(faults)
         or _from_traceback(faults)
         or _from_death(lines, out_of_memory=out_of_memory)
         or _from_signal(exit_code, out_of_memory=out_of_memory)
-        or _from_table([line.text for line in lines[-_LAST_LINES:]], late=True)
+        or _from_end(lines)
         or _from_last_line(faults)
     )
 
@@ -92,16 +91,31 @@ def _from_outside(lines: Sequence[LogLine], *, exit_code: int | None) -> Cause |
     return None
 
 
-def _from_table(faults: Sequence[str], *, late: bool) -> Cause | None:
+def _from_table(faults: Sequence[str]) -> Cause | None:
     text = "\n".join(faults)
     for row in table():
-        if row.late is late and (match := row.find(text)):
-            start = text.rfind("\n", 0, match.start()) + 1
-            end = text.find("\n", match.end())
-            words = {name: (value or "").strip() for name, value in match.groupdict().items()}
-            words["line"] = text[start : end if end >= 0 else None].strip()
-            return Cause(row.name, _shorten(row.message.format_map(words)), row.hint.format_map(words))
+        if not row.late and (match := row.find(text)):
+            return _cause(row, text, match)
     return None
+
+
+def _from_end(lines: Sequence[LogLine]) -> Cause | None:
+    """What the last lines of the engine tell, of whatever level; the API server talks on while it hangs."""
+    texts = [line.text for line in lines if not line.process.startswith("APIServer")]
+    texts = [text for text in texts if not _CHATTER.search(text)]
+    for row in table():
+        text = "\n".join(texts[-row.late :])
+        if row.late and (match := row.find(text)):
+            return _cause(row, text, match)
+    return None
+
+
+def _cause(row: Row, text: str, match: re.Match[str]) -> Cause:
+    start = text.rfind("\n", 0, match.start()) + 1
+    end = text.find("\n", match.end())
+    words = {name: (value or "").strip() for name, value in match.groupdict().items()}
+    words["line"] = text[start : end if end >= 0 else None].strip()
+    return Cause(row.name, _shorten(row.message.format_map(words)), row.hint.format_map(words))
 
 
 def _from_traceback(faults: Sequence[str]) -> Cause | None:

@@ -31,7 +31,7 @@ class Row:
 
     `says` are the literal texts that the pattern relies on, each with who writes it: a file below
     site-packages, or a name (`NCCL`). `within` must stand in the stack above the match. A `late` row is
-    asked after everything else, about the last lines of any level: it tells of a hang or of an echo.
+    asked after everything else, about so many last lines of any level: it tells of a hang or of an echo.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Row:
     example: str
     says: tuple[tuple[str, str], ...]
     within: re.Pattern[str] | None = None
-    late: bool = False
+    late: int = 0
 
     def find(self, text: str) -> re.Match[str] | None:
         """The first match, looked for only where one of the literals stands."""

@@ -1,17 +1,20 @@
-"""The root cause out of real failures of vLLM 0.32, and the table row by row."""
+"""The root cause out of real failures, provoked on vLLM 0.32 or told in public threads, and the tables row by row."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from specserve.serve.causes import find_cause
 from specserve.serve.causetable import Row, table
 from specserve.serve.logs import LogLine, parse, read_end
 
-LOGS = Path(__file__).parent / "logs"
+HERE = Path(__file__).parent
+LOGS = HERE / "logs"
 HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy_quiet"]
 
 
@@ -40,6 +43,39 @@ def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: s
     assert cause.hint
 
 
+def public(name: str) -> list[dict[str, Any]]:
+    loaded: list[dict[str, Any]] = yaml.safe_load((HERE / name).read_text(encoding="utf-8"))
+    return loaded
+
+
+REAL = public("real_logs.yaml")
+
+
+@pytest.mark.parametrize("real", REAL, ids=lambda real: real["name"])
+def test_a_failure_that_users_reported_is_told_by_its_root(real: dict[str, Any]) -> None:
+    cause = find_cause(parse(real["log"]), exit_code=real.get("exit_code", 1))
+    assert (cause.name, real["says"] in cause.message) == (real["row"], True), cause.message
+    assert cause.is_known is (real["row"] not in {"last-line", "silent"})
+    assert "\n" not in cause.message
+
+
+def test_each_public_log_names_its_thread_and_its_row() -> None:
+    rows = {row.name for row in table()}
+    threads = [real["source"] for real in REAL]
+    assert all("#" in thread and "/" in thread for thread in threads)
+    assert {real["row"] for real in REAL} - rows == {"killed", "last-line", "silent"}
+    assert sum(real["row"] in rows for real in REAL) >= 80
+    assert sum(real["row"] in {"last-line", "silent"} for real in REAL) >= 3
+
+
+@pytest.mark.parametrize("healthy", public("healthy_logs.yaml"), ids=lambda healthy: healthy["name"])
+@pytest.mark.parametrize("exit_code", [1, None])
+def test_noise_and_the_errors_of_single_requests_are_no_cause(
+    healthy: dict[str, Any], exit_code: int | None
+) -> None:
+    assert not find_cause(parse(healthy["log"]), exit_code=exit_code).is_known
+
+
 def dresses(example: str) -> list[str]:
     text = "".join(
         f"(EngineCore pid=7) ERROR 11-21 01:42:15 [core.py:1] {line}\r\n" for line in example.split("\n")
@@ -63,13 +99,13 @@ def test_each_row_finds_its_example_in_every_dress_of_the_log(row: Row) -> None:
 
 def test_rows_have_names_of_their_own() -> None:
     names = [row.name for row in table()]
-    assert len(set(names)) == len(names) >= 20
+    assert len(set(names)) == len(names) >= 100
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_no_row_matches_a_healthy_log(name: str) -> None:
     faults = "\n".join(line.text for line in read_end(LOGS / f"{name}.log") if line.is_fault)
-    assert [row.name for row in table() if row.pattern.search(faults)] == []
+    assert [row.name for row in table() if row.find(faults)] == []
 
 
 def test_an_unknown_failure_is_told_by_the_innermost_exception_of_the_last_traceback() -> None:
