@@ -73,7 +73,8 @@ def _servers() -> tuple[list[Seen] | None, list[Line]]:
         found = list(observe_all())
         yield from server_lines(found)
 
-    return found, examined("servers", read)
+    lines = examined("servers", read)
+    return found, lines
 
 
 def server_lines(servers: list[Seen]) -> Iterator[Line]:
@@ -88,9 +89,9 @@ def server_lines(servers: list[Seen]) -> Iterator[Line]:
     for seen in servers:
         if seen not in well:
             detail = f": {seen.detail}" if seen.detail else ""
-            yield Line(
-                "servers", "note", f"{_at(seen)} {seen.state}{detail}", f"`specserve down {seen.name}`"
-            )
+            after = "clears it" if seen.state in ("dead", "gone") else "ends it"
+            fix = f"`specserve down {seen.name}` {after}"
+            yield Line("servers", "note", f"{_at(seen)} {seen.state}{detail}", fix)
 
 
 def _at(seen: Seen) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from specserve.cli.app import _run
 from specserve.cli.doctor import server_lines
 from specserve.serve.detached.observe import Seen
 
@@ -55,6 +58,41 @@ def test_a_token_is_nowhere_in_what_is_told(format: str, specserve: Program, tmp
         assert [SECRET[at : at + 6] for at in range(len(SECRET) - 5) if SECRET[at : at + 6] in told] == []
 
 
+@pytest.fixture
+def engine() -> Iterator[int]:
+    """A process that calls itself an engine of vLLM."""
+    sleep = shutil.which("sleep")
+    assert sleep
+    with subprocess.Popen(["VLLM::EngineCore", "60"], executable=sleep) as running:
+        while b"VLLM" not in Path(f"/proc/{running.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        yield running.pid
+        running.kill()
+
+
+def test_an_engine_of_no_server_of_ours_is_named(specserve: Program, engine: int) -> None:
+    data = json.loads(specserve("doctor", "--format", "json").stdout)
+    assert {"pid": engine, "command": "VLLM::EngineCore 60"} in data["leftovers"]["other_servers"]
+    assert f"`kill {engine}` where nobody needs it" in [line["fix"] for line in data["lines"]]
+
+
+def test_where_our_servers_cannot_be_read_no_process_is_taken_for_a_strangers(
+    engine: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreadable() -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr("specserve.serve.detached.observe.observe_all", unreadable)
+    _run(["doctor", "--format", "json"])
+    data = json.loads(capsys.readouterr().out)
+    assert data["leftovers"]["other_servers"] == data["leftovers"]["orphans"] == []
+    (line,) = [line for line in data["lines"] if line["name"] == "servers"]
+    assert (line["state"], line["text"]) == (
+        "note",
+        "could not be examined: PermissionError: [Errno 13] Permission denied",
+    )
+
+
 def test_leftovers_are_listed_one_a_line_for_rm(specserve: Program) -> None:
     path = Path("/dev/shm") / f"psm_{uuid.uuid4().hex[:8]}"
     path.touch()
@@ -87,8 +125,8 @@ def test_servers_that_serve_share_a_line_and_each_other_one_has_its_own() -> Non
     ]
     assert [(line.state, line.text, line.fix) for line in server_lines(found)] == [
         ("ok", "a ready, c starting", None),
-        ("note", "b hung: no token for 40s", "`specserve down b`"),
-        ("note", "d dead", "`specserve down d`"),
+        ("note", "b hung: no token for 40s", "`specserve down b` ends it"),
+        ("note", "d dead", "`specserve down d` clears it"),
     ]
     (none,) = server_lines([])
     assert (none.state, none.text) == ("ok", "none runs detached")
