@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specserve.checks.revisions import is_hub_id
-from specserve.checks.run import judge
+from specserve.checks.run import context_of, judge, judged
 from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFacts
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.checks.conftest import COMMIT
@@ -106,3 +108,27 @@ def test_prediction_layers_must_come_from_the_target_s_own_commit(
 def test_nothing_is_split_where_nothing_is_pinned(profile: Load) -> None:
     text = "target: {model: org/t}\nspeculation: {method: mtp, num_speculative_tokens: 1}"
     assert of("SD114", profile(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "severity"),
+    [(None, Severity.INFO), ({}, Severity.INFO), ({"auto_map": {"AutoConfig": "c.C"}}, Severity.WARNING)],
+)
+def test_trusted_code_is_a_warning_where_the_model_is_known_to_bring_some(
+    profile: Load, facts: dict[str, object] | None, severity: Severity
+) -> None:
+    context = context_of(profile("target: {model: org/t}\nengine: {trust_remote_code: true}"))
+    if facts is not None:
+        context = replace(context, target=ModelFacts("org/t", "hub", facts))
+    (finding,) = [item for item in judged(context) if item.code == "SD112"]
+    assert finding.severity is severity
+
+
+def test_a_draft_of_another_repository_is_trusted_unseen_which_is_a_warning(profile: Load) -> None:
+    text = f"""
+        target: {{model: org/t, revision: '{COMMIT}'}}
+        speculation: {{method: eagle3, model: other/h, num_speculative_tokens: 2}}
+        engine: {{trust_remote_code: true}}
+    """
+    assert [item.severity for item in of("SD112", profile(text))] == [Severity.WARNING]
+    assert [item.severity for item in of("SD111", profile(text))] == [Severity.INFO]

@@ -18,6 +18,7 @@ from specserve.plan.convert.words import Word
 from specserve.profile.build import MAX_DEPTH, MAX_VALUES
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_STARTS = re.compile(r"\bvllm\s+serve\s|vllm\.entrypoints\.openai\.api_server|sglang\.launch_server")
 _REFERENCE = re.compile(r"\$\$|\$(?:(\w+)|\{(\w+)(?::?[-?]([^}]*))?\})|\$\((\w+)\)")
 
 
@@ -40,8 +41,10 @@ def containers(text: str, *, file: str) -> list[Container]:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UsageError(f"`{file}` is not YAML: {reason}") from error
-    found = [_container(mapping, file) for mapping in _mappings(documents)]
-    return [container for container in found if container is not None]
+    mappings = list(_mappings(documents))
+    found = [_container(mapping, file) for mapping in mappings]
+    whole = [container for container in found if container is not None]
+    return whole or [item for mapping in mappings for item in _scripts(mapping, file)]
 
 
 def _check(text: str) -> None:
@@ -84,6 +87,16 @@ def _container(mapping: Mapping[Any, Any], file: str) -> Container | None:
     return Container(Word(_text(image), place), [Word(part, place) for part in texts], env, script)
 
 
+def _scripts(mapping: Mapping[Any, Any], file: str) -> Iterator[Container]:
+    """Scripts that stand in YAML without an image, as SkyPilot's `run` does, with the variables beside them."""
+    place = Span(file)
+    env = dict(_environment(mapping))
+    for value in mapping.values():
+        if isinstance(value, str) and _STARTS.search(value):
+            known = [f"{name}={shlex.quote(text)}" for name, text in env.items() if OPEN not in text]
+            yield Container(Word("", place), [], script="\n".join([*known, value]))
+
+
 def _listed(value: Any) -> list[str]:
     """A list as it is; a text as compose splits it."""
     if isinstance(value, str):
@@ -104,7 +117,7 @@ def _plain(value: Any) -> str:
 
 def _environment(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, str]]:
     """Compose's mapping or list of `NAME=value`; Kubernetes' list of `{name, value}`."""
-    for key in ("environment", "env"):
+    for key in ("environment", "env", "envs"):
         value = mapping.get(key)
         if isinstance(value, dict):
             yield from ((str(name), _plain(item)) for name, item in value.items() if item is not None)

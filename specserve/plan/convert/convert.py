@@ -203,8 +203,9 @@ def _for_versions(tree: Node, profile: Profile | None, notes: list[Note]) -> Nod
     """With the range of vLLMs that have all that is used, where some do not."""
     versions = known_versions()
     first, missing = len(versions) - 1, ""
+    anyway = {item.path for item in problems(profile, table(versions[-1]))} if profile else set()
     while profile and first > 0:
-        wrong = [item for item in problems(profile, table(versions[first - 1])) if item.kind != "plug-in"]
+        wrong = [item for item in problems(profile, table(versions[first - 1])) if item.path not in anyway]
         if wrong:
             missing = wrong[0].path
             break

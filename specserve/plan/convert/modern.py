@@ -42,11 +42,22 @@ def modern(given: Given, *, table: VllmTable) -> Given:
         elif name in known or name == "model":
             settings[name] = setting
         else:
-            settings |= _replaced(setting, block, notes)
+            _merge(settings, _replaced(setting, block, notes))
     config = settings.get("speculative_config")
     if block or config:
         settings |= _block(config, block, given, notes)
     return Given(given.engine, given.what, given.place, settings, given.env, notes)
+
+
+def _merge(settings: dict[str, Setting], more: Mapping[str, Setting]) -> None:
+    """Adds settings; a mapping to one that is there adds its keys."""
+    for name, setting in more.items():
+        there = settings.get(name)
+        if there and there.node.mapping is not None and setting.node.mapping is not None:
+            node = replace(there.node, value={**setting.node.mapping, **there.node.mapping})
+            settings[name] = replace(there, node=node)
+        else:
+            settings[name] = setting
 
 
 def _note(setting: Setting, text: str, *, path: str = "") -> Note:
@@ -108,6 +119,8 @@ def _argument(setting: Setting) -> dict[str, Setting]:
             made = "pooler_config", node
         case "enable_multimodal_encoder_data_parallel" if value is True:
             made = "mm_encoder_tp_mode", replace(node, value="data", raw="data")
+        case "num_redundant_experts" | "eplb_window_size" | "eplb_step_interval" | "eplb_log_balancedness":
+            made = "eplb_config", replace(node, value={setting.name.removeprefix("eplb_"): node})
         case "enable_microbatching" if value is True:
             made = "enable_dbo", node
         case "task" if value in ("embed", "embedding", "classify", "score", "reward"):

@@ -90,6 +90,10 @@ ARGUMENTS: Mapping[str, Old] = {
         "engine.mm_encoder_tp_mode", "`mm_encoder_tp_mode: data` says so"
     ),
     "enable_microbatching": Old("engine.enable_dbo", "so it is called today"),
+    "num_redundant_experts": Old("engine.eplb_config", "`eplb_config.num_redundant_experts` took its place"),
+    "eplb_window_size": Old("engine.eplb_config", "`eplb_config.window_size` took its place"),
+    "eplb_step_interval": Old("engine.eplb_config", "`eplb_config.step_interval` took its place"),
+    "eplb_log_balancedness": Old("engine.eplb_config", "`eplb_config.log_balancedness` took its place"),
     "enable_lora_bias": Old(None, "adapters no longer have a bias"),
     "guided_decoding_disable_fallback": Old(None, "there is no fallback any more"),
     "guided_decoding_disable_any_whitespace": Old(

@@ -16,9 +16,10 @@ from specserve.plan.convert.composefile import containers
 from specserve.plan.convert.given import Given, Note
 from specserve.plan.convert.invocation import Invocation, in_container, invocation, shell_script
 from specserve.plan.convert.options import Option, Parsed, known_options, parse
+from specserve.plan.convert.pythoncommand import command_lists, texts
 from specserve.plan.convert.pythonsource import ENGINES, Call, calls
 from specserve.plan.convert.settings import Setting, settings_of
-from specserve.plan.convert.shelltext import commands
+from specserve.plan.convert.shelltext import commands, heredocs
 from specserve.plan.convert.values import json_of_pairs
 from specserve.plan.convert.words import Word
 from specserve.plan.support import known_versions, table
@@ -31,6 +32,7 @@ _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
 _MOST_NESTED = 3
 _SHELLS_OWN = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PS1", "HOME")
+_SAYS = ("echo", "printf")
 _NO = ("false", "0", "no", "off")
 _YES = ("true", "1", "yes", "on")
 
@@ -54,6 +56,9 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
             continue
         if found:
             return found
+    inside = [] if Path(file).suffix.lower() == ".py" else _from_heredocs(text, file=file, folder=folder)
+    if inside:
+        return inside
     if problems:
         raise problems[0]
     hint = (
@@ -104,7 +109,12 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
 
 
 def _from_python(text: str, *, file: str, folder: Path) -> list[Given]:
-    return [_called(call) for call in calls(text, file=file)]
+    found = [_called(call) for call in calls(text, file=file)]
+    if found:
+        return found
+    starts = [from_argv(words, folder=folder) for words in command_lists(text, file=file)]
+    scripts = () if starts else texts(text, file=file)
+    return starts + [given for script in scripts for given in _from_shell(script, file=file, folder=folder)]
 
 
 def _called(call: Call) -> Given:
@@ -134,6 +144,8 @@ def _from_shell(text: str, *, file: str, folder: Path, nested: int = 0) -> list[
     found: list[Given] = []
     exported: dict[str, Word] = {}
     for words in commands(text, file=file):
+        if words[0].text in _SAYS:
+            continue
         if words[0].text == "export":
             exported |= _exported(words[1:], text=text)
             continue
@@ -144,6 +156,20 @@ def _from_shell(text: str, *, file: str, folder: Path, nested: int = 0) -> list[
             start.env = {**exported, **start.env}
             inner = [_given(start, folder=folder)]
         found += inner
+    return found
+
+
+def _from_heredocs(text: str, *, file: str, folder: Path) -> list[Given]:
+    """What stands in the here-documents of a script: YAML for `kubectl apply -f -`, another script."""
+    found: list[Given] = []
+    for document in heredocs(text):
+        for reader in (_from_yaml, _from_shell):
+            try:
+                found += reader(document, file=file, folder=folder)
+            except UsageError:
+                continue  # the other form, or none
+            if found:
+                break
     return found
 
 

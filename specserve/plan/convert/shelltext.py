@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 
 from specserve.diagnostics import Span
@@ -32,6 +33,7 @@ _LONGEST = 100_000
 """Characters of a word, once its variables are replaced."""
 
 _KEYWORDS = ("if", "then", "else", "elif", "do", "while", "until", "{", "!", "time")
+_OPENS, _CLOSES = ("if", "case", "while", "until", "for"), ("fi", "esac", "done")
 _DECLARES = ("export", "declare", "local", "readonly", "set", "setx")
 
 Variables = dict[str, list[str]]
@@ -45,9 +47,11 @@ def commands(text: str, *, file: str) -> Iterator[list[Word]]:
     variables: Variables = {}
     begin, started = 0, False
     while True:
+        depth = 0
         try:
             for command in _split(text[begin:], before=text[:begin].count("\n"), file=file):
-                words = _assigned(_after_keywords(command), variables)
+                depth = max(0, depth + _deeper(command))
+                words = _assigned(_after_keywords(command), variables, sure=depth == 0)
                 if words:
                     yield words
             return
@@ -143,6 +147,17 @@ def _no_word(text: str, at: int, *, continued: bool) -> int:
     return prompt.end() if prompt and alone else at
 
 
+def heredocs(text: str) -> list[str]:
+    """The here-documents of a script, without the blanks that all of their lines begin with."""
+    found, at = [], 0
+    while start := _HEREDOC.search(text, at):
+        body = text.find("\n", start.end()) + 1 or len(text)
+        end = re.compile(rf"^[ \t]*{start[2]}[ \t]*$", re.M).search(text, body)
+        at = end.end() if end else len(text)
+        found.append(textwrap.dedent(text[body : end.start() if end else len(text)]))
+    return found
+
+
 def _blank(out: list[str], start: int, end: int) -> None:
     out[start:end] = " " * (end - start)
 
@@ -157,6 +172,12 @@ def _closing(text: str, at: int) -> int:
     return len(text)
 
 
+def _deeper(command: list[Word]) -> int:
+    """By how many branches and loops this command leads further in, or out."""
+    first = command[0].text
+    return (first in _OPENS) - (first in _CLOSES)
+
+
 def _after_keywords(command: list[Word]) -> list[Word]:
     """The command behind `then`, `do` and their like."""
     at = 0
@@ -165,8 +186,11 @@ def _after_keywords(command: list[Word]) -> list[Word]:
     return command[at:]
 
 
-def _assigned(command: list[Word], variables: Variables) -> list[Word]:
-    """The command with its references replaced. An assignment is remembered, and is a command if it is exported."""
+def _assigned(command: list[Word], variables: Variables, *, sure: bool = True) -> list[Word]:
+    """The command with its references replaced. An assignment is remembered, and is a command if it is exported.
+
+    In a branch (not `sure`) a value that only a run could know does not replace one that the script says.
+    """
     exported = command[0].text == "export"
     words = command[1:] if command[0].text in _DECLARES else command
     first = ASSIGNMENT.fullmatch(words[0].text.replace("+=", "=", 1)) if words else None
@@ -177,23 +201,30 @@ def _assigned(command: list[Word], variables: Variables) -> list[Word]:
         return []
     pairs = [ASSIGNMENT.fullmatch(word.text) for word in words]
     if not words or not all(pairs):
-        return [Word(text, word.span) for word in command for text in _texts(word.text, variables)]
+        first_word = 1 if command[0].text == "eval" else 0
+        return [
+            Word(text, word.span)
+            for at, word in enumerate(command)
+            for text in _texts(word.text, variables, split=at == first_word)
+        ]
     set_here = []
     for pair, word in zip(pairs, words, strict=True):
         if pair:
-            variables[pair[1]] = [_text(pair[2], variables)]
+            value = _text(pair[2], variables)
+            if sure or pair[1] not in variables or not UNKNOWN.search(value):
+                variables[pair[1]] = [value]
             set_here.append(Word(f"{pair[1]}={variables[pair[1]][0]}", word.span))
     return [command[0], *set_here] if exported else []
 
 
-def _texts(text: str, variables: Variables) -> list[str]:
-    """What a word becomes: several words, where it is one variable that holds options."""
+def _texts(text: str, variables: Variables, *, split: bool = False) -> list[str]:
+    """What a word becomes: several words, where it is one variable that holds options, or a whole command (`split`)."""
     whole = _REFERENCE.fullmatch(text)
     values = variables.get(whole[1] or whole[2] or "") if whole else None
     if whole and values is not None and (whole[3] or len(values) > 1):
         return values
     value = _text(text, variables)
-    if whole and re.match(r"-|.*\s-", value):
+    if whole and (split or re.match(r"-|.*\s-", value)):
         try:
             return shlex.split(value)
         except ValueError:
@@ -208,8 +239,11 @@ def _text(text: str, variables: Variables) -> str:
         name = match[1] or match[2]
         if name in variables:
             return " ".join(variables[name])
-        if match[4] is not None:
-            return match[4].strip("\"'")
+        if name == "HOME" and match.start() == 0:
+            return "~"
+        default = (match[4] or "").strip("\"'")
+        if default:  # an empty one says that the variable may come from outside
+            return default
         return f"{OPEN}{name or match[0]}{CLOSE}"
 
     text = re.sub(f"{_COMMAND}+", f"{OPEN}a command{CLOSE}", text)

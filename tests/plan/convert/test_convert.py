@@ -153,3 +153,27 @@ def test_an_argument_file_that_vllm_would_ignore_is_ignored_and_noted(tmp_path: 
     result = convert("vllm serve a/b --config=args.yaml", folder=tmp_path)
     assert "tensor_parallel_size" not in result.text
     assert "vLLM ignores `--config=FILE`" in result.notes[0].text
+
+
+def test_variables_and_options_that_became_keys_are_moved_there(made: Callable[..., Profile]) -> None:
+    text = (
+        "export VLLM_ATTENTION_BACKEND=FLASH_ATTN_VLLM_V1 VLLM_ALL2ALL_BACKEND=deepep_low_latency\n"
+        "vllm serve org/m --num-redundant-experts 32 --eplb-window-size 100 --enable-eplb"
+    )
+    engine = made(text).engine
+    assert engine["attention_backend"] == "FLASH_ATTN"
+    assert engine["all2all_backend"] == "deepep_low_latency"
+    assert engine["eplb_config"] == {"num_redundant_experts": 32, "window_size": 100}
+
+
+def test_keys_that_vllm_lacks_are_left_out_and_names_that_a_plug_in_may_bring_stay(
+    made: Callable[..., Profile],
+) -> None:
+    text = (
+        """vllm serve org/m --compilation-config '{"use_inductor": false, "mode": 3}'"""
+        " --enable-auto-tool-choice --tool-call-parser mine"
+    )
+    profile = made(text)
+    assert profile.engine["compilation_config"] == {"mode": 3}
+    assert profile.frontend["tool_call_parser"] == "mine"
+    assert profile.vllm is None

@@ -98,3 +98,21 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
         calls(text, file="x.py")
     except UsageError as error:
         assert "is not Python" in error.message
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("LLM('m', max_model_len=2**17)", {"model": "m", "max_model_len": 131072}),
+        ("N = 'm'\nLLM(f'org/{N}', seed=7 // 2)", {"model": "org/m", "seed": 3}),
+        ("LLM('m', seed=1 if False else 2)", {"model": "m", "seed": 2}),
+        (
+            "p.add_argument('--eager', action='store_true')\nLLM('m', enforce_eager=args.eager)",
+            {"model": "m", "enforce_eager": False},
+        ),
+        ("LLM('m', seed=9**9**9)", {"model": "m", "seed": unknown("an expression")}),
+        ("LLM('m', seed=1 // 0)", {"model": "m", "seed": unknown("an expression")}),
+    ],
+)
+def test_what_needs_no_run_is_reckoned(text: str, expected: dict[str, Any]) -> None:
+    assert keywords(text) == expected

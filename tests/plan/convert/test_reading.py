@@ -109,3 +109,56 @@ def test_what_grows_without_bounds_ends(file: str, text: str) -> None:
             assert sum(len(str(setting.node.value)) for setting in given.settings.values()) < 10_000_000
     except UsageError as error:
         assert error.message
+
+
+SKYPILOT = """
+envs:
+  MODEL_NAME: org/m
+run: |
+  conda activate vllm
+  python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
+"""
+KUBECTL = """
+cat <<EOF | kubectl apply -f -
+    kind: Deployment
+    spec:
+      containers:
+      - image: vllm/vllm-openai:latest
+        command: ["/bin/sh", "-c"]
+        args: ["vllm serve org/m"]
+EOF
+"""
+NESTED = """
+cat > run.sh <<'END'
+vllm serve org/m --port 9000
+END
+bash run.sh
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "file"), [(SKYPILOT, "task.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
+)
+def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
+    assert models(text, file=file) == ["org/m"]
+
+
+def test_what_a_script_only_says_is_no_start() -> None:
+    assert models('CMD="vllm serve org/m"\necho $CMD\n$CMD') == ["org/m"]
+    assert models('CMD="vllm serve org/m"\neval "$CMD"') == ["org/m"]
+    assert models("echo vllm serve org/a\nvllm serve org/b") == ["org/b"]
+
+
+def test_the_home_of_a_script_is_that_of_who_runs_the_profile() -> None:
+    assert models("vllm serve $HOME/models/m") == ["~/models/m"]
+
+
+def test_a_branch_does_not_hide_a_known_value_behind_an_unknown_one() -> None:
+    text = "M=org/m\nwhile x; do\n  case $1 in\n  --model)\n    M=$2\n    ;;\n  esac\ndone\nvllm serve $M"
+    assert models(text) == ["org/m"]
+
+
+def test_a_variable_without_a_default_comes_from_outside() -> None:
+    (given,) = found("RANK=${RANK:-}\nvllm serve org/m --data-parallel-start-rank $RANK")
+    assert "data_parallel_start_rank" in given.settings
+    assert "RANK" in str(given.settings["data_parallel_start_rank"].node.value)
