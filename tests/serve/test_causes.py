@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from specserve.plan.support import versions_with
+from specserve.profile.schema import Hardware, Server, Target
 from specserve.serve.causes import find_cause
 from specserve.serve.causetable import Row, table
 from specserve.serve.logs import LogLine, parse, read_end
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs"
+SECTIONS = {
+    name: {field.name for field in fields(section)}
+    for name, section in (("target", Target), ("server", Server), ("hardware", Hardware))
+}
 HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy_quiet"]
 
 
@@ -97,6 +105,14 @@ def test_each_row_finds_its_example_in_every_dress_of_the_log(row: Row) -> None:
         assert not cause.hint.endswith(".")
 
 
+@pytest.mark.parametrize("row", table(), ids=lambda row: row.name)
+def test_a_hint_names_keys_that_a_profile_has(row: Row) -> None:
+    for section, key in re.findall(r"`(engine|frontend|speculation)\.(\w+)", row.hint):
+        assert versions_with(section, key), f"{section}.{key}"
+    for section, key in re.findall(r"`(target|server|hardware)\.(\w+)", row.hint):
+        assert key in SECTIONS[section], f"{section}.{key}"
+
+
 def test_rows_have_names_of_their_own() -> None:
     names = [row.name for row in table()]
     assert len(set(names)) == len(names) >= 100
@@ -151,6 +167,37 @@ def test_a_signal_from_outside_is_told_as_that() -> None:
 
 def test_a_killed_first_process_with_a_silent_log_is_told_by_its_signal() -> None:
     assert find_cause([], exit_code=-9).message.startswith("vLLM's first process was killed by SIGKILL")
+
+
+def test_a_signal_that_a_shell_in_between_told_by_its_exit_code_is_told_by_its_name() -> None:
+    assert "was killed by SIGKILL" in find_cause([], exit_code=137).message
+    assert not find_cause([], exit_code=128).is_known
+    killed = find_cause([], exit_code=137, out_of_memory=True)
+    assert "the kernel's out-of-memory killer struck" in killed.message
+
+
+def test_a_death_is_not_laid_on_a_request_that_failed_before() -> None:
+    raw = (
+        "(APIServer pid=7) ERROR:    Exception in ASGI application\n"
+        "(APIServer pid=7) Traceback (most recent call last):\n"
+        "(APIServer pid=7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.0 GiB.\n"
+        "(APIServer pid=7) INFO 11-21 01:42:15 [loggers.py:1] Engine 000: Running: 1 reqs\n"
+        "(APIServer pid=7) ERROR 11-21 01:42:16 [serving.py:1] Traceback (most recent call last):\n"
+        "(APIServer pid=7) ERROR 11-21 01:42:16 [serving.py:1] ValueError: a bad image\n"
+        "(EngineCore pid=8) ERROR 11-21 01:42:17 [multiproc_executor.py:1] Worker proc VllmWorker-1 died"
+        " unexpectedly (exit code: -11), shutting down executor.\n"
+    )
+    assert find_cause(parse(raw), exit_code=1).message == "a worker process was killed by SIGSEGV"
+
+
+def test_a_hang_is_told_although_the_api_server_talks_on_and_not_once_the_engine_went_on() -> None:
+    hang = "(EngineCore pid=8) INFO 11-21 01:42:15 [shm_broadcast.py:1] No available shared memory broadcast"
+    hang += " block found in 60 seconds.\n"
+    stats = "(APIServer pid=7) INFO 11-21 01:42:25 [loggers.py:1] Engine 000: Running: 1 reqs\n"
+    assert find_cause(parse(hang + stats * 6), exit_code=None).name == "hang"
+    going = "(EngineCore pid=8) INFO 11-21 01:42:15 [core.py:1] init engine took 70 seconds\n"
+    assert not find_cause(parse(hang + going * 2), exit_code=None).is_known
+    assert "was killed by SIGKILL" in find_cause(parse(hang), exit_code=-9).message
 
 
 def test_without_any_cause_the_last_line_is_shown_as_just_that() -> None:
