@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ def cleared(
     starts: bool = True,
     use_lock: bool = True,
     locked: bool = False,
+    passed: Collection[str] = (),
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""
     from specserve.cli.prepare import prepare
@@ -47,6 +48,7 @@ def cleared(
         starts=starts,
         use_lock=use_lock,
         locked=locked,
+        passed=passed,
     )
     if check and starts:
         preflight(

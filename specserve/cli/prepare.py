@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,13 @@ def prepare(
     starts: bool = True,
     use_lock: bool = True,
     locked: bool = False,
+    passed: Collection[str] = (),
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
 
     `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one. `use_lock`: the
     models are those of the lock beside the profile; `locked`: it must be there, and so must all that it names.
+    `passed`: codes of errors that do not stop it.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
     from specserve.plan.launch import launch, with_port
@@ -43,7 +45,7 @@ def prepare(
     if devices is not None:
         profile = on_devices(profile, devices)
     if check:
-        _refuse_errors(profile, starts=starts)
+        _refuse_errors(profile, starts=starts, passed=passed)
     from specserve.cli.locking import at_lock, without_hub
 
     profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
@@ -65,7 +67,7 @@ def prepare(
 
             # the port is looked at when it is about to be taken
             host = replace(seen_from(host, plan), taken_ports={})
-            _refuse_errors(profile, plan=plan, host=host)
+            _refuse_errors(profile, plan=plan, host=host, passed=passed)
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
 
@@ -74,7 +76,12 @@ def prepare(
 
 
 def _refuse_errors(
-    profile: Profile, *, starts: bool = True, plan: LaunchPlan | None = None, host: Host | None = None
+    profile: Profile,
+    *,
+    starts: bool = True,
+    plan: LaunchPlan | None = None,
+    host: Host | None = None,
+    passed: Collection[str] = (),
 ) -> None:
     """Shows what the static rules find, or with a plan those about this machine; errors end the command."""
     from specserve.checks.run import examined
@@ -83,7 +90,11 @@ def _refuse_errors(
 
     everything, _ = examined(profile, plan=plan, host=host)
     # an arm that is not launched cannot stop the launch
-    findings = [finding for finding in everything if not finding.span.path.startswith("alternatives.")]
+    findings = [
+        finding
+        for finding in everything
+        if not finding.span.path.startswith("alternatives.") and finding.code not in passed
+    ]
     if plan is not None:
         static, _ = examined(profile)
         findings = [finding for finding in findings if finding not in static]

@@ -43,6 +43,15 @@ def up(
         bool,
         typer.Option("--exec", help="Become vLLM: for containers. Nothing is watched or explained then."),
     ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when it answers, and leave it: see ps, logs, down.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", show_default=False, help="Of a detached server; default: the profile's."
+        ),
+    ] = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The same server without speculation.")
     ] = False,
@@ -51,6 +60,9 @@ def up(
         typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
     ] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
+    ] = False,
     locked: Annotated[
         bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
     ] = False,
@@ -85,11 +97,16 @@ def up(
     specserve up configs/demo.yaml
     specserve up configs/llama70b-8b.yaml --alternative eagle3 --port 8001
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
+    specserve up configs/demo.yaml --detach
     specserve up configs/demo.yaml --dry-run
     """
     from specserve.cli.preflight import cleared
 
-    _, plan = cleared(
+    if name is not None and not detach:
+        raise UsageError("`--name` is for a server that is left: `--detach --name NAME`")
+    if detach and exec_:
+        raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
+    source, plan = cleared(
         profile,
         settings=settings or (),
         port=port,
@@ -100,11 +117,22 @@ def up(
         starts=not dry_run,
         use_lock=not no_lock,
         locked=locked,
+        passed=("SD108",) if insecure else (),
     )
     if dry_run:
         show(plan, format=format)
-    elif exec_:
+        return
+    from specserve.cli.beside import room_beside
+    from specserve.cli.detach import detached_name, leave
+    from specserve.cli.exposure import refuse_exposed
+
+    refuse_exposed(source, insecure=insecure)
+    called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
+    room = None if no_check else room_beside(source, plan, name=called)
+    if exec_:
         become(plan)
+    elif called is not None:
+        leave(plan, name=called, profile=source.file, room=room, log_format=log_format)
     else:
         launch(plan, log_format=log_format)
 

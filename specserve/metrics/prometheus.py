@@ -24,6 +24,8 @@ class Metrics:
     finished_requests: int = 0
     running_requests: int = 0
     waiting_requests: int = 0
+    tokens: int = 0
+    """Prompt and output tokens since the start."""
     is_vllm: bool = False
     """Whether any of vLLM's own metrics is there at all."""
 
@@ -71,6 +73,7 @@ def read(text: str, *, model: str | None = None) -> Metrics:
         finished_requests=int(requests["vllm:request_success"]),
         running_requests=int(requests["vllm:num_requests_running"]),
         waiting_requests=int(requests["vllm:num_requests_waiting"]),
+        tokens=int(requests["vllm:prompt_tokens"] + requests["vllm:generation_tokens"]),
         is_vllm=is_vllm,
     )
 

@@ -23,8 +23,12 @@ _DEFAULT_URL = "http://127.0.0.1:8000"
 class TextView:
     """Phases as they happen: a live line on a terminal, a line per finished phase in a pipe."""
 
-    def __init__(self, plan: LaunchPlan, *, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, plan: LaunchPlan, *, stream: TextIO | None = None, stays_as: str | None = None
+    ) -> None:
+        """`stays_as`: the name under which it is left running."""
         self._plan = plan
+        self._stays_as = stays_as
         self._stream = stream or sys.stderr
         self._live = is_terminal(self._stream)
         self._still_said_s = 0.0
@@ -48,7 +52,10 @@ class TextView:
             case events.Ready():
                 say(f"ready in {duration(event.elapsed_s)}")
                 out(ready_block(event, self._plan, log_path=self._log_path))
-                say("Ctrl-C stops it")
+                if self._stays_as:
+                    say(f"`specserve down {self._stays_as}` stops it")
+                else:
+                    say("Ctrl-C stops it")
             case events.Stopping():
                 self._stopping = True
                 self._erase()

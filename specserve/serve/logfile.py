@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from pathlib import Path
+
+from specserve.serve.statefolder import state_folder
 
 
 def default_log(name: str) -> Path:
     """A new path: logs/NAME-20260131-235959.log in the user's state folder or `SPECSERVE_STATE_DIR`."""
-    import platformdirs
-
-    base = Path(os.environ.get("SPECSERVE_STATE_DIR") or platformdirs.user_state_dir("specserve"))
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
-        path = base / "logs" / f"{stem}{f'-{number}' if number > 1 else ''}.log"
+        path = state_folder() / "logs" / f"{stem}{f'-{number}' if number > 1 else ''}.log"
         if not path.exists():
             break
     return path

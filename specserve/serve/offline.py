@@ -23,6 +23,7 @@ from specserve.serve.health import StallClock, activity
 from specserve.serve.logs import LogLine, read_end
 from specserve.serve.process import Child, resolve_env
 from specserve.serve.shm import remove, traces
+from specserve.serve.statefolder import private
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
@@ -70,9 +71,9 @@ class _PipedChild(Child):
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         self.log_path = log_path
-        self.started_at = time.monotonic()
+        self._started_at = time.monotonic()
         try:
-            log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private(log_path.parent)
             log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
@@ -85,6 +86,7 @@ class _PipedChild(Child):
                 env=dict(env),
                 start_new_session=True,
             )
+        self.pid = self._popen.pid
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self.input: IO[bytes] = self._popen.stdin
@@ -212,7 +214,7 @@ class OfflineEngine:
                 message = self._messages.get(timeout=_TICK_S)
             except queue.Empty:
                 self._on_tick()
-                if self._child.poll() is not None:
+                if not self._child.is_running():
                     self._reader.join(_LAST_WORDS_S)  # its last words may still be in the pipe
                     if self._messages.empty():
                         raise self._death(None) from None
@@ -240,7 +242,7 @@ class OfflineEngine:
 
     def _death(self, message: Mapping[str, Any] | None) -> LaunchError:
         self._child.wait(_LAST_WORDS_S)  # the log is complete once the process is gone
-        code = self._child.poll()
+        code = self._child.exit_code
         lines = read_end(self._log_path)
         cause = find_cause(lines, exit_code=code)
         reason = cause.message

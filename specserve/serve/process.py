@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
 from specserve.errors import LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
+from specserve.serve.group import Group
+from specserve.serve.statefolder import private
 
 _PR_SET_PDEATHSIG = 1
-_TRACKER_PATIENCE_S = 3.0
 
 
 def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
@@ -38,8 +37,8 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
     return resolved
 
 
-class Child:
-    """A started command, and every process that came out of it. Must be killed or waited for by the owner."""
+class Child(Group):
+    """A command started by us, which ends with us. Must be killed or waited for by the owner."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
         """Start it in its own session, so that a terminal's Ctrl-C reaches specserve only.
@@ -47,9 +46,9 @@ class Child:
         Raises LaunchError where the program cannot be started or the log not written.
         """
         self.log_path = log_path
-        self.started_at = time.monotonic()
+        self._started_at = time.monotonic()
         try:
-            log_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private(log_path.parent)
             log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
@@ -70,90 +69,29 @@ class Child:
             ) from error
         finally:
             os.close(log)
-
-    @property
-    def pid(self) -> int:
-        """The first process: the API server. Also the id of the session and of its process group."""
-        return self._popen.pid
+        self.pid = self._popen.pid
 
     @property
     def elapsed_s(self) -> float:
         """Since the launch."""
-        return time.monotonic() - self.started_at
+        return time.monotonic() - self._started_at
 
-    def poll(self) -> int | None:
-        """The exit code of the first process, negative for a signal; None while it runs."""
+    def is_running(self) -> bool:
+        """Whether the first process runs."""
+        return self._popen.poll() is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the first process, negative for a signal; None while it runs."""
         return self._popen.poll()
 
-    def members(self) -> list[psutil.Process]:
-        """Every living process of the session or the group, those that lost their parent included."""
-        found = []
-        for pid in psutil.pids():
-            with contextlib.suppress(OSError, psutil.Error):
-                if self.pid in (os.getsid(pid), os.getpgid(pid)):
-                    process = psutil.Process(pid)
-                    if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                        found.append(process)
-        return found
-
-    def send(self, number: int) -> None:
-        """A signal to the first process alone."""
-        with contextlib.suppress(ProcessLookupError):
-            self._popen.send_signal(number)
-
-    def send_all(self, number: int) -> None:
-        """A signal to every member."""
-        _send(self.members(), number)
-
-    def freeze(self) -> bool:
-        """SIGSTOP to every member but the trackers, before they are killed. False where there is none."""
-        victims = [process for process in self.members() if not _is_tracker(process)]
-        _send(victims, signal.SIGSTOP)
-        return bool(victims)
-
     def kill(self, *, patience_s: float = 10.0) -> bool:
-        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible).
-
-        Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
-        """
-        began = time.monotonic()
-        while members := self.members():
-            victims = [process for process in members if not _is_tracker(process)]
-            waited_s = time.monotonic() - began
-            _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
-            self.poll()
-            if waited_s > patience_s:
-                return False
-            time.sleep(0.02)
+        """As every group is killed; then the kernel is told that its end was seen."""
+        if not super().kill(patience_s=patience_s):
+            return False
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=patience_s)
         return True
-
-
-def _is_tracker(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.Error, OSError):
-        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
-    return False
-
-
-def _send(processes: Sequence[psutil.Process], number: int) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            process.send_signal(number)
-
-
-def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
-    """Memory of all of them, pages they share counted once; None where the kernel does not tell."""
-    total = 0
-    for process in processes:
-        try:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
-            total += (
-                next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
-            )
-        except (OSError, StopIteration, ValueError):
-            return None
-    return total or None
 
 
 def _die_with_parent() -> Callable[[], None] | None:

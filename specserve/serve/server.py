@@ -11,26 +11,23 @@ from pathlib import Path
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, oom, shm
-from specserve.serve.causes import find_cause, signal_name
+from specserve.serve import events, oom, postmortem, shm
+from specserve.serve.causes import signal_name
+from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
 from specserve.serve.figures import Figures
-from specserve.serve.logs import read_end
+from specserve.serve.group import Group, resident_bytes
 from specserve.serve.notify import notify
 from specserve.serve.phases import Phase
-from specserve.serve.process import Child, resident_bytes, resolve_env
+from specserve.serve.process import Child, resolve_env
 from specserve.serve.start import wait_ready
 from specserve.serve.stop import StopRequest
-
-_BEFORE_READY_GRACE_S = 5.0
-_ORPHAN_GRACE_S = 2.0
-_SERVING_LOG_BYTES = 256 << 10
 
 
 class Server:
     """A server that runs. Made by `running`, which also ends it."""
 
-    def __init__(self, plan: LaunchPlan, child: Child, *, stop: StopRequest, emit: OnEvent) -> None:
+    def __init__(self, plan: LaunchPlan, child: Group, *, stop: StopRequest, emit: OnEvent) -> None:
         self.plan = plan
         self.child = child
         self.figures = Figures()
@@ -84,81 +81,49 @@ class Server:
 
     def check(self) -> None:
         """Raises LaunchError where the server is gone."""
-        if self.child.poll() is not None:
+        if not self.child.is_running():
             raise self._died()
 
     def end(self) -> None:
         """Stop it, by force where needed, and remove what it leaves. Safe to call on a dead server."""
         began = time.monotonic()
-        if self.child.poll() is None:
+        if self.child.is_running():
             notify("STOPPING=1")
             self._note()
-            if self.phase is Phase.SERVING:
-                # vLLM drains its requests only if its workers do not get the signal too.
-                self._ask(signal.SIGTERM, grace_s=self.plan.shutdown_timeout_s)
-            else:
-                self._ask(signal.SIGINT, grace_s=_BEFORE_READY_GRACE_S)
-        killed = self.child.freeze()  # an orphan that still starts must not make more while we look
-        self._note()
-        gone = self.child.kill()
-        removed = shm.remove(self._traces) if gone else ()
+            ask_to_end(
+                self.child,
+                is_serving=self.phase is Phase.SERVING,
+                drain_s=self.plan.shutdown_timeout_s,
+                stop=self._stop,
+                emit=self._emit,
+            )
+        killed, removed = clear(self.child, traces=self._noted)
         self._emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))
-
-    def _ask(self, number: int, *, grace_s: float) -> None:
-        """Send the signal and wait: `grace_s` for the first process, a moment more for its orphans."""
-        self._emit(events.Stopping(signal_name(number), grace_s))
-        deadline = time.monotonic() + grace_s
-        if number == signal.SIGTERM:
-            self.child.send(number)
-        else:
-            self.child.send_all(number)
-        leader_left = False
-        while time.monotonic() < deadline and self.child.members():
-            if self.child.poll() is not None and not leader_left:
-                leader_left = True
-                deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
-            self._stop.wait(0.05)
-            if self._stop.count >= 2:  # a second Ctrl-C
-                return
 
     def _note(self) -> None:
         """Remember what the living processes hold, for `end` to remove."""
         self._traces |= shm.traces(self.child.members())
 
-    def _died(self) -> LaunchError:
-        code = self.child.poll()
-        how = (
-            f"was killed by {signal_name(-code)}"
-            if code is not None and code < 0
-            else f"exited with code {code}"
-        )
-        when = "while serving" if self.phase is Phase.SERVING else f"while {self.phase}"
+    def _noted(self) -> frozenset[Path]:
         self._note()
-        return self._failure(f"vLLM {how} after {_duration(self.child.elapsed_s)}, {when}", exit_code=code)
+        return self._traces
+
+    def _died(self) -> LaunchError:
+        self._note()
+        return postmortem.died(
+            self.phase,
+            exit_code=self.child.exit_code,
+            after_s=self.child.elapsed_s,
+            log_path=self.log_path,
+            oom_kills=self._oom_kills,
+        )
 
     def _stalled(self) -> LaunchError:
-        limit = _duration(self.plan.stall_timeout_s)
-        message = f"vLLM made no progress for {limit} while {self.phase}: it was stopped"
-        hint = "no log line, no bytes read, no CPU time moved; `server.stall_timeout_s` is the limit"
-        return self._failure(message, exit_code=None, hint_without_cause=hint)
-
-    def _failure(
-        self, message: str, *, exit_code: int | None, hint_without_cause: str | None = None
-    ) -> LaunchError:
-        if self.phase is Phase.SERVING:  # a log of days is full of other people's errors
-            lines = read_end(self.log_path, limit_bytes=_SERVING_LOG_BYTES)
-        else:
-            lines = read_end(self.log_path)
-        struck = oom.kills() > self._oom_kills
-        cause = find_cause(lines, exit_code=exit_code, out_of_memory=struck)
-        return LaunchError(
-            message,
-            phase=str(self.phase),
-            log_path=str(self.log_path),
-            # where the cause is known, the end of the log is its echo
-            log_tail=() if cause.is_known else tuple(line.text for line in lines[-5:]),
-            causes=(cause.message,),
-            hint=cause.hint if cause.is_known else hint_without_cause or cause.hint,
+        return postmortem.stalled(
+            self.phase,
+            limit_s=self.plan.stall_timeout_s,
+            log_path=self.log_path,
+            oom_kills=self._oom_kills,
         )
 
 
@@ -175,13 +140,13 @@ def running(
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
         child = Child(plan.argv, env=env, log_path=log_path)
-        server = Server(plan, child, stop=stop, emit=_never_failing(on_event))
+        server = Server(plan, child, stop=stop, emit=never_failing(on_event))
         stack.callback(server.end)
         server.start()
         try:
             yield server
         except Exception as error:
-            if child.poll() is None or isinstance(error, LaunchError):
+            if child.is_running() or isinstance(error, LaunchError):
                 raise
             server.check()  # the server's death explains what went wrong with it
             raise
@@ -212,7 +177,7 @@ def _death_of(pid: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _never_failing(on_event: OnEvent) -> OnEvent:
+def never_failing(on_event: OnEvent) -> OnEvent:
     """A terminal that went away must not keep a server from being stopped."""
 
     def emit(event: events.Event) -> None:
@@ -220,7 +185,3 @@ def _never_failing(on_event: OnEvent) -> OnEvent:
             on_event(event)
 
     return emit
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"

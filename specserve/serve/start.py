@@ -10,9 +10,9 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events, figures, health
 from specserve.serve.events import OnEvent
 from specserve.serve.figures import Figures
+from specserve.serve.group import Group
 from specserve.serve.logs import LogTail
 from specserve.serve.phases import Phase, next_phase
-from specserve.serve.process import Child
 from specserve.serve.stop import StopRequest
 
 _TICK_S = 0.1
@@ -31,7 +31,7 @@ class Progress:
 
 
 def wait_ready(
-    child: Child, plan: LaunchPlan, *, stop: StopRequest, emit: OnEvent, look: Callable[[], None]
+    child: Group, plan: LaunchPlan, *, stop: StopRequest, emit: OnEvent, look: Callable[[], None]
 ) -> Progress:
     """Until the server answers, dies, stalls, or `stop` is requested; the caller sees which.
 
@@ -44,7 +44,7 @@ def wait_ready(
     next_news_s = next_sample_s = 0.0
     emit(events.PhaseStarted(progress.phase, child.elapsed_s))
     while not stop.wait(_TICK_S):
-        ended = child.poll() is not None
+        ended = not child.is_running()
         _read_log(tail, progress, now_s=child.elapsed_s, emit=emit)
         if ended:
             return progress

@@ -1,0 +1,48 @@
+"""`specserve up --detach`: start a server and leave it. Knows how, not what."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+from specserve.cli.up import LogFormat, refuse_taken_port
+from specserve.errors import SpecserveError
+from specserve.plan.launchplan import LaunchPlan
+from specserve.report.serving import JsonView, TextView
+from specserve.serve.detached.room import Room
+
+
+def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
+    """The profile's name, with the arm that is served: both may run at once."""
+    whole = f"{plan.name}-{arm}" if arm else plan.name
+    return re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")[:63]
+
+
+def leave(plan: LaunchPlan, *, name: str, profile: str, room: Room | None, log_format: LogFormat) -> None:
+    """Start it under a name and return when it answers. `room`: what it declares to take, where that was judged."""
+    from specserve.serve.detached.launch import launch, refuse_running
+    from specserve.serve.detached.registry import folder_of
+    from specserve.serve.logfile import default_log
+    from specserve.serve.stop import stop_on_signals
+
+    folder_of(name)  # what cannot be a name ends it before anything starts
+    refuse_running(name)
+    view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan, stays_as=name)
+    try:
+        refuse_taken_port(plan)
+        with stop_on_signals() as stop:
+            launch(
+                plan,
+                name=name,
+                profile=profile,
+                room=room or Room((), None, None),
+                log_path=default_log(name),
+                stop=stop,
+                on_event=view,
+            )
+    except SpecserveError as error:
+        view.failed(error)
+        if log_format is LogFormat.JSON:
+            raise typer.Exit(error.exit_code) from error
+        raise

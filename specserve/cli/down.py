@@ -1,0 +1,100 @@
+"""`specserve down`: stop detached servers, each step told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from specserve.serve.events import Event
+    from specserve.serve.stop import StopRequest
+
+
+def down(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", show_default=False, help="As `specserve ps` lists them."),
+    ] = None,
+    *,
+    all_: Annotated[bool, typer.Option("--all", help="Every server of this user on this host.")] = False,
+) -> None:
+    """Stop detached servers: let requests finish, then end them.
+
+    A server gets SIGTERM and may finish what runs for `server.shutdown_timeout_s`; new requests are refused meanwhile
+    (vLLM 0.32 answers them with 500, while /health stays 200). What is left then gets SIGKILL, and the shared memory
+    and sockets that it held are removed. A dead server is cleared. Ctrl-C twice ends the waiting at once.
+
+    \b
+    specserve down demo
+    specserve down --all
+    """
+    from specserve.errors import UsageError
+    from specserve.report.console import say
+    from specserve.serve.detached.group import marked
+    from specserve.serve.detached.registry import names as known
+    from specserve.serve.stop import stop_on_signals
+
+    if all_ == bool(names):
+        raise UsageError("`down` takes either names or `--all`", hint="`specserve ps` lists the servers")
+    running = {mark.rpartition(":")[0] for mark in marked().values()} | set(known())
+    wanted = sorted(running) if all_ else list(dict.fromkeys(names or ()))
+    for name in wanted:
+        if name not in running:
+            raise UsageError(f"there is no server {name!r}", hint="`specserve ps` lists them")
+    if not wanted:
+        say("no server runs detached")
+    with stop_on_signals() as stop:
+        failed = [name for name in wanted if not _one(name, stop)]
+    if failed:
+        raise typer.Exit(2)
+
+
+def _one(name: str, stop: StopRequest) -> bool:
+    """Stop one; what fails is told, and the others are stopped all the same."""
+    from specserve.errors import FactError, SpecserveError
+    from specserve.report.console import say
+    from specserve.report.failure import failure
+    from specserve.serve.detached.registry import read, remove
+    from specserve.serve.detached.stop import stop_marked, stop_server
+
+    tell = _Teller(name)
+    try:
+        try:
+            record = read(name)
+        except FactError as error:
+            say(f"{name}: {error.message}")
+            record = None
+        if record is None:
+            stop_marked(name, stop=stop, emit=tell)
+            remove(name)
+            say(f"{name}: cleared")
+            return True
+        if record.ended is not None:
+            say(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}")
+        stop_server(record, stop=stop, emit=tell)
+        say(f"{name}: its log stays: {record.log_path}")
+    except SpecserveError as error:
+        say(failure(error))
+        return False
+    return True
+
+
+class _Teller:
+    """Tells the steps of one server's end."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, event: Event) -> None:
+        from specserve.report.console import say
+        from specserve.report.serving import duration
+        from specserve.serve import events
+
+        match event:
+            case events.Stopping():
+                grace = duration(event.grace_s)
+                say(f"{self._name}: sent {event.signal}; running requests may finish for up to {grace}")
+            case events.Stopped():
+                how = " by SIGKILL" if event.killed else ""
+                say(f"{self._name}: stopped in {duration(event.took_s)}{how}, nothing is left")

@@ -1,0 +1,110 @@
+"""`specserve logs`: what a detached server's vLLM wrote."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from specserve.serve.detached.record import Record
+
+_LOOK_S = 0.2
+_CHUNK_BYTES = 1 << 20
+
+
+def logs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", show_default=False, help="Default: the only one.")
+    ] = None,
+    *,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until it ends, or Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="So many of the last; 0: all.")] = 100,
+) -> None:
+    """Print a detached server's log, or follow it.
+
+    Control characters are made visible: a log holds text from outside.
+
+    \b
+    specserve logs demo
+    specserve logs demo -f
+    specserve logs demo -n 0 | grep SpecDecoding
+    """
+    record = _record(name)
+    path = Path(record.log_path)
+    position = _print_last(path, lines=lines)
+    if follow:
+        try:
+            _follow(record, path, position=position)
+        except KeyboardInterrupt:
+            return
+
+
+def _record(name: str | None) -> Record:
+    from specserve.serve.detached.only import only_server
+
+    return only_server(name)
+
+
+def _print_last(path: Path, *, lines: int) -> int:
+    """The last lines of a log; returns how far it was read. A log of days is not read whole for a hundred lines."""
+    from specserve.errors import FactError
+
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, 2)
+            start = 0
+            if lines:
+                start, found = end, 0
+                while start > 0 and found <= lines:
+                    step = min(_CHUNK_BYTES, start)
+                    start -= step
+                    file.seek(start)
+                    found += file.read(step).count(b"\n")
+            file.seek(start)
+            rest = b""
+            kept: list[bytes] = []
+            while file.tell() < end and (data := file.read(min(_CHUNK_BYTES, end - file.tell()))):
+                *whole, rest = (rest + data).split(b"\n")
+                if lines:
+                    kept = [*kept, *whole][-lines:]
+                else:
+                    _write(whole)
+            _write(kept)
+            return end - len(rest)
+    except OSError as error:
+        raise FactError(f"the log cannot be read: {path}: {error.strerror}") from error
+
+
+def _follow(record: Record, path: Path, *, position: int) -> None:
+    """Print what comes, until the server is gone and its log is at an end. A log that shrank is begun anew."""
+    from specserve.serve.detached.group import Detached
+
+    group, rest = Detached(record), b""
+    while True:
+        runs = group.is_running()
+        try:
+            with path.open("rb") as file:
+                if file.seek(0, 2) < position:
+                    position, rest = 0, b""
+                file.seek(position)
+                data = file.read(_CHUNK_BYTES)
+        except OSError:
+            return
+        position += len(data)
+        *whole, rest = (rest + data).split(b"\n")
+        _write(whole)
+        if not data:
+            if not runs:
+                _write([rest] if rest else [])
+                return
+            time.sleep(_LOOK_S)
+
+
+def _write(lines: list[bytes]) -> None:
+    from specserve.report.console import clean, out
+
+    if lines:
+        out("\n".join(clean(line.decode(errors="replace").rstrip("\r")) for line in lines))

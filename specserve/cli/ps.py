@@ -1,0 +1,48 @@
+"""`specserve ps`: the detached servers of this user on this host."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Format(StrEnum):
+    """How they are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def ps(
+    *,
+    format: Annotated[Format, typer.Option(help="json: for programs.")] = Format.TEXT,
+) -> None:
+    """List detached servers: state, port, acceptance.
+
+    States: starting, ready, silent (does not answer), hung (answers, and no token comes), stopping, dead (ended by
+    itself: the cause is told), gone (the host was started anew; told once), lost (runs, its state on disk is gone).
+    ACCEPTED is the share of drafted tokens that the target accepted in the last minute.
+
+    \b
+    specserve ps
+    specserve ps --format json
+    """
+    import json
+
+    from specserve.report.console import out, say
+    from specserve.report.servers import as_json, table
+    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.detached.registry import remove
+
+    servers = list(observe_all())
+    if format is Format.JSON:
+        out(json.dumps(as_json(servers), indent=2))
+    elif servers:
+        out(table(servers))
+    else:
+        say("no server runs detached; `specserve up PROFILE --detach` starts one")
+    for seen in servers:
+        if seen.state == "gone" and seen.record is not None:
+            remove(seen.name, run=seen.record.run)

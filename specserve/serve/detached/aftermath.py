@@ -1,0 +1,70 @@
+"""After a detached server ended by itself: the cause written down, its orphans ended, its traces removed.
+
+The watcher becomes this program (`python -m specserve.serve.detached.aftermath NAME RUN`) when vLLM has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+from specserve.errors import LaunchError, SpecserveError
+from specserve.serve import postmortem, shm
+from specserve.serve.detached.group import Detached
+from specserve.serve.detached.identity import is_alive
+from specserve.serve.detached.record import Ended, Record
+from specserve.serve.detached.registry import change, read
+from specserve.serve.ending import clear
+from specserve.serve.phases import Phase
+
+
+def tidy(record: Record) -> Record:
+    """The same server with how it ended, on disk too. Call it only where its first process is gone."""
+    group = Detached(record)
+    held = frozenset(Path(path) for path in record.traces)
+    _, removed = clear(group, traces=lambda: held | shm.traces(group.members()))
+    error = _explained(record, group)  # last: whatever the log holds, no process may be left
+    ended = Ended(
+        at_s=time.time(),
+        exit_code=group.exit_code,
+        message=error.message,
+        cause=error.causes[0],
+        hint=error.hint,
+        removed=removed,
+    )
+    with contextlib.suppress(SpecserveError):  # a full disk: the next command tells it anew
+        return change(record, ended=ended) or record
+    return record
+
+
+def _explained(record: Record, group: Detached) -> LaunchError:
+    is_ready = record.ready_at_s is not None
+    return postmortem.died(
+        Phase.SERVING if is_ready else Phase.ENGINE,
+        exit_code=group.exit_code,
+        after_s=None,
+        log_path=Path(record.log_path),
+        oom_kills=record.oom_kills,
+    )
+
+
+def is_cared_for(record: Record) -> bool:
+    """Whether another command sees to its end: the one that stops it, or that still waits for its start."""
+    if record.stopper is not None and is_alive(record.stopper[0], since=record.stopper[1]):
+        return True
+    return record.ready_at_s is None and is_alive(record.launcher[0], since=record.launcher[1])
+
+
+def main(name: str, run: str) -> None:
+    """What the watcher becomes. It has no one to talk to: what fails is found by the next command."""
+    with contextlib.suppress(SpecserveError):
+        record = read(name)
+        if record is None or record.run != run or is_cared_for(record):
+            return
+        tidy(record)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3])

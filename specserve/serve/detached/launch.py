@@ -1,0 +1,170 @@
+"""Start a server that outlives this command, and wait until it answers. Does not know what is served."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from specserve.errors import LaunchError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve import events, oom, shm
+from specserve.serve.detached import registry, watcher
+from specserve.serve.detached.group import Detached, exit_file
+from specserve.serve.detached.identity import MARK, boot_id, is_alive, ticks
+from specserve.serve.detached.record import Record
+from specserve.serve.detached.room import Room
+from specserve.serve.events import OnEvent
+from specserve.serve.process import resolve_env
+from specserve.serve.server import Server, never_failing
+from specserve.serve.statefolder import private
+from specserve.serve.stop import StopRequest
+
+
+def launch(
+    plan: LaunchPlan,
+    *,
+    name: str,
+    profile: str,
+    room: Room,
+    log_path: Path,
+    stop: StopRequest,
+    on_event: OnEvent = events.ignore,
+) -> Record:
+    """Start the plan's server under a name; return when it answers, and leave it.
+
+    Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up) and Interrupted;
+    nothing is left then, and nothing in the registry.
+    """
+    env = resolve_env(plan.env)
+    record = _claimed(plan, name=name, profile=profile, room=room, log_path=log_path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(registry.remove, name, run=record.run)
+        record = _spawned(record, plan, env={**env, MARK: record.mark})
+        group = Detached(record)
+        server = Server(plan, group, stop=stop, emit=never_failing(on_event))
+        undo.callback(server.end)
+        _keep(record, leader=record.leader, watcher=record.watcher)
+        _start(server, record)
+        held = group.members()
+        record = _keep(
+            record,
+            ready_at_s=time.time(),
+            members=tuple((process.pid, ticks(process.pid) or 0) for process in held),
+            traces=tuple(sorted(map(str, shm.traces(held)))),
+        )
+        undo.pop_all()
+    return record
+
+
+def _start(server: Server, record: Record) -> None:
+    """Until it answers. That another command stopped it is a better cause than the signal it sent."""
+    try:
+        server.start()
+    except LaunchError as error:
+        now = registry.read(record.name)
+        if now is None or now.run != record.run or now.stopper is not None:
+            raise LaunchError(f"`{record.name}` was stopped by another command while it started") from error
+        raise
+
+
+def _claimed(plan: LaunchPlan, *, name: str, profile: str, room: Room, log_path: Path) -> Record:
+    """The name is ours from now on. A dead server of that name is tidied up and forgotten."""
+    keys = [value.name for variable, value in plan.env.items() if isinstance(value, FromEnv)]
+    speculation = plan.speculation or {}
+    count = speculation.get("num_speculative_tokens")
+    record = Record(
+        name=name,
+        run=uuid.uuid4().hex,
+        boot_id=boot_id(),
+        started_at_s=time.time(),
+        log_path=str(log_path),
+        profile=profile,
+        fingerprint=plan.fingerprint,
+        vllm=plan.vllm,
+        url=plan.url,
+        host=plan.host,
+        port=plan.port,
+        model=plan.model,
+        method=str(speculation["method"]) if "method" in speculation else None,
+        num_speculative_tokens=count if isinstance(count, int) else None,
+        devices=room.devices,
+        device_share=room.share,
+        device_bytes=room.least_bytes,
+        shutdown_timeout_s=plan.shutdown_timeout_s,
+        stall_timeout_s=plan.stall_timeout_s,
+        api_key_env=keys[0] if keys else None,
+        launcher=(os.getpid(), ticks(os.getpid()) or 0),
+        oom_kills=oom.kills(),
+    )
+    with registry.held(name):
+        before = registry.read(name)
+        if before is not None:
+            _refuse_running(before)
+            exit_file(name).unlink(missing_ok=True)
+        registry.write(record)
+    return record
+
+
+def refuse_running(name: str) -> None:
+    """Raises LaunchError where a server of that name runs or starts, FactError where its state cannot be read."""
+    record = registry.read(name)
+    if record is not None:
+        _refuse_running(record)
+
+
+def _refuse_running(record: Record) -> None:
+    if Detached(record).members():
+        raise LaunchError(
+            f"`{record.name}` runs already, at {record.url}",
+            hint=f"`specserve down {record.name}` stops it; `--name` gives this one another name",
+        )
+    if record.leader is None and is_alive(record.launcher[0], since=record.launcher[1]):
+        raise LaunchError(f"`{record.name}` is being started by another command (pid {record.launcher[0]})")
+
+
+def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record:
+    """vLLM and its watcher run. The environment goes through a pipe: it may hold a key."""
+    asked = {
+        "argv": list(plan.argv),
+        "env": env,
+        "log": record.log_path,
+        "exit": str(exit_file(record.name)),
+        "then": [sys.executable, "-m", "specserve.serve.detached.aftermath", record.name, record.run],
+    }
+    log = Path(record.log_path)
+    try:
+        private(log.parent)
+        ran = subprocess.run(
+            [sys.executable, "-I", "-S", watcher.__file__],
+            input=json.dumps(asked),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        answer: dict[str, Any] = json.loads(ran.stdout.partition("\n")[0])
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"cannot start vLLM: {error}") from error
+    if "error" in answer:
+        raise LaunchError(f"cannot start `{plan.argv[0]}`, or write its log `{log}`: {answer['error']}")
+    leader, mine = int(answer["pid"]), int(answer["watcher"])
+    return dataclasses.replace(record, leader=(leader, ticks(leader) or 0), watcher=(mine, ticks(mine) or 0))
+
+
+def _keep(record: Record, **changes: Any) -> Record:
+    """As `registry.change`; that another command took the entry away meanwhile ends this one."""
+    changed = registry.change(record, **changes)
+    if changed is None:
+        folder = registry.folder_of(record.name)
+        raise LaunchError(
+            f"`{record.name}` was stopped by another command, or its state was removed: {folder}"
+        )
+    return changed

@@ -1,0 +1,149 @@
+"""What is known of one detached server, as it lies on disk. Holds no key and no environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+VERSION = 1
+_MOST_BYTES = 1 << 20
+
+
+class BrokenRecord(Exception):
+    """The text is not a record: cut short, of another version, or not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a server ended, where nobody had asked for it."""
+
+    at_s: float
+    """Seconds since the epoch: when it was noticed."""
+    exit_code: int | None
+    """Of vLLM's first process, negative for a signal; None where nobody saw it."""
+    message: str
+    cause: str
+    hint: str | None = None
+    removed: tuple[str, ...] = ()
+    """What it had left and we removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One server. Processes are (pid, start time in ticks): both must be right, and the boot too."""
+
+    name: str
+    run: str
+    """A name of this launch that no other has."""
+    boot_id: str
+    started_at_s: float
+    log_path: str
+    profile: str
+    fingerprint: str
+    vllm: str
+    url: str
+    host: str
+    port: int
+    model: str
+    method: str | None
+    num_speculative_tokens: int | None
+    devices: tuple[str, ...]
+    """Accelerators that it may use, as CUDA_VISIBLE_DEVICES names them; `cpu`."""
+    device_share: float | None
+    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None where bytes say it."""
+    device_bytes: int | None
+    """Bytes of each device's memory that it takes at least."""
+    shutdown_timeout_s: float
+    stall_timeout_s: float
+    api_key_env: str | None
+    """NAME of the variable that held the key."""
+    launcher: tuple[int, int]
+    """The command that started it and waits until it answers."""
+    leader: tuple[int, int] | None = None
+    """vLLM's first process."""
+    watcher: tuple[int, int] | None = None
+    """The process that waits for its end."""
+    members: tuple[tuple[int, int], ...] = ()
+    traces: tuple[str, ...] = ()
+    """Shared memory and sockets that it holds, to be removed where it cannot do so itself."""
+    oom_kills: int = 0
+    """How often the kernel had killed for memory when it was started."""
+    ready_at_s: float | None = None
+    stopper: tuple[int, int] | None = None
+    """The command that is stopping it."""
+    ended: Ended | None = None
+
+    @property
+    def mark(self) -> str:
+        """What its processes carry in their environment."""
+        return f"{self.name}:{self.run}"
+
+
+def to_json(record: Record) -> str:
+    """One JSON document."""
+    return json.dumps({"version": VERSION, **dataclasses.asdict(record)}, indent=1) + "\n"
+
+
+def from_json(text: str) -> Record:
+    """The record of a text. Raises BrokenRecord where it is none."""
+    if len(text) > _MOST_BYTES:
+        raise BrokenRecord("it is larger than any state")
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.pop("version", None) != VERSION:
+            raise BrokenRecord("it is of another version")
+        ended = content.pop("ended", None)
+        fields = {name: _tuples(value) for name, value in content.items()}
+        record = Record(**fields, ended=Ended(**_told(ended)) if ended is not None else None)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BrokenRecord("it is cut short or not a state") from error
+    _judge(record)
+    return record
+
+
+def _told(content: Any) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in dict(content).items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+_TEXTS = ("name", "run", "boot_id", "log_path", "profile", "fingerprint", "vllm", "url", "host", "model")
+_NUMBERS = ("started_at_s", "shutdown_timeout_s", "stall_timeout_s", "port", "oom_kills")
+
+
+def _judge(record: Record) -> None:
+    """Raises BrokenRecord for values of other types: signals are sent to what it names."""
+    optional = (record.leader, record.watcher, record.stopper)
+    processes = [record.launcher, *(item for item in optional if item is not None), *_items(record.members)]
+    ended = record.ended
+    sound = (
+        all(isinstance(getattr(record, name), str) for name in _TEXTS)
+        and all(_is_number(getattr(record, name)) for name in _NUMBERS)
+        and (record.ready_at_s is None or _is_number(record.ready_at_s))
+        and all(map(_is_process, processes))
+        and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
+        and (ended is None or (isinstance(ended.message, str) and isinstance(ended.cause, str)))
+    )
+    if not sound:
+        raise BrokenRecord("its values are of other types")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _items(value: object) -> tuple[object, ...]:
+    if not isinstance(value, tuple):
+        raise BrokenRecord("its values are of other types")
+    return value
+
+
+def _is_process(item: object) -> bool:
+    # 1 is init: no record may make us signal it
+    return (
+        isinstance(item, tuple) and len(item) == 2 and all(type(part) is int for part in item) and item[0] > 1
+    )

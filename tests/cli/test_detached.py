@@ -1,0 +1,220 @@
+"""`up --detach`, `ps`, `logs` and `down` as a user runs them, with the stand-in server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.app import _run as run
+from specserve.cli.beside import room_beside
+from specserve.cli.detach import detached_name, leave
+from specserve.cli.exposure import refuse_exposed
+from specserve.cli.up import LogFormat
+from specserve.errors import CheckFailed, LaunchError
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.load import load_profile
+from specserve.serve import events
+from specserve.serve.detached.room import Room
+from specserve.serve.detached.stop import stop_marked
+from specserve.serve.health import is_healthy
+from specserve.serve.ports import free_port
+from specserve.serve.stop import StopRequest
+
+FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    yield tmp_path / "state"
+    with StopRequest() as stop:
+        for name in ("demo", "other"):
+            stop_marked(name, stop=stop, emit=events.ignore)
+
+
+def plan(*arguments: str, name: str = "demo", kwargs: dict[str, Any] | None = None) -> LaunchPlan:
+    port = free_port()
+    return LaunchPlan(
+        name=name,
+        fingerprint="0" * 64,
+        vllm="0.32.0+cpu",
+        platform="cpu",
+        argv=(sys.executable, str(FAKE), "--port", str(port), *arguments),
+        env={},
+        engine_kwargs=kwargs or {},
+        host="127.0.0.1",
+        port=port,
+        model="tiny",
+        stall_timeout_s=30.0,
+        shutdown_timeout_s=5.0,
+    )
+
+
+def left(*arguments: str, name: str = "demo", room: Room | None = None) -> LaunchPlan:
+    server = plan(*arguments, name=name)
+    leave(server, name=name, profile="demo.yaml", room=room, log_format=LogFormat.TEXT)
+    return server
+
+
+def servers(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    capsys.readouterr()
+    assert run(["ps", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["servers"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str], state: Path) -> None:
+    server = left()
+    captured = capsys.readouterr()
+    assert f"url      {server.url}/v1\n" in captured.out
+    assert "`specserve down demo` stops it" in captured.err
+    assert "Ctrl-C" not in captured.err
+    (seen,) = servers(capsys)
+    assert (seen["name"], seen["state"], seen["port"], seen["fingerprint"]) == (
+        "demo",
+        "ready",
+        server.port,
+        "0" * 64,
+    )
+    assert run(["ps"]) == 0
+    assert capsys.readouterr().out.startswith("NAME  STATE  PORT")
+    assert run(["down", "demo"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "demo: sent SIGTERM; running requests may finish for up to 5.0s"
+    assert told[1].startswith("demo: stopped in ") and told[1].endswith(", nothing is left")
+    assert not is_healthy(server.url)
+    assert servers(capsys) == []
+
+
+def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ps"]) == 0
+    assert capsys.readouterr().err == "no server runs detached; `specserve up PROFILE --detach` starts one\n"
+    assert run(["down", "--all"]) == 0
+    assert "no server runs detached" in capsys.readouterr().err
+    for words in (
+        ["down", "demo"],
+        ["logs", "demo"],
+        ["logs"],
+        ["down"],
+        ["down", "demo", "--all"],
+        ["down", "--", "--help"],
+    ):
+        assert run(words) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_death_is_listed_with_its_cause_and_cleared_by_down(capsys: pytest.CaptureFixture[str]) -> None:
+    left()
+    (seen,) = servers(capsys)
+    os.kill(seen["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while (found := servers(capsys))[0]["state"] != "dead":
+        assert time.monotonic() < deadline
+    assert found[0]["ended"]["exit_code"] == -9
+    assert run(["down", "demo"]) == 0
+    assert "demo: had ended by itself: vLLM was killed by SIGKILL" in capsys.readouterr().err
+    assert servers(capsys) == []
+
+
+def test_a_broken_state_is_told_and_down_clears_what_runs(
+    capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    server = left()
+    (state / "servers" / "demo" / "state.json").write_text("{")
+    (seen,) = servers(capsys)
+    assert seen["state"] == "lost"
+    with pytest.raises(Exception, match="the state of `demo` cannot be used"):
+        left()
+    assert run(["down", "--all"]) == 0
+    assert "demo: cleared" in capsys.readouterr().err
+    assert not is_healthy(server.url)
+    assert servers(capsys) == []
+
+
+def test_logs_shows_the_end_and_follows_until_the_server_is_gone(
+    capsys: pytest.CaptureFixture[str], state: Path
+) -> None:
+    left()
+    log = next((state / "logs").glob("demo-*.log"))
+    capsys.readouterr()
+    assert run(["logs", "-n", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert run(["logs", "demo", "-n", "0"]) == 0
+    assert "non-default args" in capsys.readouterr().out.splitlines()[0]
+
+    command = [sys.executable, "-m", "specserve", "logs", "demo", "-f", "-n", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        time.sleep(0.5)
+        with log.open("a") as file:
+            file.write("later \x1b]0;t\x07 and evil\n")
+        subprocess.run([sys.executable, "-m", "specserve", "down", "demo"], check=True, capture_output=True)
+        assert following.stdout is not None
+        text = following.stdout.read()
+    assert following.returncode == 0
+    assert "later \\x1b]0;t\\x07 and evil\n" in text
+
+
+def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    left(room=Room(("cpu",), 0.7, None))
+    profile = tmp_path / "p.yaml"
+    profile.write_text("target: {model: m}\n")
+    with pytest.raises(LaunchError, match="the CPU has no room beside `demo`: together they declare 120%"):
+        room_beside(load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.5}), name="other")
+    room = room_beside(load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.2}), name="other")
+    assert room == Room(("cpu",), 0.2, None)
+    assert "the CPU is shared with `demo`: 90% of its memory is declared" in capsys.readouterr().err
+    room_beside(
+        load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.9}), name="demo"
+    )  # it takes its place
+
+
+@pytest.mark.parametrize(
+    ("server", "refused"),
+    [
+        ("{host: 0.0.0.0}", True),
+        ("{host: '::'}", True),
+        ("{host: 192.168.1.5}", True),
+        ("{host: 0.0.0.0, api_key_env: K}", False),
+        ("{host: 127.0.0.1}", False),
+        ("{host: '::1'}", False),
+    ],
+)
+def test_a_server_for_everybody_is_refused_unless_that_is_said(
+    tmp_path: Path, server: str, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(f"target: {{model: m}}\nserver: {server}\n")
+    profile = load_profile(file)
+    if refused:
+        with pytest.raises(CheckFailed, match="without an API key") as caught:
+            refuse_exposed(profile, insecure=False)
+        assert caught.value.hint is not None
+        assert "/metrics" in caught.value.hint and "`--insecure`" in caught.value.hint
+    else:
+        refuse_exposed(profile, insecure=False)
+    capsys.readouterr()
+    refuse_exposed(profile, insecure=True)
+    assert bool(capsys.readouterr().err) == refused
+
+
+def test_arms_of_a_profile_have_names_of_their_own() -> None:
+    assert detached_name(plan(), arm=None) == "demo"
+    assert detached_name(plan(), arm="baseline") == "demo-baseline"
+    assert detached_name(plan(), arm="Eagle_3") == "demo-eagle-3"
+
+
+@pytest.mark.parametrize("words", [["--name", "x"], ["--detach", "--exec"], ["--detach", "--name", "../x"]])
+def test_options_that_do_not_go_together_are_refused(words: list[str], tmp_path: Path) -> None:
+    assert run(["up", str(Path("configs/demo.yaml").resolve()), "--no-check", *words]) == 2

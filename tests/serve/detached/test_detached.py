@@ -1,0 +1,379 @@
+"""Detached servers with real processes: left, seen, dying, stopped, and never mistaken for others."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specserve.errors import FactError, LaunchError, UsageError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.serve import events
+from specserve.serve.detached import registry
+from specserve.serve.detached.group import marked
+from specserve.serve.detached.identity import boot_id, ticks
+from specserve.serve.detached.launch import launch
+from specserve.serve.detached.observe import Seen, observe, observe_all
+from specserve.serve.detached.only import only_server
+from specserve.serve.detached.record import Record
+from specserve.serve.detached.room import Room
+from specserve.serve.detached.stop import stop_marked, stop_server
+from specserve.serve.health import is_healthy
+from specserve.serve.stop import StopRequest
+
+FakePlan = Callable[..., LaunchPlan]
+Start = Callable[..., Record]
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def start(fake_plan: FakePlan, state: Path) -> Iterator[Start]:
+    """Starts a detached stand-in server; what it started is ended with the test, whatever became of its state."""
+    names: list[str] = []
+
+    def started(
+        *arguments: str, name: str = "demo", on_event: events.OnEvent = events.ignore, **more: object
+    ) -> Record:
+        names.append(name)
+        with StopRequest() as stop:
+            return launch(
+                fake_plan(*arguments, **more),
+                name=name,
+                profile="demo.yaml",
+                room=Room(("cpu",), None, 1 << 20),
+                log_path=state / "logs" / f"{name}.log",
+                stop=stop,
+                on_event=on_event,
+            )
+
+    yield started
+    with StopRequest() as stop:
+        for name in names:
+            stop_marked(name, stop=stop, emit=events.ignore)
+
+
+def stop_now(record: Record, emit: events.OnEvent = events.ignore) -> None:
+    with StopRequest() as stop:
+        stop_server(record, stop=stop, emit=emit)
+
+
+def session(record: Record) -> list[psutil.Process]:
+    assert record.leader is not None
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == record.leader[0] and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def nothing_is_left(record: Record) -> bool:
+    assert record.leader is not None
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((record.host, record.port))
+    ours = {f"psm_fake{record.leader[0]}", f"psm_leak{record.leader[0]}"}
+    shared = [path for path in Path("/dev/shm").iterdir() if path.name in ours]
+    deadline = time.monotonic() + 5
+    while marked(record.name) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not session(record) and not shared and not marked(record.name)
+
+
+def wait_for(name: str, state: str) -> Seen:
+    deadline = time.monotonic() + 20
+    while True:
+        seen = observe(name)
+        if seen is not None and seen.state == state:
+            return seen
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.1)
+
+
+def test_a_server_is_left_running_seen_by_others_and_stopped_by_name(start: Start, state: Path) -> None:
+    record = start()
+    assert is_healthy(record.url)
+    (seen,) = observe_all()
+    assert (seen.name, seen.state, seen.detail) == ("demo", "ready", "")
+    assert only_server(None).run == record.run
+    told: list[events.Event] = []
+    stop_now(record, told.append)
+    assert [type(event) for event in told] == [events.Stopping, events.Stopped]
+    assert nothing_is_left(record)
+    assert list(observe_all()) == []
+    assert (state / "logs" / "demo.log").exists()
+
+
+def test_its_watcher_ends_with_it_and_holds_no_terminal(start: Start) -> None:
+    record = start()
+    assert record.watcher is not None
+    watcher = psutil.Process(record.watcher[0])
+    streams = {Path(f"/proc/{watcher.pid}/fd/{number}").readlink() for number in (0, 1, 2)}
+    assert streams == {Path(os.devnull)}
+    assert watcher.cwd() == "/"
+    stop_now(record)
+    psutil.wait_procs([watcher], timeout=10)
+    assert not watcher.is_running()
+
+
+@pytest.mark.parametrize("victim", ["leader", "engine"])
+def test_a_death_is_told_with_its_cause_and_nothing_of_it_is_left(start: Start, victim: str) -> None:
+    record = start()
+    assert record.leader is not None
+    pids = [process.pid for process in session(record) if process.pid != record.leader[0]]
+    os.kill(record.leader[0] if victim == "leader" else min(pids), signal.SIGKILL)
+    if victim == "engine":  # the stand-in lives on without its engine, as a real server does not
+        os.kill(record.leader[0], signal.SIGKILL)
+    seen = wait_for("demo", "dead")
+    assert seen.record is not None and seen.record.ended is not None
+    assert seen.record.ended.exit_code == -signal.SIGKILL
+    assert "was killed by SIGKILL" in seen.detail
+    assert nothing_is_left(record)
+    stop_now(record)
+    assert observe("demo") is None
+
+
+def test_an_exit_with_code_0_that_nobody_asked_for_is_a_death(start: Start) -> None:
+    record = start("--fault", "exit-zero")
+    seen = wait_for("demo", "dead")
+    assert "exited with code 0" in seen.detail
+    assert nothing_is_left(record)
+
+
+def test_a_dead_name_can_be_used_again_a_running_one_cannot(start: Start) -> None:
+    first = start()
+    with pytest.raises(LaunchError, match=r"`demo` runs already, at http://127\.0\.0\.1:"):
+        start()
+    assert first.leader is not None
+    os.kill(first.leader[0], signal.SIGKILL)
+    wait_for("demo", "dead")
+    second = start()
+    assert second.run != first.run
+    assert wait_for("demo", "ready").record == second
+    stop_now(first)  # what another launch has taken over is not touched
+    assert wait_for("demo", "ready").record == second
+    stop_now(second)
+
+
+@pytest.mark.parametrize("fault", ["crash-loading", "die-silently"])
+def test_a_start_that_fails_is_told_once_and_leaves_nothing(start: Start, fault: str) -> None:
+    seen: list[events.Event] = []
+    with pytest.raises(LaunchError, match="exited with code") as caught:
+        start("--fault", fault, on_event=seen.append)
+    assert caught.value.causes
+    assert observe("demo") is None
+    assert not marked("demo")
+
+
+def test_a_program_that_is_not_there_is_named(start: Start, fake_plan: FakePlan, state: Path) -> None:
+    plan = dataclasses.replace(fake_plan(), argv=("/no/such/vllm", "serve"))
+    with pytest.raises(LaunchError, match=r"`/no/such/vllm`.*No such file"), StopRequest() as stop:
+        launch(plan, name="x", profile="p", room=Room((), None, None), log_path=state / "x.log", stop=stop)
+    assert observe("x") is None
+
+
+def test_a_log_that_cannot_be_written_ends_the_start(start: Start, state: Path) -> None:
+    (state / "logs" / "demo.log").mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"write its log `.*demo.log`: Is a directory"):
+        start()
+    assert observe("demo") is None
+
+
+def test_a_state_that_cannot_be_written_starts_nothing(start: Start, state: Path) -> None:
+    state.mkdir()
+    (state / "servers").write_text("a file")
+    with pytest.raises(FactError, match="cannot be written"):
+        start()
+    assert not marked("demo")
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve.detached.launch import launch
+from specserve.serve.detached.room import Room
+from specserve.serve.stop import StopRequest
+fake, port, state = sys.argv[1:4]
+plan = LaunchPlan(name="demo", fingerprint="0" * 64, vllm="0.32.0", platform="cpu",
+    argv=(sys.executable, fake, "--port", port, *sys.argv[4:]), env={}, engine_kwargs={},
+    host="127.0.0.1", port=int(port), model="tiny", stall_timeout_s=30, shutdown_timeout_s=5)
+with StopRequest() as stop:
+    launch(plan, name="demo", profile="p", room=Room((), None, None), log_path=Path(state) / "d.log", stop=stop)
+"""
+
+
+def launcher(fake_plan: FakePlan, state: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    plan = fake_plan()
+    words = [sys.executable, "-c", LAUNCHER, plan.argv[1], str(plan.port), str(state), *arguments]
+    return subprocess.Popen(words, stderr=subprocess.PIPE)
+
+
+def test_a_server_whose_launcher_was_killed_becomes_ready_all_the_same(
+    fake_plan: FakePlan, state: Path
+) -> None:
+    with launcher(fake_plan, state, "--pause", "0.4") as process:
+        while (record := registry.read("demo") if state.exists() else None) is None or record.leader is None:
+            time.sleep(0.02)
+        assert observe("demo") == Seen("demo", "starting", "", registry.read("demo"))
+        process.kill()
+    record = wait_for("demo", "ready").record
+    assert record is not None and record.ready_at_s is not None
+    stop_now(record)
+    assert nothing_is_left(record)
+
+
+def test_a_server_that_starts_can_be_stopped_by_another_command(fake_plan: FakePlan, state: Path) -> None:
+    with launcher(fake_plan, state, "--fault", "never-ready") as process:
+        while (record := registry.read("demo") if state.exists() else None) is None or record.leader is None:
+            time.sleep(0.02)
+        stop_now(record)
+        assert process.stderr is not None
+        assert b"`demo` was stopped by another command" in process.stderr.read()
+    assert nothing_is_left(record)
+    assert observe("demo") is None
+
+
+def test_two_commands_that_stop_the_same_server_both_end_well(start: Start) -> None:
+    record = start()
+    told: list[events.Event] = []
+    threads = [threading.Thread(target=stop_now, args=(record, told.append)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert nothing_is_left(record)
+    assert observe("demo") is None
+
+
+def test_a_server_that_ignores_the_signal_is_killed_after_its_time(start: Start) -> None:
+    record = start("--fault", "ignore-sigterm", shutdown_timeout_s=0.5)
+    told: list[events.Event] = []
+    stop_now(record, told.append)
+    (stopped,) = [event for event in told if isinstance(event, events.Stopped)]
+    assert stopped.killed
+    assert nothing_is_left(record)
+
+
+def test_a_process_that_has_the_pid_by_now_is_never_touched(start: Start) -> None:
+    record = start()
+    stop_now(record)
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    ) as other:
+        before = dataclasses.replace(
+            record, leader=(other.pid, (ticks(other.pid) or 0) - 1), members=(), watcher=None
+        )
+        registry.write(before)
+        assert wait_for("demo", "dead")
+        stop_now(before)
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_server_of_an_earlier_boot_is_gone_and_nothing_is_signalled(start: Start) -> None:
+    record = start()
+    registry.write(dataclasses.replace(record, boot_id=f"not {boot_id()}"))
+    seen = observe("demo")
+    assert seen is not None and seen.state == "gone"
+    assert session(record)
+    registry.write(record)
+    stop_now(record)
+
+
+@pytest.mark.parametrize("damage", ["removed", "truncated", "folder removed"])
+def test_a_server_whose_state_is_lost_is_found_by_its_mark(start: Start, state: Path, damage: str) -> None:
+    record = start()
+    file = state / "servers" / "demo" / "state.json"
+    if damage == "removed":
+        shutil.rmtree(file.parent)
+    elif damage == "truncated":
+        file.write_text(file.read_text()[:100])
+    else:
+        shutil.rmtree(state)
+    (seen,) = observe_all()
+    assert (seen.name, seen.state) == ("demo", "lost")
+    assert record.leader is not None and record.leader[0] in seen.pids
+    with StopRequest() as stop:
+        assert stop_marked("demo", stop=stop, emit=events.ignore)
+    assert nothing_is_left(record)
+
+
+def test_a_stopped_process_is_told_as_a_hang(start: Start) -> None:
+    record = start()
+    engine = next(process for process in session(record) if record.leader and process.pid != record.leader[0])
+    engine.suspend()
+    seen = observe("demo")
+    assert seen is not None and seen.state == "hung"
+    assert f"process {engine.pid} was stopped (SIGSTOP)" in seen.detail
+    engine.resume()
+    assert wait_for("demo", "ready")
+    stop_now(record)
+
+
+def test_four_servers_live_side_by_side(start: Start) -> None:
+    records = [start(name=f"demo-{number}") for number in range(4)]
+    assert [seen.name for seen in observe_all() if seen.state == "ready"] == [
+        f"demo-{number}" for number in range(4)
+    ]
+    with pytest.raises(UsageError, match="there are 4 servers: demo-0, demo-1, demo-2, demo-3"):
+        only_server(None)
+    for record in records:
+        stop_now(record)
+        assert nothing_is_left(record)
+
+
+def test_a_key_reaches_the_server_by_its_environment_and_lies_nowhere(
+    start: Start, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "sk-never-on-disk-7f3a"
+    monkeypatch.setenv("MY_KEY", secret)
+    record = start(env={"VLLM_API_KEY": FromEnv("MY_KEY")})
+    assert record.leader is not None and record.watcher is not None
+    assert secret in Path(f"/proc/{record.leader[0]}/environ").read_text()
+    for pid in (record.leader[0], record.watcher[0]):
+        assert secret not in Path(f"/proc/{pid}/cmdline").read_text()
+    texts = [path.read_text(errors="replace") for path in state.rglob("*") if path.is_file()]
+    assert texts and not any(secret in text for text in texts)
+    assert {path.stat().st_mode & 0o777 for path in state.rglob("*")} <= {0o700, 0o600}
+    stop_now(record)
+
+
+@pytest.mark.parametrize("name", ["--help", "", "..", "a/b", "A", "a\0b", "a\nb", "-x", "x" * 64])
+def test_a_name_that_is_an_option_a_path_or_worse_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is no name of a server"):
+        registry.folder_of(name)
+
+
+def test_many_changes_at_once_leave_a_whole_record(start: Start) -> None:
+    record = start()
+    threads = [
+        threading.Thread(target=registry.change, args=(record,), kwargs={"oom_kills": number})
+        for number in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    now = registry.read("demo")
+    assert now is not None and now.oom_kills in range(20)
+    assert dataclasses.replace(now, oom_kills=record.oom_kills) == record
+    stop_now(record)
