@@ -68,15 +68,15 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory
     `exit_code` is that of vLLM's first process, negative for a signal, None where it had to be stopped.
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
-    lines = without_requests(lines)
-    faults = [line.text for line in lines if line.is_fault]
+    own = without_requests(lines)
+    faults = [line.text for line in own if line.is_fault]
     return (
         _from_outside(lines, exit_code=exit_code)
         or _from_table(faults)
         or _from_traceback(faults)
         or _from_death(lines, out_of_memory=out_of_memory)
         or _from_signal(exit_code, out_of_memory=out_of_memory)
-        or _from_end(lines)
+        or _from_end(own)
         or _from_last_line(faults)
     )
 

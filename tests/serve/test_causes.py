@@ -190,6 +190,13 @@ def test_a_death_is_not_laid_on_a_request_that_failed_before() -> None:
     assert find_cause(parse(raw), exit_code=1).message == "a worker process was killed by SIGSEGV"
 
 
+def test_a_death_that_only_the_api_server_reports_is_told() -> None:
+    line = LogLine(
+        "Engine core proc EngineCore_0 died unexpectedly, shutting down client.", "APIServer", "ERROR"
+    )
+    assert find_cause([line], exit_code=1).message.startswith("the engine process died without a word")
+
+
 def test_a_hang_is_told_although_the_api_server_talks_on_and_not_once_the_engine_went_on() -> None:
     hang = "(EngineCore pid=8) INFO 11-21 01:42:15 [shm_broadcast.py:1] No available shared memory broadcast"
     hang += " block found in 60 seconds.\n"
