@@ -33,7 +33,7 @@ def doctor(
     """Examine this host: software, GPUs, limits, cache, running servers, and what killed ones left.
 
     bad: breaks a launch, or what it serves is wrong; the exit code is 1 then. note: worth acting on.
-    Nothing is removed, no network is asked, and of a Hub token only its place is told.
+    No network is asked, no file that it names is removed, and of a Hub token only the place is told.
 
     \b
     specserve doctor

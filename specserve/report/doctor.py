@@ -72,13 +72,13 @@ def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
         "leftovers": {
             "files": [str(path) for path in remains.files.files],
             "shared_memory_bytes": remains.files.shared_bytes,
-            "orphans": [_process(process.pid, process.argv) for process in remains.processes.orphans],
-            "other_servers": [_process(process.pid, process.argv) for process in remains.processes.others],
+            "orphans": [
+                {"pid": process.pid, "command": process.command} for process in remains.processes.orphans
+            ],
+            "other_servers": [
+                {"pid": process.pid, "command": process.command} for process in remains.processes.others
+            ],
         },
         "summary": {state: count(lines, state) for state in _STYLES},
     }
     return json.dumps(content, indent=2)
-
-
-def _process(pid: int, argv: Sequence[str]) -> dict[str, object]:
-    return {"pid": pid, "command": " ".join(argv)}

@@ -75,7 +75,7 @@ def test_lines_are_80_columns_wide_unless_one_word_is_wider() -> None:
 def test_json_has_every_line_and_every_leftover_by_name() -> None:
     files = Leftovers((Path("/s/psm_1"),), (Path("/t/u"),), (Path("/t/v"),), 4096)
     engine = Process(12, 1, 10, 10, ("VLLM::EngineCore",))
-    server = Process(30, 1, 30, 30, ("vllm", "serve", "m"))
+    server = Process(30, 1, 30, 30, ("vllm", "serve", "m", "--api-key", "k"))
     data = json.loads(doctor_json(LINES, remains=Remains(files, Strays((engine,), (server,)))))
     assert next(iter(data)) == "version" and data["version"] == 1
     assert [(line["name"], line["state"], line["text"], line["fix"]) for line in data["lines"]] == [

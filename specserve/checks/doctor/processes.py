@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path, PurePath
 
 from specserve.checks.doctor.line import Line
@@ -33,8 +33,14 @@ class Process:
     argv: tuple[str, ...]
     state: str = "S"
 
+    @property
+    def command(self) -> str:
+        """Its words up to the first option: a key may follow."""
+        options = takewhile(lambda word: not word.startswith("--") and word != "-c", self.argv)
+        return " ".join(options)
+
     def __str__(self) -> str:
-        command = " ".join(self.argv)
+        command = self.command
         return f"`{command if len(command) <= _LONGEST else command[:_LONGEST] + '…'}` (pid {self.pid})"
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.processes import Strays, find_strays, is_specserve, read_processes, stray_lines
+from specserve.checks.doctor.processes import (
+    Process,
+    Strays,
+    find_strays,
+    is_specserve,
+    read_processes,
+    stray_lines,
+)
 from tests.checks.doctor.conftest import AddProcess
 
 LOADED = "7f00-7f01 r-xp 00000000 08:01 7 /v/site-packages/vllm/_C_AVX512.abi3.so\n"
@@ -169,6 +176,22 @@ def test_an_engine_becomes_an_orphan_when_its_server_is_killed() -> None:
         server.kill()
         server.communicate()
         os.kill(engine, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (("vllm", "serve", "m", "--api-key", "sk-secret"), "vllm serve m"),
+        (("vllm", "serve", "--api-key=sk-secret", "m"), "vllm serve"),
+        (("python", "-m", "vllm.entrypoints.cli.main", "serve"), "python -m vllm.entrypoints.cli.main serve"),
+        (SPAWNED, "/v/bin/python"),
+    ],
+)
+def test_a_command_is_shown_up_to_its_first_option_since_a_key_may_follow(
+    argv: tuple[str, ...], command: str
+) -> None:
+    assert Process(7, 1, 7, 7, argv).command == command
+    assert str(Process(7, 1, 7, 7, argv)) == f"`{command}` (pid 7)"
 
 
 def test_orphans_share_a_line_and_each_other_server_has_its_own(proc: Path, add: AddProcess) -> None:
