@@ -28,7 +28,8 @@ def test_both_forms_tell_the_same_and_the_exit_code_says_whether_something_is_ba
     text = specserve("doctor")
     assert text.returncode == done.returncode
     names = [line["name"] for line in data["lines"]]
-    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "Hub token", "servers"} <= set(names)
+    assert names[0] == "Python" and {"vLLM", "/dev/shm", "cache", "servers", "leftovers"} <= set(names)
+    assert {"Hub", "Hub token"} & set(names)
     rows = [row for row in text.stdout.decode().splitlines() if row.startswith(("ok ", "note ", "bad "))]
     assert {row[6:18].strip() for row in rows} == set(names)
     assert text.stderr == done.stderr == b""
