@@ -10,7 +10,7 @@ from typing import TextIO
 
 from specserve.errors import LaunchError, SpecserveError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.console import clean, is_terminal, out, say
+from specserve.report.console import clean, is_terminal, out, say, styled
 from specserve.serve import events
 from specserve.serve.figures import GIB, Figures
 from specserve.serve.phases import Phase
@@ -56,6 +56,13 @@ class TextView:
                     say(f"`specserve down {self._stays_as}` stops it")
                 else:
                     say("Ctrl-C stops it")
+            case events.Hangs():
+                waits = f"while {event.running_requests} requests run and {event.waiting_requests} wait"
+                say(
+                    f"{styled('warning', 'yellow')}: no token for {duration(event.for_s)} {waits}: vLLM hangs"
+                )
+            case events.GoesOn():
+                say("tokens come again")
             case events.Stopping():
                 self._stopping = True
                 self._erase()

@@ -53,6 +53,20 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Hangs:
+    """It answers, requests wait, and no token has come for `for_s`."""
+
+    for_s: float
+    running_requests: int
+    waiting_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """After a hang, tokens come again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stopping:
     """A signal was sent to it; `grace_s` is how long it may take."""
 
@@ -69,7 +83,7 @@ class Stopped:
     removed: tuple[str, ...] = ()
 
 
-Event = Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Stopping | Stopped
+Event = Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Hangs | GoesOn | Stopping | Stopped
 OnEvent = Callable[[Event], None]
 
 

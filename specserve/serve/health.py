@@ -7,9 +7,15 @@ import http.client
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
+
+from specserve.errors import FactError
+
+if TYPE_CHECKING:
+    from specserve.metrics.prometheus import Metrics
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
@@ -47,6 +53,18 @@ def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
     """Whether GET /health says 200."""
     answer = get(f"{url}/health", timeout_s=timeout_s)
     return answer is not None and answer[0] == 200
+
+
+def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
+    """What GET /metrics says; None where it says nothing that can be read."""
+    answer = get(f"{url}/metrics", timeout_s=timeout_s)
+    if answer is None or answer[0] != 200:
+        return None
+    from specserve.metrics.prometheus import read
+
+    with contextlib.suppress(FactError):
+        return read(answer[1])
+    return None
 
 
 def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, oom, postmortem, shm
+from specserve.serve import events, health, oom, postmortem, shm
 from specserve.serve.causes import signal_name
 from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
@@ -20,8 +20,11 @@ from specserve.serve.group import Group, resident_bytes
 from specserve.serve.notify import notify
 from specserve.serve.phases import Phase
 from specserve.serve.process import Child, resolve_env
+from specserve.serve.progress import ProgressWatch
 from specserve.serve.start import wait_ready
 from specserve.serve.stop import StopRequest
+
+_LOOK_EVERY_S = 15.0
 
 
 class Server:
@@ -37,6 +40,7 @@ class Server:
         self._emit = emit
         self._traces: frozenset[Path] = frozenset()
         self._oom_kills = oom.kills()
+        self._hangs = False
 
     @property
     def url(self) -> str:
@@ -75,9 +79,22 @@ class Server:
 
     def wait(self) -> None:
         """Until someone asks for the stop. Raises LaunchError where it ends by itself."""
+        watch, look_at_s = ProgressWatch(), 0.0
         with _death_of(self.pid) as death:
-            while not self._stop.wait(1.0 if death is None else 60.0, also=death):
+            while not self._stop.wait(1.0 if death is None else _LOOK_EVERY_S, also=death):
                 self.check()
+                if time.monotonic() >= look_at_s:
+                    look_at_s = time.monotonic() + _LOOK_EVERY_S
+                    self._look(watch)
+
+    def _look(self, watch: ProgressWatch) -> None:
+        """Tell a hang once, and its end."""
+        still = watch.look(health.metrics(self.url), at_s=time.monotonic())
+        if still is not None and not self._hangs:
+            self._emit(events.Hangs(still.for_s, still.running_requests, still.waiting_requests))
+        elif still is None and self._hangs:
+            self._emit(events.GoesOn())
+        self._hangs = still is not None
 
     def check(self) -> None:
         """Raises LaunchError where the server is gone."""

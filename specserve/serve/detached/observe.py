@@ -116,7 +116,7 @@ def _asked(record: Record) -> Seen:
         with contextlib.suppress(SpecserveError):
             record = registry.change(record, ready_at_s=time.time()) or record
     lately = recent(Path(record.log_path), now_s=time.time())
-    metrics = _metrics(record)
+    metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)
     state, detail = _troubled(record, lately, metrics, is_up=is_up)
     return Seen(record.name, state, detail, record, lately, running, waiting)
@@ -142,16 +142,7 @@ def _troubled(
         return "hung", f"no token for {still_s:.0f}s {waits}"
     if lately.is_quiet:
         time.sleep(_LOOK_S)
-        now = _metrics(record)
+        now = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
         if now is not None and now.tokens == metrics.tokens and now.running_requests:
             return "ready", f"no token within {_LOOK_S:.0f}s {waits}"
     return "ready", ""
-
-
-def _metrics(record: Record) -> prometheus.Metrics | None:
-    answer = health.get(f"{record.url}/metrics", timeout_s=_ANSWERS_WITHIN_S)
-    if answer is None or answer[0] != 200:
-        return None
-    with contextlib.suppress(SpecserveError):
-        return prometheus.read(answer[1])
-    return None
