@@ -107,7 +107,9 @@ def whole(config: Config, *keys: str) -> int | None:
 
 def heads(config: Config) -> int | None:
     """Attention heads, as vLLM divides them over ranks."""
-    return None if model_type(config) in _OWN_COUNT else whole(text_config(config), "num_attention_heads")
+    if model_type(config) in _OWN_COUNT:
+        return None
+    return whole(text_config(config), "num_attention_heads", "n_head", "n_heads")  # the last two: GPT-2, MPT
 
 
 def kv_heads(config: Config) -> int | None:
@@ -122,7 +124,7 @@ def kv_heads(config: Config) -> int | None:
 
 def layers(config: Config) -> int | None:
     """Decoder layers."""
-    return whole(text_config(config), "num_hidden_layers")
+    return whole(text_config(config), "num_hidden_layers", "n_layer", "n_layers")
 
 
 def hidden_size(config: Config) -> int | None:

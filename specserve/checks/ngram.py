@@ -15,13 +15,17 @@ _SHORT = 2
 _DEFAULT = 5
 
 
+_HEADS = ("eagle", "eagle3", "dflash")
+
+
 @rule("SD115", "missing-speculative-tokens", Severity.ERROR)
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
-    """The target's own prediction layers are to draft, and nothing says how many tokens.
+    """A drafter is to draft, and nothing says how many tokens.
 
     ## Why is this bad?
     vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that
-    could tell it K, and refuses to start.
+    could tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
+    `n_predict` or not at all: `check` reads which, without the head this is a warning.
 
     ## Example
         target: {model: ./model}
@@ -42,6 +46,16 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
                 f"`{block.method}` needs `num_speculative_tokens` where it has no `model` of its own",
                 help="for `mtp`, 1 is a good value to start with",
             )
+        elif block.method in _HEADS and block.model and block.num_speculative_tokens is None:
+            head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
+            if head is None or "n_predict" not in head.config:
+                yield Hit(
+                    f"{path}.method",
+                    f"`{block.method}` needs `num_speculative_tokens`"
+                    + (", which its head does not say" if head else " where its head does not say it"),
+                    help="3 is what most heads are used with",
+                    severity=Severity.WARNING if head is None else None,
+                )
 
 
 @rule("SD116", "surprising-ngram-window", Severity.WARNING)

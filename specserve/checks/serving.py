@@ -175,7 +175,8 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters
-    need LoRA, logged outputs need logged requests, per-request metrics need statistics.
+    need LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches
+    needs a role.
 
     ## Example
         frontend: {enable_auto_tool_choice: true}
@@ -193,6 +194,11 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
     if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
         text = "`lora_modules` needs `enable_lora`"
         yield Hit("frontend.lora_modules", text, help="write `enable_lora: true` under `engine`")
+    transfer = engine.get("kv_transfer_config")
+    if isinstance(transfer, Mapping) and transfer.get("kv_connector") and not transfer.get("kv_role"):
+        text = "a `kv_connector` needs a `kv_role`"
+        roles = "`kv_producer`, `kv_consumer` or `kv_both`"
+        yield Hit("engine.kv_transfer_config.kv_connector", text, help=f"write `kv_role`: {roles}")
     if frontend.get("enable_log_outputs") is True and engine.get("enable_log_requests") is not True:
         text = "`enable_log_outputs` needs `enable_log_requests`"
         yield Hit(

@@ -11,6 +11,7 @@ from specserve.checks import (
     environment,
     features,
     host,
+    layout,
     ngram,
     pairing,
     parallel,
@@ -85,5 +86,6 @@ STATIC: tuple[Rule, ...] = (
     pairing.inherited_cache_type,
     serving.unguarded_invocations,
     runner.gpu_only_speculation,
+    layout.refused_layout,
     host.unknown_vllm,
 )

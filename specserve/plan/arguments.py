@@ -216,6 +216,21 @@ def _keys(
             yield ArgumentProblem(place, text, f"did you mean `{word}`?" if word else None, "unknown")
         elif any(known.startswith(f"{dotted}.") for known in argument.keys):
             yield from _keys(place, argument, item, table, f"{dotted}.")
+        elif isinstance(item, str) and (some := _admitted(argument, dotted)):
+            if not {item, item.upper(), item.lower().replace("-", "_")} & {*some, "auto"}:
+                word = did_you_mean(item, some)
+                text = f"`{key}` cannot be {quoted(item)}"
+                help_text = f"did you mean `{word}`?" if word else f"one of {', '.join(some)}"
+                yield ArgumentProblem(place, text, help_text, "value")
+
+
+def _admitted(argument: Argument, dotted: str) -> list[str]:
+    """The texts that a key of a mapping may be; [] where vLLM does not say."""
+    for item in argument.inner_choices:
+        name, _, values = item.partition("=")
+        if name == dotted:
+            return values.split("|")
+    return []
 
 
 def python_value(argument: Argument, value: Any) -> Any:

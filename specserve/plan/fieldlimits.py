@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from specserve.plan.annotations import Module, Package, annotated_fields, find, hints
+from specserve.plan.annotations import Hint, Module, Package, annotated_fields, find, hints
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_ENUMS = ("Enum", "enum.Enum")
+"""Not `IntEnum`, whose members are numbers too."""
 _DEEPEST = 3
 """Mappings in mappings: `compilation_config.pass_config` is two deep."""
 
@@ -42,15 +44,57 @@ def keys(package: Package, module: Module, annotation: ast.expr, *, depth: int =
     return tuple(sorted(names))
 
 
+def choices(package: Package, module: Module, annotation: ast.expr, *, depth: int = 0) -> tuple[str, ...]:
+    """`backend=auto|xgrammar` for each key of `keys` that is one of a few texts, or the member of an enumeration."""
+    if not keys(package, module, annotation, depth=depth):
+        return ()
+    name = next(hint.name for hint in hints(package, module, annotation) if hint.kind == "dataclass")
+    place = find(package, module, name)
+    if place is None:
+        return ()
+    where, definition = place
+    if not isinstance(definition, ast.ClassDef):
+        return ()
+    found = []
+    for key, inner in annotated_fields(definition):
+        values = _texts(package, where, inner)
+        found += [f"{key}={'|'.join(values)}"] if values else []
+        found += [f"{key}.{item}" for item in choices(package, where, inner, depth=depth + 1)]
+    return tuple(sorted(found))
+
+
+def _texts(package: Package, module: Module, annotation: ast.expr) -> list[str]:
+    """The texts that a field may be; [] where it may be more than those and nothing."""
+    union = [hint for hint in hints(package, module, annotation) if hint.kind != "none"]
+    if len(union) != 1:
+        return []
+    (only,) = union
+    if only.kind == "literal":
+        return sorted(value for value in only.values if isinstance(value, str)) if _all_texts(only) else []
+    place = find(package, module, only.name) if only.name else None
+    definition = place[1] if place else None
+    if isinstance(definition, ast.ClassDef) and any(ast.unparse(base) in _ENUMS for base in definition.bases):
+        return sorted(_members(definition))
+    return []
+
+
+def _all_texts(hint: Hint) -> bool:
+    return all(isinstance(value, str) for value in hint.values)
+
+
+def _members(definition: ast.ClassDef) -> tuple[str, ...]:
+    members = (item.targets[0] for item in definition.body if isinstance(item, ast.Assign))
+    return tuple(sorted(item.id for item in members if isinstance(item, ast.Name)))
+
+
 def texts_of(package: Package, file: str, name: str) -> tuple[str, ...]:
     """The keys of a dictionary, the values of a Literal, or the members of an enumeration; () where it is none."""
     module = package.module(".".join([package.root.name, *file.removesuffix(".py").split("/")]))
     match module.bindings.get(name) if module else None:
         case ast.Assign(value=ast.Dict(keys=listed)) | ast.AnnAssign(value=ast.Dict(keys=listed)):
             return tuple(sorted(str(key.value) for key in listed if isinstance(key, ast.Constant)))
-        case ast.ClassDef(body=body):
-            members = (item.targets[0] for item in body if isinstance(item, ast.Assign))
-            return tuple(sorted(item.id for item in members if isinstance(item, ast.Name)))
+        case ast.ClassDef() as definition:
+            return _members(definition)
         case ast.Assign() if module:
             union = hints(package, module, ast.Name(id=name))
             return tuple(sorted(str(value) for hint in union for value in hint.values))

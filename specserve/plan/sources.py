@@ -131,7 +131,8 @@ def _engine(package: Package, module: Module) -> dict[str, Argument]:
             human_int=name in human,
             deprecated=messages.get(argument.flag or ""),
             bounds=limits.get(name, ()) if argument.kind in ("int", "float") else (),
-            keys=inner.get(name, ()) if argument.kind == "dict" else (),
+            keys=inner.get(name, ((), ()))[0] if argument.kind == "dict" else (),
+            inner_choices=inner.get(name, ((), ()))[1] if argument.kind == "dict" else (),
             choices=argument.choices or _members(package, name),
             known=() if argument.choices else _known(package, name),
         )
@@ -139,11 +140,11 @@ def _engine(package: Package, module: Module) -> dict[str, Argument]:
     }
 
 
-def _keys(package: Package, module: Module) -> dict[str, tuple[str, ...]]:
-    """What the mappings among vLLM's arguments may hold."""
+def _keys(package: Package, module: Module) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """What the mappings among vLLM's arguments may hold: their keys, and the texts that some of those may be."""
     where, definition = class_of(package, module, "EngineArgs")
     return {
-        name: fieldlimits.keys(package, where, annotation)
+        name: (fieldlimits.keys(package, where, annotation), fieldlimits.choices(package, where, annotation))
         for name, annotation in annotated_fields(definition)
     }
 

@@ -44,6 +44,8 @@ class Argument:
     """What a number must be: `> 0`, `<= 1`."""
     keys: tuple[str, ...] = ()
     """The keys of a mapping, inner ones dotted; empty where vLLM admits any, or does not say."""
+    inner_choices: tuple[str, ...] = ()
+    """What those keys may be, where they are one of a few texts: `backend=auto|xgrammar`."""
     known: tuple[str, ...] = ()
     """The values that vLLM brings, where a plug-in may bring others."""
 

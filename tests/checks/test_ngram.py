@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.ngram import empty_ngram_window, surprising_ngram_window
-from specserve.checks.rule import Context
+from specserve.checks.rule import Arm, Context
+from specserve.checks.run import context_of, judged
+from specserve.diagnostics import Severity
+from specserve.facts.model import ModelFacts
 from specserve.plan.support import installed
 from specserve.profile.schema import Profile, Target
 from specserve.profile.speculation import Speculation
@@ -30,7 +34,7 @@ BOUNDS = st.none() | st.integers(1, 12)
         ("{method: mtp, num_speculative_tokens: 1}", 0),
         ("{method: mtp, model: ./assistant}", 0),
         ("{method: dspark, model: ./drafter}", 0),
-        ("{method: eagle3, model: ./head}", 0),
+        ("{method: eagle3, model: ./head, num_speculative_tokens: 3}", 0),
         ("{method: suffix}", 0),
     ],
 )
@@ -101,3 +105,19 @@ def test_the_window_is_what_vllm_s_own_lines_make_of_it(low: int | None, high: i
         return
     assert not empty
     assert surprising == (first == last > 2 and (low is None or high is None))
+
+
+@pytest.mark.parametrize(
+    ("config", "severities"),
+    [(None, [Severity.WARNING]), ({}, [Severity.ERROR]), ({"n_predict": 3}, [])],
+)
+def test_a_head_without_a_count_needs_one_unless_it_says_its_own(
+    profile: Load, config: dict[str, object] | None, severities: list[Severity]
+) -> None:
+    loaded = profile("speculation: {method: eagle3, model: org/head}")
+    context = context_of(loaded)
+    if config is not None:
+        assert loaded.speculation
+        arm = Arm("speculation", loaded.speculation, ModelFacts("org/head", "hub", config))
+        context = replace(context, arms=(arm,))
+    assert [item.severity for item in judged(context) if item.code == "SD115"] == severities

@@ -20,9 +20,20 @@ from specserve.profile.schema import Profile
 
 Load = Callable[[str], Profile]
 MODULE = """
+    class Mode(enum.Enum):
+        NONE = 0
+        FULL = 2
+
+    class Level(IntEnum):
+        O0 = 0
+
     @config
     class Inner:
         fuse: bool = False
+        mode: Mode = None
+        level: Level = None
+        backend: Literal["auto", "fast"] | None = None
+        open_name: Literal["auto"] | str = "auto"
 
     @config(config=ConfigDict(arbitrary_types_allowed=True))
     class CacheConfig:
@@ -56,6 +67,10 @@ MODULE = """
 """
 
 
+INNER = ("backend", "fuse", "level", "mode", "open_name")
+KEYS = ("both", "inner", *(f"inner.{name}" for name in INNER), "least", "share")
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Package:
     root = tmp_path / "vllm"
@@ -75,8 +90,8 @@ def test_bounds_are_what_every_class_with_the_field_says(package: Package) -> No
 @pytest.mark.parametrize(
     ("field", "keys"),
     [
-        ("cache", ("both", "inner", "inner.fuse", "least", "share")),
-        ("maybe", ("both", "inner", "inner.fuse", "least", "share")),
+        ("cache", KEYS),
+        ("maybe", KEYS),
         ("wide", ()),
         ("open_one", ()),
         ("old", ()),
@@ -92,6 +107,14 @@ def test_keys_are_said_only_where_vllm_refuses_every_other_one(
     assert fieldlimits.keys(package, where, dict(annotated_fields(definition))[field]) == keys
 
 
+def test_texts_are_said_for_keys_that_admit_a_few_only(package: Package) -> None:
+    module = package.module("vllm.args")
+    assert module is not None
+    where, definition = class_of(package, module, "Args")
+    field = dict(annotated_fields(definition))["cache"]
+    assert fieldlimits.choices(package, where, field) == ("inner.backend=auto|fast", "inner.mode=FULL|NONE")
+
+
 REFUSED = [
     ("engine: {gpu_memory_utilization: 90}", "engine.gpu_memory_utilization", "value"),
     ("engine: {gpu_memory_utilization: 0}", "engine.gpu_memory_utilization", "value"),
@@ -105,6 +128,16 @@ REFUSED = [
         "unknown",
     ),
     ("engine: {eplb_config: {windw: 1}}", "engine.eplb_config.windw", "unknown"),
+    (
+        "engine: {compilation_config: {cudagraph_mode: FULL_ONLY}}",
+        "engine.compilation_config.cudagraph_mode",
+        "value",
+    ),
+    (
+        "engine: {structured_outputs_config: {backend: lmfe}}",
+        "engine.structured_outputs_config.backend",
+        "value",
+    ),
     ("engine: {reasoning_parser: nope}", "engine.reasoning_parser", "plug-in"),
     ("frontend: {tool_call_parser: nope}", "frontend.tool_call_parser", "plug-in"),
     ("engine: {load_format: foo}", "engine.load_format", "plug-in"),
@@ -114,6 +147,8 @@ ADMITTED = [
     "engine: {attention_backend: flash_attn, kv_cache_dtype: fp8}",
     "engine: {attention_backend: auto}",
     "engine: {compilation_config: {mode: 3, cudagraph_mode: PIECEWISE, pass_config: {fuse_norm_quant: true}}}",
+    "engine: {compilation_config: {cudagraph_mode: full_decode_only}, kernel_config: {moe_backend: deep-gemm}}",
+    "engine: {attention_config: {backend: auto}, structured_outputs_config: {backend: xgrammar}}",
     "engine: {hf_overrides: {anything: 1}, mm_processor_kwargs: {fps: 2}}",
     "engine: {kv_transfer_config: {kv_connector: X, kv_role: kv_both, kv_connector_extra_config: {a: 1}}}",
     "engine: {reasoning_parser: mine, reasoning_parser_plugin: ./mine.py}",
