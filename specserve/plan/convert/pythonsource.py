@@ -16,6 +16,7 @@ from specserve.plan.convert.words import Word
 from specserve.profile.tree import Node
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
+_OPTIONS = ("args", "opts", "options", "opt")
 _MAX_DEPTH = 30
 _MAX_NUMBER = 10**15
 _MAX_POWER = 60
@@ -86,12 +87,20 @@ def _remember(node: ast.AST, source: Source) -> None:
             source.assigned.setdefault(name, []).append((node.lineno, value))
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             source.assigned.setdefault(name, []).append((node.lineno, value))
-        case ast.Call(func=ast.Attribute(attr="add_argument"), args=[*_, ast.Constant(value=str(option))]):
+        case ast.Call(func=ast.Attribute(attr="add_argument"), args=[_, *_] as flags):
+            option = _destination(flags)
             for keyword in node.keywords:
                 default = _default(keyword)
-                if default is not None and option.startswith("--"):
-                    name = "args." + option.removeprefix("--").replace("-", "_")
+                if default is not None and option:
+                    name = f"args.{option}"
                     source.assigned.setdefault(name, []).append((0, default))
+
+
+def _destination(flags: list[ast.expr]) -> str:
+    """The name of the option: its first long flag, else its short one."""
+    texts = [flag.value for flag in flags if isinstance(flag, ast.Constant) and isinstance(flag.value, str)]
+    long = next((text for text in texts if text.startswith("--")), texts[0] if texts else "")
+    return long.lstrip("-").replace("-", "_")
 
 
 def _default(keyword: ast.keyword) -> ast.expr | None:
@@ -170,22 +179,25 @@ def node_of(value: ast.expr, source: Source, *, depth: int = 0) -> Node:
             return Node(_mapping(value, source, depth=depth), place)
         case ast.Name(id=name):
             return _named(name, value, source, depth=depth)
-        case ast.Attribute(value=ast.Name(id="args" | "opts" | "options" | "opt"), attr=name):
+        case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))):
+            return _unknown(name, place)
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if _is_parsed(owner, source):
             return _named(f"args.{name}", value, source, depth=depth)
         case ast.Call():
             return _made(value, source, depth=depth)
-        case ast.JoinedStr(values=parts):
-            texts = [node_of(part, source, depth=depth + 1) for part in parts]
-            return _joined(texts, place)
-        case ast.FormattedValue(value=inner, format_spec=None):
-            return node_of(inner, source, depth=depth + 1)
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            known = node_of(test, source, depth=depth + 1).value
-            if isinstance(known, bool):
-                return node_of(body if known else orelse, source, depth=depth + 1)
+        case ast.JoinedStr() | ast.FormattedValue() | ast.IfExp():
+            return _composed(value, source, place, depth=depth)
         case ast.UnaryOp() | ast.BinOp():
             return _number(value, source, place, depth=depth)
     return _unknown(_words(value), place)
+
+
+def _is_parsed(name: str, source: Source) -> bool:
+    """Whether a name holds the options of argparse: by its own word, or by what made it."""
+    made = [value for _, value in source.assigned.get(name, ())]
+    return name in _OPTIONS or any(
+        isinstance(value, ast.Call) and _called(value) == "parse_args" for value in made
+    )
 
 
 def _constant(constant: Any, place: Span) -> Node:
@@ -196,6 +208,22 @@ def _constant(constant: Any, place: Span) -> Node:
 
 def _unknown(what: str, place: Span) -> Node:
     return Node(f"{OPEN}{what}{CLOSE}", place)
+
+
+def _composed(
+    value: ast.JoinedStr | ast.FormattedValue | ast.IfExp, source: Source, place: Span, *, depth: int
+) -> Node:
+    """An f-string, or one of two values."""
+    match value:
+        case ast.JoinedStr(values=parts):
+            return _joined([node_of(part, source, depth=depth + 1) for part in parts], place)
+        case ast.FormattedValue(value=inner, format_spec=None):
+            return node_of(inner, source, depth=depth + 1)
+        case ast.IfExp(test=test, body=body, orelse=orelse):
+            known = node_of(test, source, depth=depth + 1).value
+            if isinstance(known, bool):
+                return node_of(body if known else orelse, source, depth=depth + 1)
+    return _unknown("an expression", place)
 
 
 def _joined(parts: list[Node], place: Span) -> Node:

@@ -20,11 +20,13 @@ OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around the name of a variable whose value is not known."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _LITERAL, _COMMAND = "\ue002", "\ue003"  # a dollar sign in single quotes; a character of `$(…)`
+_BLANK = "\ue004"  # a blank in `${…}`, which divides no words
 _SEPARATORS = ";&|()\n"
 _CONTINUED = re.compile(r"[\\^`][ \t]*\r?\n")
 _REDIRECT = re.compile(r"(?:\d|&)?>>?[ \t]*(?:&\d|[^\s;&|()]+)")
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(\[@\]|\[\*\])|:?[-=]([^}]*))?\}|\{[^}]*\})")
+_APPENDED = re.compile(r"([A-Za-z_]\w*)\+=(.*)", re.S)
 _GAP = re.compile(r"[ \t\r]*")
 _PROMPT = re.compile(r"\$(?= )|[!%](?=[a-z])")
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
@@ -92,7 +94,7 @@ def _split(text: str, *, before: int, file: str) -> Iterator[list[Word]]:
             continue
         line += text.count("\n", counted, start)
         counted = max(counted, start)
-        words.append(Word(token, Span(file, line, 1, line, 1)))
+        words.append(Word(token.replace(_BLANK, " "), Span(file, line, 1, line, 1)))
     if words:
         yield words
 
@@ -115,6 +117,9 @@ def _protected(text: str) -> str:
         elif text.startswith("$(", at):
             end = _closing(text, at + 1)
             out[at:end] = [part if part == "\n" else _COMMAND for part in text[at:end]]
+        elif not quote and text.startswith("${", at):
+            end = text.find("}", at) + 1 or end
+            out[at:end] = [_BLANK if part in " \t" else part for part in text[at:end]]
         elif character == '"':
             quote = "" if quote else '"'
         elif not quote and character == "'":
@@ -198,6 +203,12 @@ def _assigned(command: list[Word], variables: Variables, *, sure: bool = True) -
         listed = [text for word in words[2:-1] for text in _texts(word.text, variables)]
         more = words[0].text.startswith(f"{first[1]}+=")
         variables[first[1]] = [*(variables.get(first[1], []) if more else []), *listed]
+        return []
+    appended = _APPENDED.fullmatch(words[0].text) if len(words) == 1 else None
+    if appended:
+        name, text = appended.groups()
+        if sure and name in variables:  # in a branch nobody knows whether it is added
+            variables[name] = [" ".join(variables[name]) + _text(text, variables)]
         return []
     pairs = [ASSIGNMENT.fullmatch(word.text) for word in words]
     if not words or not all(pairs):

@@ -116,3 +116,17 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
 )
 def test_what_needs_no_run_is_reckoned(text: str, expected: dict[str, Any]) -> None:
     assert keywords(text) == expected
+
+
+def test_options_of_argparse_are_known_whatever_they_are_called() -> None:
+    text = (
+        "p.add_argument('--model', default='org/m')\np.add_argument('-tp', type=int, default=2)\n"
+        "p.add_argument('-n', '--max-num-seqs', default=8)\na = p.parse_args()\n"
+        "LLM(model=a.model, tensor_parallel_size=a.tp, max_num_seqs=a.max_num_seqs, seed=b.seed)"
+    )
+    expected = {"model": "org/m", "tensor_parallel_size": 2, "max_num_seqs": 8, "seed": unknown("seed")}
+    assert keywords(text) == expected
+
+
+def test_a_variable_of_the_environment_is_named() -> None:
+    assert keywords("LLM(os.environ['MODEL'])") == {"model": unknown("MODEL")}
