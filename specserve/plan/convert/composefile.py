@@ -19,6 +19,8 @@ from specserve.profile.build import MAX_DEPTH, MAX_VALUES
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _STARTS = re.compile(r"\bvllm\s+serve\s|vllm\.entrypoints\.openai\.api_server|sglang\.launch_server")
+_CHART_SWITCHES = {"enableLoRA": "--enable-lora", "enableTool": "--enable-auto-tool-choice"}
+_CHART_VALUES = {"toolCallParser": "--tool-call-parser", "chatTemplate": "--chat-template"}
 _REFERENCE = re.compile(r"\$\$|\$(?:(\w+)|\{(\w+)(?::?[-?]([^}]*))?\})|\$\((\w+)\)")
 
 
@@ -44,7 +46,8 @@ def containers(text: str, *, file: str) -> list[Container]:
     mappings = list(_mappings(documents))
     found = [_container(mapping, file) for mapping in mappings]
     whole = [container for container in found if container is not None]
-    return whole or [item for mapping in mappings for item in _scripts(mapping, file)]
+    whole = whole or [item for mapping in mappings for item in _scripts(mapping, file)]
+    return whole or [item for mapping in mappings if (item := _of_chart(mapping, file)) is not None]
 
 
 def _check(text: str) -> None:
@@ -95,6 +98,29 @@ def _scripts(mapping: Mapping[Any, Any], file: str) -> Iterator[Container]:
         if isinstance(value, str) and _STARTS.search(value):
             known = [f"{name}={shlex.quote(text)}" for name, text in env.items() if OPEN not in text]
             yield Container(Word("", place), [], script="\n".join([*known, value]))
+
+
+def _of_chart(mapping: Mapping[Any, Any], file: str) -> Container | None:
+    """A model of vLLM's production stack (`modelSpec` of its Helm values), in the words that its chart makes of it."""
+    model, settings = mapping.get("modelURL"), mapping.get("vllmConfig")
+    if not isinstance(model, str) or not isinstance(settings, (dict, type(None))):
+        return None
+    words = ["vllm", "serve", model]
+    words += [flag for key, flag in _CHART_SWITCHES.items() if mapping.get(key) is True]
+    for key, flag in _CHART_VALUES.items():
+        value = mapping.get(key)
+        words += [flag, value] if isinstance(value, str) else []
+    for key, value in (settings or {}).items():
+        flag = "--" + re.sub(r"([A-Z])", r"-\1", str(key)).lower()
+        if key == "extraArgs":
+            words += _listed(value)
+        elif isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif key not in ("v0", "v1") and isinstance(value, (str, int, float)):
+            words += [flag, str(value)]
+    place = Span(file)
+    env = {name: Word(_text(value), place) for name, value in _environment(mapping)}
+    return Container(Word("vllm/vllm-openai", place), [Word(_text(word), place) for word in words], env)
 
 
 def _listed(value: Any) -> list[str]:

@@ -86,9 +86,10 @@ def _split(text: str, *, before: int, file: str) -> Iterator[list[Word]]:
             if listed and ")" not in token:
                 continue  # a list may go over several lines
             if opens or listed:
-                words.append(Word("(" if opens else ")", words[-1].span))
-                listed = opens and ")" not in token
-            if not opens and words and not listed:
+                closed = ")" in token
+                words += [Word(mark, words[-1].span) for mark in ("(" * opens, ")" * closed) if mark]
+                listed = not closed
+            if words and not listed:
                 yield words
                 words = []
             continue
@@ -197,7 +198,8 @@ def _assigned(command: list[Word], variables: Variables, *, sure: bool = True) -
     In a branch (not `sure`) a value that only a run could know does not replace one that the script says.
     """
     exported = command[0].text == "export"
-    words = command[1:] if command[0].text in _DECLARES else command
+    declared = command[0].text in _DECLARES
+    words = [word for word in command[1:] if not word.text.startswith("-")] if declared else command
     first = ASSIGNMENT.fullmatch(words[0].text.replace("+=", "=", 1)) if words else None
     if first and len(words) > 1 and words[1].text == "(":
         listed = [text for word in words[2:-1] for text in _texts(word.text, variables)]

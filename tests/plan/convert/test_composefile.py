@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,3 +81,31 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
         containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
     except UsageError as error:
         assert "is not YAML" in error.message
+
+
+def test_the_values_of_the_production_stack_s_chart_are_the_words_it_makes_of_them() -> None:
+    text = """
+        servingEngineSpec:
+          modelSpec:
+          - name: qwen
+            repository: vllm/vllm-openai
+            tag: v0.8.5
+            modelURL: org/m
+            enableTool: true
+            toolCallParser: hermes
+            env: [{name: A, value: "1"}]
+            vllmConfig:
+              v0: "1"
+              tensorParallelSize: 2
+              maxModelLen: 8192
+              enableChunkedPrefill: false
+              gpuMemoryUtilization: 0.9
+              extraArgs: ["--enforce-eager"]
+    """
+    (container,) = containers(dedent(text), file="values.yaml")
+    assert [word.text for word in container.words] == [
+        "vllm", "serve", "org/m", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        "--tensor-parallel-size", "2", "--max-model-len", "8192", "--no-enable-chunked-prefill",
+        "--gpu-memory-utilization", "0.9", "--enforce-eager",
+    ]  # fmt: skip
+    assert container.env["A"].text == "1"

@@ -41,6 +41,8 @@ def words(text: str) -> list[list[str]]:
         ("a $(nproc --all)", [["a", f"{OPEN}a command{CLOSE}"]]),
         ("X='--b 1 --c 2'\na $X", [["a", "--b", "1", "--c", "2"]]),
         ('A=(\n  --b "c d"\n)\nA+=(--e)\nx "${A[@]}"', [["x", "--b", "c d", "--e"]]),
+        ("declare -a A=()\nX=1\na $X", [["a", "1"]]),
+        ("A=()\nA+=(--b 1)\na ${A[@]}", [["a", "--b", "1"]]),
         ("$ a b", [["a", "b"]]),
         ("!a b", [["a", "b"]]),
         ("if [ x ]; then\n  a\nfi", [["[", "x", "]"], ["then"], ["a"], ["fi"]]),
