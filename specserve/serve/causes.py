@@ -32,6 +32,8 @@ _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
 
+_WITHOUT_A_WORD = " (SIGKILL of the out-of-memory killer or kill -9, or SIGBUS for want of room in /dev/shm)"
+
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)(?:: .*)?$"
 )
@@ -148,9 +150,11 @@ def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | Non
             continue
         number = match.groupdict().get("signal")
         if number is None:
-            # Python says something before it ends, except under SIGKILL.
-            message = f"{who} died without a word in the log, as SIGKILL makes it{_by_whom(out_of_memory)}"
-            return Cause("killed", message, _KILLED_HINT)
+            # Python says something before it ends, except under a signal that it does not catch.
+            how = _by_whom(out_of_memory) if out_of_memory else _WITHOUT_A_WORD
+            return Cause(
+                "killed", f"{who} died without a word in the log, as a signal makes it{how}", _KILLED_HINT
+            )
         return _by_signal(who, int(number), out_of_memory=out_of_memory)
     return None
 

@@ -72,6 +72,13 @@ HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy
         ("tool_without_parser", "tool-choice-without-parser", "requires --tool-call-parser"),
         ("reasoning_parser_unknown", "unknown-parser", "Reasoning parser 'nope' not found"),
         ("logits_processor_missing", "missing-module", "has no module `nope`"),
+        ("tls_key_missing", "tls-files", "the server's key or certificate cannot be read"),
+        ("kv_too_much", "host-memory-in-use", "less than requested memory for kv (400.0 GiB)"),
+        ("ray_missing", "no-ray", "Failed to import Ray: No module named 'ray'"),
+        ("nixl", "no-nixl", "NIXL is not available"),
+        ("ngram_gpu", "gpu-needed", "pin_memory=True requires a CUDA"),
+        ("segv_engine", "segmentation-fault", "Segfault encountered"),
+        ("bus_engine", "killed", "SIGBUS for want of room in /dev/shm"),
     ],
 )
 def test_a_real_failure_is_told_by_its_root_and_not_by_its_echo(log: str, row: str, says: str) -> None:
@@ -194,6 +201,10 @@ def test_the_kernel_is_named_where_it_struck() -> None:
 def test_a_signal_from_outside_is_told_as_that() -> None:
     lines = [LogLine("[shutdown] API server: shutdown triggered", "APIServer", "INFO")]
     assert "told vLLM to stop" in find_cause(lines, exit_code=0).message
+
+
+def test_a_signal_to_the_engine_that_it_obeyed_is_told_as_one_from_outside() -> None:
+    assert find_cause(read_end(LOGS / "term_engine.log"), exit_code=0).name == "told-to-stop"
 
 
 def test_a_killed_first_process_with_a_silent_log_is_told_by_its_signal() -> None:
