@@ -32,7 +32,10 @@ _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
 
-_WITHOUT_A_WORD = " (SIGKILL of the out-of-memory killer or kill -9, or SIGBUS for want of room in /dev/shm)"
+_WITHOUT_A_WORD = (
+    " (SIGKILL of the out-of-memory killer or kill -9, SIGBUS for want of room in /dev/shm,"
+    " SIGABRT or SIGILL of native code)"
+)
 
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)(?:: .*)?$"

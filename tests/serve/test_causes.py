@@ -23,7 +23,13 @@ SECTIONS = {
     name: {field.name for field in fields(section)}
     for name, section in (("target", Target), ("server", Server), ("hardware", Hardware))
 }
-HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy_quiet"]
+HEALTHY = [
+    "healthy_text",
+    "healthy_json",
+    "healthy_colour_and_prefix",
+    "healthy_quiet",
+    "healthy_client_errors",
+]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +84,7 @@ HEALTHY = ["healthy_text", "healthy_json", "healthy_colour_and_prefix", "healthy
         ("nixl", "no-nixl", "NIXL is not available"),
         ("ngram_gpu", "gpu-needed", "pin_memory=True requires a CUDA"),
         ("segv_engine", "segmentation-fault", "Segfault encountered"),
+        ("no_compiler", "no-compiler", "No working C++ compiler found in torch._inductor.config.cpp.cxx"),
         ("bus_engine", "killed", "SIGBUS for want of room in /dev/shm"),
     ],
 )
