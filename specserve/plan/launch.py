@@ -38,7 +38,7 @@ def launch(
     Raises UsageError for an argument that this version does not have.
     """
     for problem in problems(profile, table):
-        if not problem.path.startswith("alternatives."):
+        if problem.kind != "plug-in" and not problem.path.startswith("alternatives."):
             place = profile.span(problem.path)
             raise UsageError(f"{place}: {problem.message}", hint=problem.help)
     items = list(_items(profile, table, port=profile.server.port if port is None else port))

@@ -135,3 +135,10 @@ def test_an_error_in_an_arm_that_is_not_launched_does_not_stop_the_launch(profil
 )
 def test_the_url_is_one_that_a_client_here_can_reach(profile: Load, host: str, url: str) -> None:
     assert planned(profile(f'server: {{host: "{host}"}}')).url == f"http://{url}:8000"
+
+
+def test_a_name_that_a_plug_in_may_bring_does_not_stop_a_launch(profile: Callable[[str], Profile]) -> None:
+    plan = launch(profile("engine: {reasoning_parser: mine}"), table=table("0.33"), platform="cuda")
+    assert "--reasoning-parser" in plan.argv
+    with pytest.raises(UsageError):
+        launch(profile("engine: {max_num_seqs: 0}"), table=table("0.33"), platform="cuda")

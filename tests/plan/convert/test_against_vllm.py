@@ -12,15 +12,16 @@ import pytest
 import yaml
 
 from specserve.diagnostics import Severity
+from specserve.plan.arguments import problems
 from specserve.plan.convert.command import profile_of
-from specserve.plan.convert.invocation import invocation
+from specserve.plan.convert.invocation import invocation, shell_script
 from specserve.plan.convert.shelltext import UNKNOWN, commands
 from specserve.plan.launch import launch
 from specserve.plan.support import contains, installed, table
 
 DATA = Path(__file__).parents[2] / "data"
 PARSER = """
-import contextlib, io, json, sys
+import contextlib, io, json, re, sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
@@ -28,7 +29,7 @@ def plain(value):
     try:
         return json.loads(json.dumps(value))
     except TypeError:
-        return repr(value)
+        return re.sub("engine_id='[^']*'", "", repr(value))  # drawn anew each time
 def read(argv):
     with contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -81,7 +82,7 @@ def serve_lines() -> list[list[str]]:
     for name in ("recipes.yaml", "failures.yaml"):
         for entry in yaml.safe_load((DATA / name).read_text(encoding="utf-8")):
             for command in commands(entry["text"], file="x") if "form" not in entry else ():
-                start = invocation(command)
+                start = None if shell_script(command) else invocation(command)
                 words = [word.text for word in start.words] if start and start.engine == "vllm" else []
                 if words and "--config" not in words and not any(UNKNOWN.search(word) for word in words):
                     lines.append(words)
@@ -96,6 +97,13 @@ def model_first(words: list[str]) -> list[str]:
     return [words[at + 1], *words[:at], *words[at + 2 :]]
 
 
+def alike(value: object) -> list[object]:
+    """A value, and for a path what a profile makes of it, which may be read from anywhere."""
+    if not isinstance(value, str) or not value.startswith(("./", "~/")):
+        return [value]
+    return [value, str(Path(value).expanduser().resolve())]
+
+
 @pytest.mark.engine
 def test_vllm_reads_a_command_and_its_plan_alike_and_refuses_what_we_refuse() -> None:
     found = installed()
@@ -104,16 +112,23 @@ def test_vllm_reads_a_command_and_its_plan_alike_and_refuses_what_we_refuse() ->
     known = table(found.version)
     plans: list[list[str]] = []
     refused = []
+    inner = []
     for words in list(lines):
         profile, findings = profile_of(["vllm", "serve", *words])
         if profile and profile.vllm and not contains(profile.vllm, found.version):
             lines.remove(words)  # for a newer vLLM
+            continue
+        wrong = [item for item in problems(profile, known) if item.kind != "plug-in"] if profile else []
+        if wrong:
+            lines.remove(words)  # vLLM refuses some of these behind its parser
+            inner += [words] if any(item.path.count(".") > 1 for item in wrong) else []
             continue
         refused.append({item.code for item in findings if item.severity is Severity.ERROR} & MISREAD)
         usable = profile is not None and not refused[-1]
         plans.append(
             list(launch(profile, table=known, platform="cuda").argv[2:]) if profile and usable else []
         )
+    assert inner and read_by_vllm([model_first(words) for words in inner]) == [None] * len(inner)
     before = read_by_vllm([model_first(words) for words in lines])
     after = read_by_vllm(plans)
     compared = 0
@@ -123,10 +138,10 @@ def test_vllm_reads_a_command_and_its_plan_alike_and_refuses_what_we_refuse() ->
             continue
         assert planned is not None, plan
         compared += 1
-        assert planned["model_tag"] == raw["model_tag"], words
+        assert planned["model_tag"] in alike(raw["model_tag"]), words
         for name in raw.keys() - ADDED - MERGED:
-            assert planned[name] == raw[name], (name, words)
+            assert planned[name] in alike(raw[name]), (name, words)
         config = {key.replace("-", "_"): value for key, value in (raw["speculative_config"] or {}).items()}
         for name, value in (planned["speculative_config"] or {}).items():
-            assert config.get(name, value) == value or name == "method", (name, words)
+            assert value in alike(config.get(name, value)) or name == "method", (name, words)
     assert compared >= 90
