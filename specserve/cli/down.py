@@ -37,7 +37,7 @@ def down(
 
     if all_ == bool(names):
         raise UsageError("`down` takes either names or `--all`", hint="`specserve ps` lists the servers")
-    running = {mark.rpartition(":")[0] for mark in marked().values()} | set(known())
+    running = set(marked().values()) | set(known())
     wanted = sorted(running) if all_ else list(dict.fromkeys(names or ()))
     for name in wanted:
         if name not in running:

@@ -21,6 +21,7 @@ from specserve.serve.notify import notify
 from specserve.serve.phases import Phase
 from specserve.serve.process import Child, resolve_env
 from specserve.serve.progress import ProgressWatch
+from specserve.serve.scratch import scratch_env
 from specserve.serve.start import wait_ready
 from specserve.serve.stop import StopRequest
 
@@ -156,6 +157,7 @@ def running(
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
+        env = stack.enter_context(scratch_env(env))
         child = Child(plan.argv, env=env, log_path=log_path)
         server = Server(plan, child, stop=stop, emit=never_failing(on_event))
         stack.callback(server.end)

@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 
 _SHM = Path("/dev/shm")  # noqa: S108  # psm_*, sem.mp-*, __KMP_* of vLLM, torch and OpenMP
+_OPENMP = "__KMP_REGISTERED_LIB_"
+"""What OpenMP maps for a moment while it loads; the name holds the pid."""
 _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE)
 
 
@@ -26,7 +28,11 @@ def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
         with contextlib.suppress(psutil.Error, OSError, RuntimeError):
             addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
             found |= {Path(address) for address in addresses if _is_temporary(address)}
-    return frozenset(found | {path for path, inode in _shared_files() if inode in inodes})
+        found.add(_SHM / f"__KMP_REGISTERED_LIB_{process.pid}_{os.geteuid()}")  # mapped for a moment only
+    return frozenset(
+        {path for path in found if path.exists()}
+        | {path for path, inode in _shared_files() if inode in inodes}
+    )
 
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
@@ -37,7 +43,7 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     in_use = set().union(*(_mapped(pid) for pid in psutil.pids()))
     removed = []
     for path in sorted(left):
-        if path.lstat().st_ino in in_use or _answers(path):
+        if path.lstat().st_ino in in_use or _answers(path) or _is_of_the_living(path):
             continue
         with contextlib.suppress(OSError):
             path.unlink()
@@ -73,6 +79,11 @@ def _is_ours(path: Path) -> bool:
         return False
     kind = status.st_mode
     return status.st_uid == os.geteuid() and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind))
+
+
+def _is_of_the_living(path: Path) -> bool:
+    pid = path.name.removeprefix(_OPENMP).partition("_")[0]
+    return path.name.startswith(_OPENMP) and pid.isdigit() and psutil.pid_exists(int(pid))
 
 
 def _answers(path: Path) -> bool:

@@ -18,6 +18,7 @@ from specserve.serve.detached.record import Ended, Record
 from specserve.serve.detached.registry import change, read
 from specserve.serve.ending import clear
 from specserve.serve.phases import Phase
+from specserve.serve.scratch import remove_scratch
 
 
 def tidy(record: Record) -> Record:
@@ -25,6 +26,7 @@ def tidy(record: Record) -> Record:
     group = Detached(record)
     held = frozenset(Path(path) for path in record.traces)
     _, removed = clear(group, traces=lambda: held | shm.traces(group.members()))
+    remove_scratch(Path(record.scratch) if record.scratch else None)
     error = _explained(record, group)  # last: whatever the log holds, no process may be left
     ended = Ended(
         at_s=time.time(),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from specserve.serve.detached.identity import boot_id, is_alive, mark_of, ticks
+from specserve.serve.detached.identity import boot_id, is_alive, mark_of, place, ticks
 from specserve.serve.detached.record import Record
 from specserve.serve.detached.registry import folder_of
 from specserve.serve.group import Group
@@ -69,7 +69,7 @@ class Detached(Group):
             return super()._has(pid)
         if (pid, ticks(pid)) in self._record.members:
             return True
-        return super()._has(pid) and mark_of(pid) == self._record.mark
+        return super()._has(pid) and mark_of(pid) == mark(self._record)
 
 
 class Marked(Group):
@@ -99,20 +99,31 @@ class Marked(Group):
         return self.pid > 0 and is_alive(self.pid, since=self._ticks)
 
     def _has(self, pid: int) -> bool:
-        mark = mark_of(pid)
-        if mark is not None:
-            return mark.rpartition(":")[0] == self._name
+        text = mark_of(pid)
+        if text is not None:
+            return _parts(text)[:2] == (place(), self._name)
         return os.getsid(pid) in self._sessions and self.is_running()
 
 
 def marked(name: str | None = None) -> dict[int, str]:
-    """Processes of this user that say that they belong to a detached server (of this name), with their marks."""
-    found = {}
+    """Processes of this user that say that they belong to a detached server (of this name), with its name."""
+    found, here = {}, place()
     for pid in psutil.pids():
-        mark = mark_of(pid)
-        if mark is not None and name in (None, mark.rpartition(":")[0]):
-            found[pid] = mark
+        its_place, its_name, _ = _parts(mark_of(pid))
+        if its_place == here and name in (None, its_name):
+            found[pid] = its_name
     return found
+
+
+def mark(record: Record) -> str:
+    """What the processes of a server carry in their environment."""
+    return f"{place()}:{record.name}:{record.run}"
+
+
+def _parts(text: str | None) -> tuple[str, str, str]:
+    its_place, _, rest = (text or "").partition(":")
+    its_name, _, run = rest.partition(":")
+    return its_place, its_name, run
 
 
 def _leads(pid: int) -> bool:

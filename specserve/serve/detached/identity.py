@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
+from specserve.serve.statefolder import state_folder
+
 MARK = "SPECSERVE_RUN"
-"""The variable by which a process tells the launch that it came out of, as `NAME:RUN`."""
+"""The variable by which a process tells the launch that it came out of, as `PLACE:NAME:RUN`."""
 
 
 def ticks(pid: int) -> int | None:
@@ -33,6 +37,11 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
+
+
+def place() -> str:
+    """A short name of the state folder: servers of another one are not ours."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(state_folder()))).hexdigest()[:8]
 
 
 def mark_of(pid: int) -> str | None:

@@ -17,12 +17,13 @@ from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events, oom, shm
 from specserve.serve.detached import registry, watcher
-from specserve.serve.detached.group import Detached, exit_file
+from specserve.serve.detached.group import Detached, exit_file, mark
 from specserve.serve.detached.identity import MARK, boot_id, is_alive, ticks
 from specserve.serve.detached.record import Record
 from specserve.serve.detached.room import Room
 from specserve.serve.events import OnEvent
 from specserve.serve.process import resolve_env
+from specserve.serve.scratch import make_scratch, remove_scratch, within
 from specserve.serve.server import Server, never_failing
 from specserve.serve.statefolder import private
 from specserve.serve.stop import StopRequest
@@ -47,11 +48,14 @@ def launch(
     record = _claimed(plan, name=name, profile=profile, room=room, log_path=log_path)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.remove, name, run=record.run)
-        record = _spawned(record, plan, env={**env, MARK: record.mark})
+        scratch = make_scratch(env)
+        undo.callback(remove_scratch, scratch)
+        record = dataclasses.replace(record, scratch=str(scratch) if scratch else None)
+        record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})
         group = Detached(record)
         server = Server(plan, group, stop=stop, emit=never_failing(on_event))
         undo.callback(server.end)
-        _keep(record, leader=record.leader, watcher=record.watcher)
+        _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
         _start(server, record)
         held = group.members()
         record = _keep(

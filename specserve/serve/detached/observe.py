@@ -52,8 +52,8 @@ def observe_all() -> Iterator[Seen]:
         if seen is not None:
             yield seen
     runs: dict[str, list[int]] = {}
-    for pid, mark in marked().items():
-        runs.setdefault(mark.rpartition(":")[0], []).append(pid)
+    for pid, name in marked().items():
+        runs.setdefault(name, []).append(pid)
     for name in sorted(runs.keys() - set(known)):
         yield _lost(name, pids=tuple(runs[name]), why="its state on disk was removed")
 

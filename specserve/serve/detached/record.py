@@ -68,17 +68,14 @@ class Record:
     members: tuple[tuple[int, int], ...] = ()
     traces: tuple[str, ...] = ()
     """Shared memory and sockets that it holds, to be removed where it cannot do so itself."""
+    scratch: str | None = None
+    """Its temporary folder, which ends with it."""
     oom_kills: int = 0
     """How often the kernel had killed for memory when it was started."""
     ready_at_s: float | None = None
     stopper: tuple[int, int] | None = None
     """The command that is stopping it."""
     ended: Ended | None = None
-
-    @property
-    def mark(self) -> str:
-        """What its processes carry in their environment."""
-        return f"{self.name}:{self.run}"
 
 
 def to_json(record: Record) -> str:
@@ -124,6 +121,7 @@ def _judge(record: Record) -> None:
         all(isinstance(getattr(record, name), str) for name in _TEXTS)
         and all(_is_number(getattr(record, name)) for name in _NUMBERS)
         and (record.ready_at_s is None or _is_number(record.ready_at_s))
+        and isinstance(record.scratch, str | None)
         and all(map(_is_process, processes))
         and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
         and (ended is None or (isinstance(ended.message, str) and isinstance(ended.cause, str)))

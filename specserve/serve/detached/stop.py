@@ -16,6 +16,7 @@ from specserve.serve.detached.record import Record
 from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
 from specserve.serve.group import Group
+from specserve.serve.scratch import remove_scratch
 from specserve.serve.stop import StopRequest
 
 _UNKNOWN_DRAIN_S = 30.0
@@ -51,6 +52,7 @@ def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
         emit=emit,
         held=held,
     )
+    remove_scratch(Path(now.scratch) if now.scratch else None)
     registry.remove(now.name, run=now.run)
 
 

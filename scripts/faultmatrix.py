@@ -1,0 +1,250 @@
+"""The faults, one function each: what is broken, what must be said, what must be left (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from faultbench import PROFILE, SMALL, Bench, FaultError, listener
+
+Fault = Callable[[Bench], str]
+TWO_RANKS = (
+    "--set", "target.tensor_parallel_size=2", "--set", "speculation.draft_tensor_parallel_size=2",
+)  # fmt: skip
+
+
+def _foreground(bench: Bench, victim: str, *, cause: str, options: tuple[str, ...] = ()) -> str:
+    bench.up(*options)
+    bench.ready()
+    bench.named(victim).kill()
+    bench.code(2)
+    bench.clean()
+    return bench.says(cause)
+
+
+def api_server_killed(bench: Bench) -> str:
+    """kill -9 of the API server, in the foreground."""
+    return _foreground(bench, "serve", cause="SIGKILL")
+
+
+def engine_core_killed(bench: Bench) -> str:
+    """kill -9 of the engine core."""
+    return _foreground(bench, "EngineCore", cause="the engine process .*SIGKILL")
+
+
+def worker_killed(bench: Bench) -> str:
+    """kill -9 of one of two tensor-parallel workers."""
+    return _foreground(bench, "Worker_TP1", cause="a worker process .*SIGKILL", options=TWO_RANKS)
+
+
+def cli_killed(bench: Bench) -> str:
+    """kill -9 of specserve itself: vLLM goes with it."""
+    bench.up()
+    bench.ready()
+    assert bench.process is not None
+    bench.process.kill()
+    bench.code(-signal.SIGKILL)
+    bench.until(lambda: not bench.alive(), "vLLM lives on", limit_s=30)
+    left = sorted(path.name for path in bench.held if path.exists())
+    return f"vLLM ended by itself; left to the next look of `doctor`: {', '.join(left) or 'nothing'}"
+
+
+def detached_api_server_killed(bench: Bench) -> str:
+    """kill -9 of a detached API server: its engine would live on."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    bench.server().kill()
+    told = bench.says("SIGKILL", bench.state("dead"))
+    bench.clean()
+    return told
+
+
+def detached_engine_core_killed(bench: Bench) -> str:
+    """kill -9 of a detached server's engine core: vLLM leaves with exit code 0."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    bench.named("EngineCore").kill()
+    told = bench.says("the engine process .*SIGKILL", bench.state("dead"))
+    bench.clean()
+    return told
+
+
+def watcher_killed_too(bench: Bench) -> str:
+    """kill -9 of the watcher, then of the server: the next command tidies up."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    server = bench.server()
+    parent = server.parent()
+    if parent is None or "watcher.py" not in " ".join(parent.cmdline()):
+        raise FaultError(f"its parent is no watcher: {parent}")
+    parent.kill()
+    server.kill()
+    told = bench.says("nobody saw how it ended", bench.state("dead"))
+    bench.clean()
+    return told
+
+
+def engine_stopped(bench: Bench) -> str:
+    """SIGSTOP of the engine core: /health answers, no token comes."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    engine = bench.named("EngineCore")
+    engine.suspend()
+    told = bench.says("was stopped", bench.state("hung"))
+    engine.resume()
+    bench.state("ready")
+    if bench.run("down", "demo").returncode:
+        raise FaultError("down failed")
+    bench.clean()
+    return told
+
+
+def stalled_start(bench: Bench) -> str:
+    """All of vLLM stands still while it starts."""
+    bench.up("--set", "server.stall_timeout_s=10")
+    engine = bench.named("EngineCore")
+    for process in (engine, bench.server()):
+        process.suspend()
+    bench.code(2)
+    bench.clean()
+    return bench.says("no progress for 10s")
+
+
+def stopped_while_loading(bench: Bench) -> str:
+    """SIGTERM to specserve while vLLM loads weights."""
+    bench.up()
+    bench.until(lambda: "starting the engine" in bench.said(), "no phase")
+    bench.named("EngineCore")
+    assert bench.process is not None
+    bench.process.terminate()
+    bench.code(143)
+    bench.clean()
+    return bench.says("SIGTERM before the server was ready")
+
+
+def stopped_while_compiling(bench: Bench) -> str:
+    """SIGTERM to specserve while vLLM compiles."""
+    bench.up("--set", "engine.enforce_eager=false")
+    bench.until(lambda: "compiling" in bench.said(), "no phase of compilation: is there a C++ compiler?")
+    bench.note()
+    assert bench.process is not None
+    bench.process.terminate()
+    bench.code(143)
+    bench.clean()
+    return bench.says("SIGTERM before the server was ready")
+
+
+def port_stolen(bench: Bench) -> str:
+    """Someone takes the port after specserve looked, before vLLM binds."""
+    bench.up()
+    bench.until(lambda: "starting vLLM" in bench.said(), "not started")
+    with listener(bench.port):
+        bench.code(2)
+    bench.clean()
+    return bench.says("[Aa]ddress already in use")
+
+
+def state_removed(bench: Bench) -> str:
+    """The state directory disappears under a running server."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    shutil.rmtree(bench.folder / "state")
+    told = bench.state("lost")
+    if bench.run("down", "demo").returncode:
+        raise FaultError("down failed")
+    bench.clean()
+    return told
+
+
+def state_truncated(bench: Bench) -> str:
+    """Its state file is cut short."""
+    bench.up("--detach")
+    bench.ready()
+    bench.code(0)
+    (bench.folder / "state" / "servers" / "demo" / "state.json").write_text('{"version": 1, "na')
+    told = bench.state("lost")
+    if bench.run("down", "--all").returncode:
+        raise FaultError("down failed")
+    bench.clean()
+    return told
+
+
+def disk_full(bench: Bench) -> str:
+    """No space for the log and the state (a file system of 32 KiB; needs root)."""
+    state = bench.folder / "state"
+    state.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(state)], check=False)
+    if mounted.returncode:
+        return "not run: mounting needs root"
+    try:
+        (state / "filler").write_bytes(b"x" * 24576)
+        bench.up()
+        bench.ready()
+        url = f"http://127.0.0.1:{bench.port}"
+        if bench.run("ask", "--completion", "def f", "--max-tokens", "4", "--url", url).returncode:
+            raise FaultError("the server does not answer while its log has no space")
+        assert bench.process is not None
+        bench.process.terminate()
+        bench.code(0)
+        bench.clean()
+        (state / "rest").touch()
+        with contextlib.suppress(OSError), (state / "rest").open("ab", buffering=0) as file:
+            while file.write(b"x" * 512):
+                pass
+        answer = bench.run("up", PROFILE, *SMALL, "--detach", "--port", str(bench.port))
+        if answer.returncode != 2:
+            raise FaultError(
+                f"a start without space for its state ended with {answer.returncode}: {answer.stderr}"
+            )
+        return answer.stderr.strip().splitlines()[0]
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=False)
+
+
+def four_at_once(bench: Bench) -> str:
+    """Four detached servers started side by side, listed, and stopped with one command."""
+    words = [sys.executable, "-m", "specserve", "up", PROFILE, *SMALL, "--detach", "--port", "0"]
+    began = time.monotonic()
+    starts = [
+        subprocess.Popen(
+            [*words, "--name", f"demo-{number}"],
+            env=bench.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for number in range(4)
+    ]
+    for process in starts:
+        _, text = process.communicate(timeout=600)
+        if process.returncode:
+            raise FaultError(text.decode())
+    listed = bench.run("ps").stdout
+    if listed.count(" ready ") != 4:
+        raise FaultError(listed)
+    took_s = time.monotonic() - began
+    if bench.run("down", "--all").returncode:
+        raise FaultError("down --all failed")
+    rest = [path.name for path in (bench.folder / "state" / "servers").iterdir()]
+    if [name for name in rest if not name.startswith(".")]:
+        raise FaultError(f"left: {rest}")
+    return f"four ready after {took_s:.0f} s, stopped by one `down --all`"
+
+
+FAULTS: Mapping[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        api_server_killed, engine_core_killed, worker_killed, cli_killed, detached_api_server_killed,
+        detached_engine_core_killed, watcher_killed_too, engine_stopped, stalled_start, stopped_while_loading,
+        stopped_while_compiling, port_stolen, state_removed, state_truncated, disk_full, four_at_once,
+    )
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""A temporary folder of its own for each server: whatever it leaves there goes with the folder. Starts nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+_LONGEST = 70
+"""Of the folder's path: vLLM puts sockets with names of 36 characters into it, and a socket's path has 107."""
+
+
+def make_scratch(env: Mapping[str, str]) -> Path | None:
+    """A new folder in the temporary one; None where there is no room for it, and vLLM uses the common one."""
+    base = env.get("TMPDIR") or tempfile.gettempdir()
+    with contextlib.suppress(OSError):
+        made = Path(tempfile.mkdtemp(prefix="specserve-", dir=base))
+        if len(str(made)) <= _LONGEST:
+            return made
+        made.rmdir()
+    return None
+
+
+def within(env: Mapping[str, str], scratch: Path | None) -> dict[str, str]:
+    """The environment of a server that uses the folder. Caches that outlive a server stay where they were."""
+    if scratch is None:
+        return dict(env)
+    cache = Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"torchinductor_{_user()}"
+    # at the end: setproctitle names no process where the first variable was changed (vLLM changes this one)
+    return {
+        **env,
+        "TMPDIR": str(scratch),
+        "TORCHINDUCTOR_CACHE_DIR": env.get("TORCHINDUCTOR_CACHE_DIR", str(cache)),
+    }
+
+
+def _user() -> str:
+    """As torch writes it into a path (torch/_inductor/runtime/cache_dir_utils.py, 2.13)."""
+    try:
+        return re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def remove_scratch(scratch: Path | None) -> None:
+    """The folder and all in it; safe where it is gone."""
+    if scratch is not None and scratch.name.startswith("specserve-") and not scratch.is_symlink():
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_env(env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of a server whose temporary folder ends with this block."""
+    scratch = make_scratch(env)
+    try:
+        yield within(env, scratch)
+    finally:
+        remove_scratch(scratch)
