@@ -50,8 +50,10 @@ unit:
 engine:
 	$(OFFLINE) $(BIN)/pytest -q -m engine
 
-soak: setup ## not for CI: SOAK starts and stops (20), start-up time, the demo's speedup; half an hour
+soak: setup ## not for CI: SOAK starts and stops (20), faults, load, start-up time, the demo's speedup; an hour
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
+	$(BIN)/python scripts/faults.py
+	$(BIN)/python scripts/soak_load.py
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 
