@@ -68,6 +68,10 @@ def prepare(
             # the port is looked at when it is about to be taken
             host = replace(seen_from(host, plan), taken_ports={})
             _refuse_errors(profile, plan=plan, host=host, passed=passed)
+    if devices is not None and plan.platform == "cpu":
+        from specserve.report.console import say, styled
+
+        say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
 
@@ -127,7 +131,7 @@ def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
     if found is None:
         if not needed:
             return None
-        hint = "`pip install 'specserve[vllm]'` (CUDA), or `make setup` in the repository (CPU)"
+        hint = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
         raise FactError("no vLLM is installed beside specserve", hint=hint)
     if profile.vllm and not contains(profile.vllm, found.version):
         if not needed:

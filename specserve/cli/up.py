@@ -38,7 +38,9 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be started, and stop.")
     ] = False,
-    format: Annotated[PlanFormat, typer.Option(help="How --dry-run prints it.")] = PlanFormat.SHELL,
+    format: Annotated[
+        PlanFormat | None, typer.Option(show_default="shell", help="How --dry-run prints it.")
+    ] = None,
     exec_: Annotated[
         bool,
         typer.Option("--exec", help="Become vLLM: for containers. Nothing is watched or explained then."),
@@ -84,12 +86,13 @@ def up(
         ),
     ] = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How the talk on stderr is written.")
+        LogFormat, typer.Option(help="How it is told: as text, or as JSON on both streams.")
     ] = LogFormat.TEXT,
 ) -> None:
     """Check a profile, start vLLM, wait until it answers, say where. Ctrl-C stops it, and nothing is left.
 
-    Where it is and how to ask it goes to stdout, progress to stderr, vLLM's own log to a file. Exit code 0
+    Where it is and how to ask it goes to stdout, progress to stderr, vLLM's own log to a file. With
+    --log-format json each line on stderr is an object, and one on stdout says where it is. Exit code 0
     after a stop; 1: the check found errors; 2: it did not come up, or died; 130 or 143: stopped before it
     was ready.
 
@@ -102,10 +105,7 @@ def up(
     """
     from specserve.cli.preflight import cleared
 
-    if name is not None and not detach:
-        raise UsageError("`--name` is for a server that is left: `--detach --name NAME`")
-    if detach and exec_:
-        raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
+    _refuse_contradictions(name=name, detach=detach, exec_=exec_, format=format, dry_run=dry_run)
     source, plan = cleared(
         profile,
         settings=settings or (),
@@ -120,7 +120,7 @@ def up(
         passed=("SD108",) if insecure else (),
     )
     if dry_run:
-        show(plan, format=format)
+        show(plan, format=format or PlanFormat.SHELL)
         return
     from specserve.cli.beside import room_beside
     from specserve.cli.detach import detached_name, leave
@@ -135,6 +135,21 @@ def up(
         leave(plan, name=called, profile=source.file, room=room, log_format=log_format)
     else:
         launch(plan, log_format=log_format)
+
+
+def _refuse_contradictions(
+    *, name: str | None, detach: bool, exec_: bool, format: PlanFormat | None, dry_run: bool
+) -> None:
+    """Raises UsageError for options that do not go together: none is passed over in silence."""
+    if name is not None and not detach:
+        raise UsageError("`--name` is for a server that is left: `--detach --name NAME`")
+    if detach and exec_:
+        raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
+    if format is not None and not dry_run:
+        raise UsageError(
+            "`--format` says how `--dry-run` prints the plan, and nothing else",
+            hint="`--log-format json` tells the start as JSON",
+        )
 
 
 def show(plan: LaunchPlan, *, format: PlanFormat) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
+import shutil
 import sys
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -94,19 +97,24 @@ class TextView:
 
 
 class JsonView:
-    """One JSON object per line on stderr for each event; `event` names it."""
+    """One JSON object per line on stderr for each event, `event` names it; where the server is, as one on stdout."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
+        self._log_path = ""
 
     def __call__(self, event: events.Event) -> None:
         """Write it; the half-second news are left out."""
         if isinstance(event, events.PhaseGoesOn):
             return
+        if isinstance(event, events.Started):
+            self._log_path = event.log_path
         name = "".join(
             f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__
         )
         self._write({"event": name.lstrip("_"), **dataclasses.asdict(event)})
+        if isinstance(event, events.Ready):
+            out(json.dumps(ready_json(event, self._plan, log_path=self._log_path)))
 
     def failed(self, error: SpecserveError) -> None:
         """The error as an event of its own."""
@@ -121,7 +129,7 @@ class JsonView:
 
 def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
     """Where the server is and what it holds, one thing per line."""
-    key = next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
+    key = _key_variable(plan)
     lines = [
         ("url", f"{ready.url}/v1"),
         ("model", clean(ready.model)),
@@ -132,6 +140,27 @@ def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
         ("ask", _ask(ready, key=key)),
     ]
     return "".join(f"{label:<9}{text}\n" for label, text in lines)
+
+
+def ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[str, Any]:
+    """The same for scripts, `version` 1; figures that vLLM did not report are null."""
+    return {
+        "version": 1,
+        "name": plan.name,
+        "url": f"{ready.url}/v1",
+        "model": ready.model,
+        "fingerprint": plan.fingerprint,
+        "vllm": plan.vllm,
+        "figures": dataclasses.asdict(ready.figures),
+        "resident_bytes": ready.resident_bytes,
+        "log": log_path,
+        "api_key_env": _key_variable(plan),
+    }
+
+
+def _key_variable(plan: LaunchPlan) -> str | None:
+    """The variable that holds the server's key."""
+    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
 
 
 def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:
@@ -187,4 +216,14 @@ def _curl(ready: events.Ready, *, key: str | None) -> str:
 def _ask(ready: events.Ready, *, key: str | None) -> str:
     url = f" --url {ready.url}" if ready.url != _DEFAULT_URL else ""
     variable = f" --api-key-env {key}" if key else ""
-    return f"specserve ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"
+    return f"{program()} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"
+
+
+def program() -> str:
+    """What to type for this program: `specserve` where that is it, else its path as it was called."""
+    called = sys.argv[0]
+    if Path(called).name != "specserve":
+        return "specserve"
+    found = shutil.which("specserve")
+    same = found is not None and os.path.realpath(found) == os.path.realpath(called)
+    return "specserve" if same else shlex.quote(called)

@@ -104,6 +104,17 @@ def test_an_error_is_shown_once_and_names_the_way_round(write: Write, machine: C
     assert prepare(file, check=False)[1].host == "0.0.0.0"
 
 
+def test_devices_that_have_no_effect_are_said(
+    write: Write, machine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "warning: `--devices` has no effect: this launch runs on the CPU\n"
+    file = str(write("target: {model: a/b}"))
+    for version, expected in (("0.32.0+cpu", said), ("0.32.0", "")):
+        machine(version)
+        prepare(file, devices="0", starts=False)
+        assert capsys.readouterr().err == expected
+
+
 def test_devices_of_the_command_line_replace_those_of_the_profile(
     write: Write, machine: Callable[..., None]
 ) -> None:

@@ -95,6 +95,15 @@ def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], 
     assert capsys.readouterr().out == ""
 
 
+def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    server = plan()
+    signal_me(signal.SIGTERM, when_ready=server)
+    launch(server, log_format=LogFormat.JSON)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], told["url"], told["model"]) == (1, f"{server.url}/v1", "tiny")
+    assert Path(told["log"]).is_file()
+
+
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
         launch(plan("--fault", "crash-loading"), log_format=LogFormat.JSON)

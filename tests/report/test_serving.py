@@ -6,6 +6,7 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -123,7 +124,34 @@ def test_for_machines_every_event_is_one_json_object(capsys: pytest.CaptureFixtu
     assert all(record["version"] == 1 and record["name"] == "demo" for record in records)
     assert records[5]["figures"]["kv_cache_tokens"] == 29056
     assert records[-1]["causes"] == ["because"]
-    assert captured.out == ""
+    told = json.loads(captured.out)
+    assert told == {
+        "version": 1,
+        "name": "demo",
+        "url": "http://127.0.0.1:8000/v1",
+        "model": "demo",
+        "fingerprint": PLAN.fingerprint,
+        "vllm": "0.32.0+cpu",
+        "figures": records[5]["figures"],
+        "resident_bytes": 1717986918,
+        "log": "/state/logs/demo.log",
+        "api_key_env": None,
+    }
+    assert captured.out.count("\n") == 1
+
+
+def test_the_line_to_type_names_the_program_that_runs_where_the_path_finds_another_or_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called = tmp_path / "my env" / "specserve"
+    called.parent.mkdir()
+    called.write_text("#!/bin/sh\n")
+    called.chmod(0o755)
+    monkeypatch.setattr("sys.argv", [str(called), "up"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert f"\nask      '{called}' ask --completion" in ready_block(READY, PLAN, log_path="/l")
+    monkeypatch.setenv("PATH", str(called.parent))
+    assert "\nask      specserve ask --completion" in ready_block(READY, PLAN, log_path="/l")
 
 
 def test_a_key_is_shown_by_the_name_of_its_variable_alone() -> None:
