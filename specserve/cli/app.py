@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -9,6 +10,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from specserve.errors import SpecserveError
+
+_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> NoReturn:
@@ -45,6 +48,9 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
+            _tell(f"error: cannot write: {error.strerror}")
+            return 2
         if os.environ.get("SPECSERVE_DEBUG"):
             raise
         from specserve.report.failure import crash_report

@@ -8,6 +8,8 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from specserve.errors import FactError
+
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 # Everything below 0x20 but tab and newline, DEL, and the C1 range, which some terminals take as escape codes.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -37,9 +39,14 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def out(text: str) -> None:
-    """Data: one line or block to stdout."""
-    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
-    sys.stdout.flush()
+    """Data: one line or block to stdout. Raises FactError where it cannot be written, such as to a full disk."""
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # whoever read it has seen enough
+    except OSError as error:
+        raise FactError(f"cannot write to stdout: {error.strerror}") from error
 
 
 def say(text: str = "") -> None:

@@ -56,9 +56,28 @@ def test_the_help_of_a_command_shows_how_it_is_used(specserve: Run, command: str
     assert max(map(len, lines)) <= 110
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["lint", "configs"], ["explain", "SD101"]])
+def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, arguments: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "specserve", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "SPECSERVE_STATE_DIR": str(tmp_path)},
+            cwd=ROOT,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    to = b"" if arguments == ["--help"] else b" to stdout"  # the library prints the help
+    assert b"error: cannot write%b: No space left on device" % to in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["up", DEMO, "--format", "json"], "`--format` says how `--dry-run` prints the plan"),
         (["lnit", "x"], "there is no command `lnit`\n\nhint: did you mean `specserve lint`?"),
         (["frobnicate"], "`specserve --help` lists the commands"),
         (["lint"], "`specserve lint --help` shows what it takes"),
