@@ -83,3 +83,27 @@ def test_every_link_to_a_file_leads_to_one(document: Path) -> None:
     links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)}
     files = {link for link in links if link and not link.startswith(("http:", "https:"))}
     assert {link for link in files if not (document.parent / link).exists()} == set()
+
+
+PROMISING = [
+    *DOCUMENTS,
+    ROOT / "Makefile",
+    *(ROOT / "configs").glob("*.yaml"),
+    *(ROOT / "specserve").rglob("*.py"),
+]
+
+
+@pytest.mark.parametrize("file", PROMISING, ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_text_names_a_command_that_does_not_exist(file: Path) -> None:
+    named = re.findall(r"`specserve ([a-z]+)", file.read_text(encoding="utf-8"))
+    assert {name for name in named if name not in COMMANDS} == set()
+
+
+def test_the_readme_says_what_was_measured() -> None:
+    measured = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    row = (ROOT / "README.md").read_text(encoding="utf-8")
+    more = re.search(r"\| (\+[\d.]+ s), ratio 1\.(\d{3}) \|", measured)
+    resident = re.search(r"\| ([\d.]+ MB) resident \|", measured)
+    assert more and resident
+    percent = int(more[2]) / 10
+    assert f"| {more[1]} ({percent:.1f} %); {resident[1]} resident while serving |" in row

@@ -59,7 +59,7 @@ def oversized_draft(ctx: Context) -> Iterator[Hit]:
             f"{arm.path}.model",
             f"the draft has {own / whole:.0%} of the target's bytes",
             related=(("target.model", "the target"),),
-            help="drafts that pay have 2 to 15 %; `specserve bench` tells whether this one does",
+            help="drafts that pay have 2 to 15 %; only a measurement tells whether this one does",
         )
 
 
@@ -107,7 +107,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 "the draft sees no image or sound that the target is sent",
                 related=(("target.model", "takes more than text"),),
-                help="measure such requests apart: `specserve bench` on your own prompts",
+                help="measure such requests apart, with prompts of your own",
             )
 
 

@@ -163,7 +163,7 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Its weights, and its part of every cached token, are memory that requests no longer have: fewer run at one
-    time. A smaller draft, or a head, costs less; `bench` shows whether the speed is worth it.
+    time. A smaller draft, or a head, costs less; only a measurement shows whether the speed is worth it.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}

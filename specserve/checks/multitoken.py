@@ -199,7 +199,7 @@ def reused_layer(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
                 f"{layer} trained; the rest of {count} comes from running the same layers again",
-                help="`specserve tune` finds the K that pays here",
+                help="measure several K on traffic of your own: the smallest that pays is the one",
             )
 
 

@@ -163,7 +163,7 @@ def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
             label=_here(first),
             related=_there(first),
             notes=_template(found.template_ids),
-            help="take a draft of the target's family and kind (base, chat, reasoning), or measure: `specserve bench`",
+            help="take a draft of the target's family and kind (base, chat, reasoning), or measure it",
             severity=Severity.WARNING if found.template_ids else Severity.INFO,
         )
 
@@ -260,7 +260,7 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
                 "the tokenizers of draft and target could not be compared",
                 related=(("target.model", "its token ids go to the draft"),),
                 notes=found.reasons,
-                help="`specserve verify` and the acceptance that `specserve watch` shows tell whether the pair agrees",
+                help="the acceptance that `specserve ask` shows tells whether the pair agrees",
             )
 
 

@@ -65,7 +65,7 @@ class Child(Group):
         except OSError as error:
             raise LaunchError(
                 f"cannot start `{argv[0]}`: {error.strerror}",
-                hint="`pip install 'specserve[vllm]'` installs vLLM; `make setup` installs it for the CPU",
+                hint="in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)",
             ) from error
         finally:
             os.close(log)

@@ -37,9 +37,7 @@ def device_lines(
     yield from _gpus(driver.gpus, environ=environ, wants=wants, ours=ours)
     if software.is_cpu:
         text = "vLLM here is the CPU build: it leaves them alone"
-        yield Line(
-            "GPU", "note", text, "an environment of its own with `pip install 'specserve[vllm]'` uses them"
-        )
+        yield Line("GPU", "note", text, "an environment of its own with `pip install '.[vllm]'` uses them")
 
 
 def _other_vendor(software: Software) -> str | None:

@@ -11,7 +11,7 @@ from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software
 from specserve.plan.support import Installed, UnknownVersion, known_versions, table
 
-_INSTALL = "`pip install 'specserve[vllm]'` for NVIDIA GPUs; `make setup` in specserve's sources for the CPU"
+_INSTALL = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
 
 
 def engine_lines(software: Software) -> Iterator[Line]:

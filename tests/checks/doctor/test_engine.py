@@ -54,7 +54,7 @@ def test_what_goes_together_is_told_and_nothing_else(software: Software, said: l
 def test_no_vllm_breaks_every_launch() -> None:
     (line,) = troubles(Software(None, None, {}, {}))
     assert (line.name, line.state) == ("vLLM", "bad")
-    assert line.fix and "pip install 'specserve[vllm]'" in line.fix
+    assert line.fix and "pip install '.[vllm]'" in line.fix
 
 
 def test_a_vllm_of_another_python_is_answered_with_that_python() -> None:
