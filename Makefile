@@ -24,8 +24,8 @@ help: ## this list
 setup: python ## .venv with the CPU engine and specserve, and the demo pair
 	@$(PYTHON) scripts/setup.py
 
-demo: setup ## setup, then serve the demo on loopback (Ctrl-C stops it)
-	@$(BIN)/python scripts/demo.py
+demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C stops it)
+	@$(BIN)/python scripts/demo.py $(if $(PORT),--port $(PORT))
 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev

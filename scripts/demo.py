@@ -1,11 +1,13 @@
-"""Start the demo server with `specserve up`, unless it serves already, and say how to ask it.
+"""Start the demo server with `specserve up`, which says how to ask it, unless it serves already.
 
 It runs in the environment of `make setup`, and knows nothing of how that was made.
 """
 
+import argparse
 import json
 import os
 import shutil
+import socket
 import sys
 import urllib.request
 from pathlib import Path
@@ -34,20 +36,40 @@ def served_models(port: int) -> list[str]:
         return []
 
 
-def main() -> None:
-    """Become `specserve up`, with its exit status; end here if the demo serves already."""
+def is_taken(port: int) -> bool:
+    """Whether another program listens on this port of the loopback; 0 is always free."""
+    with socket.socket() as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Become `specserve up`, with its exit status; end here if the demo serves already, or cannot."""
     import yaml
 
+    parser = argparse.ArgumentParser(prog="make demo", add_help=False)
+    parser.add_argument("--port", type=int)
+    asked = parser.parse_args(arguments).port
     server = yaml.safe_load(PROFILE.read_text(encoding="utf-8")).get("server") or {}
-    port, name = server.get("port", 8000), server.get("served_model_name") or PROFILE.stem
+    port = server.get("port", 8000) if asked is None else asked
+    name = server.get("served_model_name") or PROFILE.stem
     if name in served_models(port):
         print(f"The demo already serves on http://127.0.0.1:{port}. Ask it:\n  {ask_command(port)}")
         return
+    if is_taken(port):
+        print(f"error: port {port} is taken by another program", file=sys.stderr)
+        sys.exit("hint: `make demo PORT=8001` takes another one, `make demo PORT=0` a free one")
     if Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi"):
         print(GPU)
-    print(f"As soon as it serves, ask it from a second terminal:\n  {ask_command(port)}\n", flush=True)
+    sys.stdout.flush()
     os.chdir(ROOT)
     command = [str(Path(sys.executable).with_name("specserve")), "up", str(PROFILE.relative_to(ROOT))]
+    if asked is not None:
+        command += ["--port", str(asked)]
     # Everything that the demo needs is in the repository: nothing is asked of the Hub, nothing reported.
     os.execve(command[0], command, os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
 

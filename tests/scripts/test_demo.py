@@ -49,7 +49,7 @@ def test_a_demo_that_serves_already_says_so(
     demo: ModuleType, port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo.PROFILE.write_text(f"target: {{model: x}}\nserver: {{port: {port}}}\n")
-    demo.main()
+    demo.main([])
     said = capsys.readouterr().out
     assert f"already serves on http://127.0.0.1:{port}" in said
     assert f"ask --url http://127.0.0.1:{port} --completion 'def " in said
@@ -58,6 +58,30 @@ def test_a_demo_that_serves_already_says_so(
 def test_another_model_on_the_port_is_not_the_demo(demo: ModuleType, port: int) -> None:
     assert demo.served_models(port) == ["demo"]
     assert demo.served_models(1) == []
+
+
+def test_a_port_of_another_program_is_said_with_the_way_to_another_one(
+    demo: ModuleType, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.PROFILE.write_text("target: {model: x}\nserver: {served_model_name: mine}\n")
+    with pytest.raises(SystemExit, match="make demo PORT=8001"):
+        demo.main(["--port", str(port)])
+    captured = capsys.readouterr()
+    assert captured.err == f"error: port {port} is taken by another program\n"
+    assert captured.out == ""  # no line to type before it serves
+
+
+def test_the_port_of_make_is_the_port_of_the_server(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo.PROFILE.write_text("target: {model: x}\n")
+    became: list[list[str]] = []
+    monkeypatch.setattr(demo.os, "execve", lambda _path, command, _env: became.append(command))
+    monkeypatch.setattr(demo, "ROOT", demo.PROFILE.parent)
+    monkeypatch.setattr(demo.shutil, "which", lambda _name: None)
+    monkeypatch.chdir(demo.PROFILE.parent)
+    demo.main(["--port", "0"])
+    assert became[0][1:] == ["up", "demo.yaml", "--port", "0"]
 
 
 def test_the_ask_line_names_no_address_where_ask_finds_the_server_itself(demo: ModuleType) -> None:
