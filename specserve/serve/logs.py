@@ -7,7 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specserve.serve.ownfiles import open_regular
+
 _CHUNK_BYTES = 4 << 20
+_LONGEST_LINE = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # `VLLM_LOGGING_PREFIX`, the process that vLLM puts before each line, then level, time and source line.
 # (vllm 0.32, logger.py `_FORMAT`)
@@ -55,7 +58,7 @@ def _plain(piece: str) -> LogLine:
 def _json_record(piece: str) -> list[LogLine]:
     try:
         record = json.loads(piece)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     if not isinstance(record, dict):
         return []
@@ -85,7 +88,7 @@ class LogTail:
     def read(self) -> list[LogLine]:
         """New whole lines; none where the file is not there."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
                 data = file.read(_CHUNK_BYTES)
         except OSError:
@@ -93,14 +96,14 @@ class LogTail:
         self._offset += len(data)
         data = self._rest + data
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._rest = data[end:]
+        self._rest = data[end:] if len(data) - end <= _LONGEST_LINE else b""  # no line of a log is so long
         return parse(data[:end].decode(errors="replace"))
 
 
 def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
     """The last part of a log, from `start` at the earliest; nothing where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(start, size - limit_bytes))
             return parse(file.read(limit_bytes).decode(errors="replace"))

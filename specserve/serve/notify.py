@@ -16,6 +16,7 @@ def notify(*states: str) -> bool:
         address = "\0" + address[1:]  # an abstract socket
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.connect(address)
-        client.sendall("\n".join(states).encode())
+        lines = [" ".join(state.split()) for state in states]  # a name in it must not add a line of its own
+        client.sendall("\n".join(lines).encode())
         return True
     return False

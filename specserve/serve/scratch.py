@@ -11,19 +11,39 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from specserve.serve.identity import is_alive, ticks
+
 _LONGEST = 70
 """Of the folder's path: vLLM puts sockets with names of 36 characters into it, and a socket's path has 107."""
 
 
-def make_scratch(env: Mapping[str, str]) -> Path | None:
-    """A new folder in the temporary one; None where there is no room for it, and vLLM uses the common one."""
+_OWNED = re.compile(r"specserve-(?P<pid>\d{1,10})-(?P<ticks>\d{1,20})-\w+")
+
+
+def make_scratch(env: Mapping[str, str], *, outlives_us: bool = False) -> Path | None:
+    """A new folder in the temporary one; None where there is no room for it, and vLLM uses the common one.
+
+    Folders whose command was killed are removed on the way; those that outlive theirs have another to see to them.
+    """
     base = env.get("TMPDIR") or tempfile.gettempdir()
+    _sweep(Path(base))
+    owner = f"{os.getpid()}-{ticks(os.getpid())}-"
     with contextlib.suppress(OSError):
-        made = Path(tempfile.mkdtemp(prefix="specserve-", dir=base))
+        made = Path(tempfile.mkdtemp(prefix="specserve-" if outlives_us else f"specserve-{owner}", dir=base))
         if len(str(made)) <= _LONGEST:
             return made
         made.rmdir()
     return None
+
+
+def _sweep(base: Path) -> None:
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(base):
+            owned = _OWNED.fullmatch(entry.name)
+            if owned is None or entry.stat(follow_symlinks=False).st_uid != os.geteuid():
+                continue
+            if not is_alive(int(owned["pid"]), since=int(owned["ticks"])):
+                remove_scratch(Path(entry.path))
 
 
 def within(env: Mapping[str, str], scratch: Path | None) -> dict[str, str]:

@@ -83,7 +83,12 @@ def _is_ours(path: Path) -> bool:
 
 def _is_of_the_living(path: Path) -> bool:
     pid = path.name.removeprefix(_OPENMP).partition("_")[0]
-    return path.name.startswith(_OPENMP) and pid.isdigit() and psutil.pid_exists(int(pid))
+    if not path.name.startswith(_OPENMP) or not pid.isdigit():
+        return False
+    try:
+        return psutil.Process(int(pid)).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.Error:
+        return False
 
 
 def _answers(path: Path) -> bool:

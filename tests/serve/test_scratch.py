@@ -46,3 +46,15 @@ def test_nothing_but_such_a_folder_is_ever_removed(tmp_path: Path) -> None:
     for path in (tmp_path / "data", tmp_path / "specserve-link", None, tmp_path / "specserve-none"):
         remove_scratch(path)
     assert (tmp_path / "data").exists()
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next_one() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a long path leaves no room for sockets
+        base, env = Path(short), {"TMPDIR": short}
+        mine, left = make_scratch(env), make_scratch(env, outlives_us=True)
+        for name in ("specserve-999999999-1-abcd", "specserve-notes"):
+            (base / name).mkdir()
+        with scratch_env(env) as inner:
+            kept = {path.name for path in map(Path, filter(None, (mine, left, inner["TMPDIR"])))}
+            assert len(kept) == 3
+            assert {path.name for path in base.iterdir()} == kept | {"specserve-notes"}

@@ -13,10 +13,10 @@ from pathlib import Path
 from specserve.errors import LaunchError, SpecserveError
 from specserve.serve import postmortem, shm
 from specserve.serve.detached.group import Detached
-from specserve.serve.detached.identity import is_alive
 from specserve.serve.detached.record import Ended, Record
 from specserve.serve.detached.registry import change, read
 from specserve.serve.ending import clear
+from specserve.serve.identity import is_alive
 from specserve.serve.phases import Phase
 from specserve.serve.scratch import remove_scratch
 

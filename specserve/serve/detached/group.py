@@ -10,12 +10,16 @@ from pathlib import Path
 
 import psutil
 
-from specserve.serve.detached.identity import boot_id, is_alive, mark_of, place, ticks
+from specserve.serve.detached.identity import boot_id, mark_of, place
 from specserve.serve.detached.record import Record
-from specserve.serve.detached.registry import folder_of
+from specserve.serve.detached.registry import NAME, folder_of
 from specserve.serve.group import Group
+from specserve.serve.identity import is_alive, ticks
+from specserve.serve.ownfiles import read_own
 
 _EXIT_IS_WRITTEN_WITHIN_S = 2.0
+_LONGEST_EXIT = 4096
+_MOST_CODE = 255
 
 
 def exit_file(name: str) -> Path:
@@ -52,8 +56,9 @@ class Detached(Group):
         return code
 
     def _written_code(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return int(json.loads(exit_file(self._record.name).read_text())["code"])
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            code = json.loads(read_own(exit_file(self._record.name), most_bytes=_LONGEST_EXIT))["code"]
+            return code if type(code) is int and -_MOST_CODE <= code <= _MOST_CODE else None
         return None
 
     def _is_watched(self) -> bool:
@@ -110,7 +115,7 @@ def marked(name: str | None = None) -> dict[int, str]:
     found, here = {}, place()
     for pid in psutil.pids():
         its_place, its_name, _ = _parts(mark_of(pid))
-        if its_place == here and name in (None, its_name):
+        if its_place == here and name in (None, its_name) and NAME.fullmatch(its_name):
             found[pid] = its_name
     return found
 

@@ -1,4 +1,4 @@
-"""Which process a number means: pids are used again, a pid with its start time and its boot are not."""
+"""To which launch a process belongs, and to which boot a pid. Signals nothing."""
 
 from __future__ import annotations
 
@@ -10,25 +10,6 @@ from specserve.serve.statefolder import state_folder
 
 MARK = "SPECSERVE_RUN"
 """The variable by which a process tells the launch that it came out of, as `PLACE:NAME:RUN`."""
-
-
-def ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot; None where there is none. (proc(5), stat, field 22)"""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat[stat.rindex(b")") + 2 :].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def is_alive(pid: int, *, since: int) -> bool:
-    """Whether this very process still runs: the start time is the same, and it is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        return int(fields[19]) == since and fields[0] not in (b"Z", b"X")
-    except (OSError, ValueError, IndexError):
-        return False
 
 
 def boot_id() -> str:
@@ -50,7 +31,10 @@ def mark_of(pid: int) -> str | None:
     vLLM's engine processes write their title over their environment, so silence proves nothing.
     """
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None  # root may read it, and must not believe it
+            variables = file.read().split(b"\0")
     except OSError:
         return None
     start = f"{MARK}=".encode()

@@ -18,10 +18,11 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events, oom, shm
 from specserve.serve.detached import registry, watcher
 from specserve.serve.detached.group import Detached, exit_file, mark
-from specserve.serve.detached.identity import MARK, boot_id, is_alive, ticks
+from specserve.serve.detached.identity import MARK, boot_id
 from specserve.serve.detached.record import Record
 from specserve.serve.detached.room import Room
 from specserve.serve.events import OnEvent
+from specserve.serve.identity import is_alive, ticks
 from specserve.serve.process import resolve_env
 from specserve.serve.scratch import make_scratch, remove_scratch, within
 from specserve.serve.server import Server, never_failing
@@ -48,7 +49,7 @@ def launch(
     record = _claimed(plan, name=name, profile=profile, room=room, log_path=log_path)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.remove, name, run=record.run)
-        scratch = make_scratch(env)
+        scratch = make_scratch(env, outlives_us=True)
         undo.callback(remove_scratch, scratch)
         record = dataclasses.replace(record, scratch=str(scratch) if scratch else None)
         record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})

@@ -17,9 +17,10 @@ from specserve.serve import health
 from specserve.serve.detached import registry
 from specserve.serve.detached.aftermath import is_cared_for, tidy
 from specserve.serve.detached.group import Detached, marked
-from specserve.serve.detached.identity import boot_id, is_alive
+from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.recent import Recent, recent
 from specserve.serve.detached.record import Record
+from specserve.serve.identity import is_alive
 
 State = Literal["starting", "ready", "silent", "hung", "stopping", "dead", "gone", "lost"]
 """silent: runs and does not answer. hung: answers, and no token comes while requests wait. dead: ended by itself.

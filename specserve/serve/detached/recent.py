@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from specserve.serve.ownfiles import open_regular
+
 _END_BYTES = 256 << 10
 # vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
 _DRAFTED = re.compile(
@@ -43,7 +45,7 @@ class Recent:
 def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
     """Read the end of a server's log. Lines without a time of their own belong to the line before them."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _END_BYTES))
             text = file.read(_END_BYTES).decode(errors="replace")

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 VERSION = 1
-_MOST_BYTES = 1 << 20
+MOST_BYTES = 1 << 20
+"""No state is larger."""
+_FARTHEST = 1e15
+_MOST_PID = 1 << 31
 
 
 class BrokenRecord(Exception):
@@ -85,7 +88,7 @@ def to_json(record: Record) -> str:
 
 def from_json(text: str) -> Record:
     """The record of a text. Raises BrokenRecord where it is none."""
-    if len(text) > _MOST_BYTES:
+    if len(text) > MOST_BYTES:
         raise BrokenRecord("it is larger than any state")
     try:
         content = json.loads(text)
@@ -109,7 +112,9 @@ def _tuples(value: Any) -> Any:
 
 
 _TEXTS = ("name", "run", "boot_id", "log_path", "profile", "fingerprint", "vllm", "url", "host", "model")
-_NUMBERS = ("started_at_s", "shutdown_timeout_s", "stall_timeout_s", "port", "oom_kills")
+_NUMBERS = ("started_at_s", "shutdown_timeout_s", "stall_timeout_s", "oom_kills")
+_MAYBE_TEXTS = ("method", "api_key_env", "scratch")
+_MAYBE_NUMBERS = ("ready_at_s", "device_share", "device_bytes", "num_speculative_tokens")
 
 
 def _judge(record: Record) -> None:
@@ -120,18 +125,34 @@ def _judge(record: Record) -> None:
     sound = (
         all(isinstance(getattr(record, name), str) for name in _TEXTS)
         and all(_is_number(getattr(record, name)) for name in _NUMBERS)
-        and (record.ready_at_s is None or _is_number(record.ready_at_s))
-        and isinstance(record.scratch, str | None)
+        and all(isinstance(getattr(record, name), str | None) for name in _MAYBE_TEXTS)
+        and all(
+            value is None or _is_number(value) for value in (getattr(record, name) for name in _MAYBE_NUMBERS)
+        )
+        and type(record.port) is int
+        and 0 <= record.port <= 65535
         and all(map(_is_process, processes))
         and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
-        and (ended is None or (isinstance(ended.message, str) and isinstance(ended.cause, str)))
+        and (ended is None or _is_end(ended))
     )
     if not sound:
         raise BrokenRecord("its values are of other types")
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    # NaN is no number to reckon with, nor is what a float cannot hold
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _FARTHEST
+
+
+def _is_end(ended: Ended) -> bool:
+    return (
+        isinstance(ended.message, str)
+        and isinstance(ended.cause, str)
+        and isinstance(ended.hint, str | None)
+        and _is_number(ended.at_s)
+        and (ended.exit_code is None or _is_number(ended.exit_code))
+        and all(isinstance(item, str) for item in _items(ended.removed))
+    )
 
 
 def _items(value: object) -> tuple[object, ...]:
@@ -143,5 +164,8 @@ def _items(value: object) -> tuple[object, ...]:
 def _is_process(item: object) -> bool:
     # 1 is init: no record may make us signal it
     return (
-        isinstance(item, tuple) and len(item) == 2 and all(type(part) is int for part in item) and item[0] > 1
+        isinstance(item, tuple)
+        and len(item) == 2
+        and all(type(part) is int for part in item)
+        and 1 < item[0] < _MOST_PID
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.serve.detached.record import BrokenRecord, Record, from_json, to_json
+from specserve.serve.detached.record import MOST_BYTES, BrokenRecord, Record, from_json, to_json
+from specserve.serve.ownfiles import read_own, write_anew
 from specserve.serve.statefolder import private, state_folder
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -43,7 +44,7 @@ def read(name: str) -> Record | None:
     """What is known of a server; None where there is none. Raises FactError where its state cannot be read."""
     path = folder_of(name) / "state.json"
     try:
-        record = from_json(path.read_text(encoding="utf-8"))
+        record = from_json(read_own(path, most_bytes=MOST_BYTES).decode())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -64,12 +65,8 @@ def write(record: Record) -> None:
     try:
         private(folder)
         temporary = folder / f".state-{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(to_json(record))
-                file.flush()
-                os.fsync(file.fileno())
+            write_anew(temporary, to_json(record).encode())
             temporary.replace(folder / "state.json")
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -96,7 +93,10 @@ def remove(name: str, *, run: str | None = None) -> bool:
             now = read(name)
             if now is None or now.run != run:
                 return False
-        shutil.rmtree(folder_of(name), ignore_errors=True)
+        folder = folder_of(name)
+        if folder.is_symlink():
+            folder.unlink(missing_ok=True)  # what it leads to is not ours
+        shutil.rmtree(folder, ignore_errors=True)
         return True
 
 

@@ -11,11 +11,11 @@ from specserve.errors import FactError
 from specserve.serve import events, shm
 from specserve.serve.detached import registry
 from specserve.serve.detached.group import Detached, Marked
-from specserve.serve.detached.identity import is_alive, ticks
 from specserve.serve.detached.record import Record
 from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
 from specserve.serve.group import Group
+from specserve.serve.identity import is_alive, ticks
 from specserve.serve.scratch import remove_scratch
 from specserve.serve.stop import StopRequest
 

@@ -20,7 +20,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
-        log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        # as ownfiles.append_own: a link is not followed, a pipe not waited for
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        log = os.open(asked["log"], flags | os.O_APPEND, 0o600)
         pid = os.posix_spawnp(
             asked["argv"][0],
             asked["argv"],
@@ -46,7 +48,7 @@ def main() -> None:
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
     try:
-        descriptor = os.open(f"{path}~", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(f"{path}~", flags | os.O_TRUNC, 0o600)
         os.write(descriptor, json.dumps({"code": code, "at_s": time.time()}).encode())
         os.close(descriptor)
         os.replace(f"{path}~", path)  # noqa: PTH105  # pathlib would double what stays in memory

@@ -22,7 +22,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached import registry
 from specserve.serve.detached.group import marked
-from specserve.serve.detached.identity import boot_id, ticks
+from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.launch import launch
 from specserve.serve.detached.observe import Seen, observe, observe_all
 from specserve.serve.detached.only import only_server
@@ -30,6 +30,7 @@ from specserve.serve.detached.record import Record
 from specserve.serve.detached.room import Room
 from specserve.serve.detached.stop import stop_marked, stop_server
 from specserve.serve.health import is_healthy
+from specserve.serve.identity import ticks
 from specserve.serve.stop import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
