@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ def plan(*arguments: str, port: int | None = None, env: dict[str, str | FromEnv]
         stall_timeout_s=30.0,
         shutdown_timeout_s=5.0,
     )
+
+
+@pytest.fixture(autouse=True)
+def no_nohup() -> Iterator[None]:
+    """Signals mean what they mean, under whatever runs the tests."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def signal_me(number: int, *, when_ready: LaunchPlan | None = None) -> None:
