@@ -7,12 +7,14 @@ import getpass
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from specserve.serve.identity import is_alive, ticks
 
+_MADE = re.compile(r"specserve-(\d{1,10}-\d{1,20}-)?[a-z0-9_]{8}")
 _LONGEST = 70
 """Of the folder's path: vLLM puts sockets with names of 36 characters into it, and a socket's path has 107."""
 
@@ -69,8 +71,16 @@ def _user() -> str:
 
 def remove_scratch(scratch: Path | None) -> None:
     """The folder and all in it; safe where it is gone."""
-    if scratch is not None and scratch.name.startswith("specserve-") and not scratch.is_symlink():
+    if scratch is not None and _MADE.fullmatch(scratch.name) and _is_ours(scratch):
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_ours(scratch: Path) -> bool:
+    """Whether it is as `mkdtemp` makes them: the path stands in a file, and a folder of the user's is no scratch."""
+    with contextlib.suppress(OSError):
+        status = scratch.lstat()
+        return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700
+    return False
 
 
 @contextlib.contextmanager
