@@ -52,8 +52,8 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a long path leaves no room for sockets
         base, env = Path(short), {"TMPDIR": short}
         mine, left = make_scratch(env), make_scratch(env, outlives_us=True)
-        for name in ("specserve-999999999-1-abcd", "specserve-notes"):
-            (base / name).mkdir()
+        for name in ("specserve-999999999-1-abcd_123", "specserve-notes"):
+            (base / name).mkdir(mode=0o700)
         with scratch_env(env) as inner:
             kept = {path.name for path in map(Path, filter(None, (mine, left, inner["TMPDIR"])))}
             assert len(kept) == 3
