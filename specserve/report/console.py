@@ -12,12 +12,24 @@ from specserve.errors import FactError
 
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 # Everything below 0x20 but tab and newline, DEL, and the C1 range, which some terminals take as escape codes.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def clean(text: str) -> str:
     """Make text from elsewhere safe for a terminal: control characters and bidi overrides become visible."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def in_one_line(text: str) -> str:
+    """The same where a line is an entry of its own, which text from elsewhere must not end."""
+    return clean(text.replace("\n", "\\n").replace("\t", " "))
+
+
+def json_text(text: str) -> str:
+    """JSON with what `clean` would make visible written as `\\u…`: it means the same, and is safe to look at."""
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:

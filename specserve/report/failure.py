@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import traceback
 from datetime import datetime
 from pathlib import Path
@@ -11,27 +10,33 @@ from pathlib import Path
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.report.console import clean, styled
 from specserve.report.text import render
-
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)
+from specserve.serve.ownfiles import write_anew
+from specserve.serve.secrets import redacted
+from specserve.serve.statefolder import private, state_folder
 
 
 def failure(error: SpecserveError) -> str:
     """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
-    parts = [f"{styled('error', 'red')}: {clean(error.message)}"]
-    parts += [f"  Caused by: {clean(cause)}" for cause in error.causes]
+    parts = [f"{styled('error', 'red')}: {_told(error.message)}"]
+    parts += [f"  Caused by: {_told(cause)}" for cause in error.causes]
     if isinstance(error, LaunchError):
         parts += _log(error)
     if isinstance(error, ProfileError) and error.findings:
         parts = [render(error.findings), *parts]
     if error.hint:
-        parts += ["", f"{styled('hint', 'cyan')}: {clean(error.hint)}"]
+        parts += ["", f"{styled('hint', 'cyan')}: {_told(error.hint)}"]
     return "\n".join(parts)
+
+
+def _told(text: str) -> str:
+    """Text that may hold words of a server, a log or the Hub: what it echoes of our keys is none of a terminal's."""
+    return clean(redacted(text))
 
 
 def _log(error: LaunchError) -> list[str]:
     lines = []
     if error.log_tail:
-        lines += ["", "  the log ends with", *(f"    | {clean(line)}" for line in error.log_tail)]
+        lines += ["", "  the log ends with", *(f"    | {_told(line)}" for line in error.log_tail)]
     if error.log_path:
         lines += ["", f"  full log: {clean(error.log_path)}"]
     return lines
@@ -40,9 +45,7 @@ def _log(error: LaunchError) -> list[str]:
 def crash_report(error: Exception) -> str:
     """Writes what is needed to find a bug, without values of profiles or keys, and says where."""
     text = f"{type(error).__name__}: {error}"
-    message = (
-        f"{styled('error', 'red')}: specserve failed in a way it did not expect: {clean(redacted(text))}"
-    )
+    message = f"{styled('error', 'red')}: specserve failed in a way it did not expect: {clean(redacted(text, shapes=True))}"
     try:
         path = _write(error)
     except OSError:
@@ -53,27 +56,16 @@ def crash_report(error: Exception) -> str:
 def _write(error: Exception) -> Path:
     import platform
 
-    from platformdirs import user_state_path
-
     from specserve import __version__
 
-    base = os.environ.get("SPECSERVE_STATE_DIR")
-    folder = (Path(base) if base else user_state_path("specserve")) / "crashes"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = private(state_folder() / "crashes")
     path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.md"
-    trace = "".join(traceback.format_exception(error))
     head = f"specserve {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    body = f"# {head}\n\n```\n{trace}```\n"
-    with os.fdopen(
-        os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w", errors="backslashreplace"
-    ) as stream:
-        stream.write(redacted(body))
+    body = f"# {head}\n\n```\n{trace(error)}```\n"
+    write_anew(path, body.encode(errors="backslashreplace"))
     return path
 
 
-def redacted(text: str) -> str:
-    """The text without the values of environment variables whose names speak of secrets."""
-    for name, value in os.environ.items():
-        if len(value) >= 6 and _SECRET.search(name):
-            text = text.replace(value, f"${name}")
-    return text
+def trace(error: Exception) -> str:
+    """The traceback without a word of the environment's secrets; it holds no values of variables."""
+    return redacted("".join(traceback.format_exception(error)), shapes=True)

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Finding, Report, Severity, Span, Verdict
+from specserve.report.console import json_text
 
 if TYPE_CHECKING:
     from specserve.facts.comparison import TokenizerComparison
@@ -36,7 +37,7 @@ def report_json(report: Report) -> str:
             "suppressed": report.suppressed,
         },
     }
-    return json.dumps(content, indent=2, ensure_ascii=False)
+    return json_text(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def _profile(verdict: Verdict) -> dict[str, Any]:

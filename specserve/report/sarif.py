@@ -13,7 +13,7 @@ from typing import Any
 from specserve import __version__
 from specserve.diagnostics import Finding, Report, Severity, Span
 from specserve.report.catalogue import body
-from specserve.report.console import clean
+from specserve.report.console import clean, json_text
 from specserve.report.manual import HOME, Page, pages
 from specserve.report.place import is_file, uri
 
@@ -40,7 +40,8 @@ def sarif(report: Report) -> str:
         "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": _skipped(report)}],
         "results": [_result(finding, codes.index(finding.code), seen) for finding in report.findings],
     }
-    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False)
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+    return json_text(json.dumps(log, indent=2, ensure_ascii=False))
 
 
 def _descriptor(page: Page) -> dict[str, Any]:
@@ -63,7 +64,9 @@ def _skipped(report: Report) -> list[dict[str, Any]]:
         {
             "level": "warning",
             "descriptor": {"id": f"skipped-{item.group}"},
-            "message": {"text": clean(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}")},
+            "message": {
+                "text": clean(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
+            },
         }
         for item in report.skipped
     ]
@@ -87,16 +90,21 @@ def _result(finding: Finding, index: int, seen: Counter[str]) -> dict[str, Any]:
 
 def _text(finding: Finding) -> str:
     """Message, both sides (the other ones as links to their places), evidence and the way out."""
-    sides = [finding.label] if finding.label else []
+    sides = [_plain(finding.label)] if finding.label else []
     sides += [
         f"[{_link_text(item.label or 'the other place')}]({number})"
         for number, item in enumerate(finding.related, start=1)
     ]
-    lines = [f"{finding.message}{': ' if sides else ''}{'; '.join(sides)}"]
-    lines += [f"note: {note}" for note in finding.notes]
+    lines = [f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"]
+    lines += [f"note: {_plain(note)}" for note in finding.notes]
     if finding.help:
-        lines.append(f"help: {finding.help}")
+        lines.append(f"help: {_plain(finding.help)}")
     return "\n".join(clean(line) for line in lines)
+
+
+def _plain(text: str) -> str:
+    """Text in which nothing is a link: it quotes profiles. (SARIF 2.1.0, 3.11.6: `[text](destination)`)"""
+    return _link_text(text) if "](" in text else text
 
 
 def _link_text(label: str) -> str:
@@ -120,7 +128,7 @@ def _location(span: Span, *, label: str) -> dict[str, Any]:
     if span.path or not location:
         location["logicalLocations"] = [{"fullyQualifiedName": clean(span.path or span.file)}]
     if label:
-        location["message"] = {"text": clean(label)}
+        location["message"] = {"text": clean(_plain(label))}
     return location
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from specserve.report.console import clean
+from specserve.report.console import in_one_line
 from specserve.serve.detached.observe import Seen
 from specserve.serve.detached.record import Record
 
@@ -27,10 +27,10 @@ def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
     for row, seen in zip(rows, servers, strict=True):
         lines.append("  ".join(row[name].ljust(widths[name]) for name in columns).rstrip())
         if seen.detail:
-            lines.append(f"  {clean(seen.detail)}")
+            lines.append(f"  {in_one_line(seen.detail)}")
         hint = seen.record.ended.hint if seen.record is not None and seen.record.ended is not None else None
         if hint:
-            lines.append(f"  hint: {clean(hint)}")
+            lines.append(f"  hint: {in_one_line(hint)}")
     return "\n".join(lines) + "\n"
 
 
@@ -56,12 +56,12 @@ def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
         seen.state,
         str(record.port),
         age(now_s - record.started_at_s) if runs else "-",
-        clean(record.model),
+        in_one_line(record.model),
         drafts(record),
         "-" if rate is None else f"{rate:.2f}",
-        ",".join(record.devices) or "-",
+        in_one_line(",".join(record.devices)) or "-",
         str(record.leader[0]) if runs and record.leader else "-",
-        record.fingerprint[:12],
+        in_one_line(record.fingerprint[:12]),
     )
 
 
@@ -70,7 +70,7 @@ def drafts(record: Record) -> str:
     if record.method is None:
         return "-"
     count = record.num_speculative_tokens
-    return clean(record.method) + (f" K={count}" if count is not None else "")
+    return in_one_line(record.method) + (f" K={count}" if count is not None else "")
 
 
 def age(seconds: float) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
+_CHUNK_BYTES = 1 << 20
+_MOST_BYTES = 32 << 20
+_PATIENCE = 3
+"""An answer that has begun may take so many times as long as the wait for its begin."""
 
 
 def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str] | None:
@@ -26,27 +31,43 @@ def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str
 
     A certificate is not checked: this asks our own child on our own host.
     """
-    parts = urlsplit(url)
-    connection: http.client.HTTPConnection
+    try:
+        parts = urlsplit(url)
+        connection = _connection(parts, timeout_s=timeout_s)
+    except ValueError:  # an address from a file that somebody changed
+        return None
+    try:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request("GET", parts.path or "/", headers=headers)
+        response = connection.getresponse()
+        body = _body(response, until_s=time.monotonic() + _PATIENCE * timeout_s)
+        return None if body is None else (response.status, body)
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+
+
+def _connection(parts: SplitResult, *, timeout_s: float) -> http.client.HTTPConnection:
     if parts.scheme == "https":
         import ssl
 
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(
+        return http.client.HTTPSConnection(
             parts.hostname or "", parts.port, timeout=timeout_s, context=context
         )
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-    try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        connection.request("GET", parts.path or "/", headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+
+
+def _body(response: http.client.HTTPResponse, *, until_s: float) -> str | None:
+    """What it sends; None where that has no end: whatever listens there may be no server of ours."""
+    data = b""
+    while piece := response.read1(_CHUNK_BYTES):
+        data += piece
+        if len(data) > _MOST_BYTES or time.monotonic() > until_s:
+            return None
+    return data.decode(errors="replace")
 
 
 def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
@@ -72,7 +93,7 @@ def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -
     answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
     if answer is None or answer[0] != 200:
         return ()
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return tuple(str(model["id"]) for model in json.loads(answer[1])["data"])
     return ()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from specserve.errors import LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.serve.group import Group
+from specserve.serve.ownfiles import append_own
 from specserve.serve.statefolder import private
 
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +50,7 @@ class Child(Group):
         self._started_at = time.monotonic()
         try:
             private(log_path.parent)
-            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            log = append_own(log_path)
         except OSError as error:
             raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
         try:

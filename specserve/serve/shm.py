@@ -77,6 +77,8 @@ def _is_ours(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
+    if path.parent != _SHM and not (stat.S_ISSOCK(status.st_mode) and path.is_absolute()):
+        return False  # the paths stand in a file: nothing but shared memory and sockets is ever removed
     kind = status.st_mode
     return status.st_uid == os.geteuid() and (stat.S_ISREG(kind) or stat.S_ISSOCK(kind))
 
