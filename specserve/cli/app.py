@@ -51,11 +51,9 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             _tell(f"error: cannot write: {error.strerror}")
             return 2
-        if os.environ.get("SPECSERVE_DEBUG"):
-            raise
-        from specserve.report.failure import crash_report
+        from specserve.report.failure import crash_report, trace
 
-        _tell(crash_report(error))
+        _tell(trace(error) if os.environ.get("SPECSERVE_DEBUG") else crash_report(error))
         return 3
 
 

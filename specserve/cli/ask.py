@@ -70,16 +70,22 @@ def ask(
     specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
     cat prompt.txt | specserve ask - --format json
     """
+    from specserve.errors import TrafficError
     from specserve.serve.client import Client, Question
     from specserve.serve.endpoint import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     question = Question(_prompt(prompt), mode, model, max_tokens, temperature, seed)
-    with Client(endpoint(url, api_key_env=api_key_env)) as client:
-        if format is Format.JSON:
-            _ask_for_json(client, question, url=url)
-        else:
-            _ask_for_text(client, question)
+    try:
+        with Client(endpoint(url, api_key_env=api_key_env)) as client:
+            if format is Format.JSON:
+                _ask_for_json(client, question, url=url)
+            else:
+                _ask_for_text(client, question)
+    except TrafficError as error:
+        if error.hint is None and error.message.startswith("cannot reach"):
+            error.hint = "`--url` takes a server's address, such as http://127.0.0.1:8000"
+        raise
 
 
 def _prompt(prompt: str | None) -> str:
@@ -92,6 +98,8 @@ def _prompt(prompt: str | None) -> str:
         text.encode()
     except UnicodeError:
         raise UsageError("the prompt is not UTF-8") from None
+    if not text:
+        raise UsageError("the prompt is empty", hint='`specserve ask "…"`, or the prompt on stdin')
     return text
 
 
@@ -106,12 +114,14 @@ def _ask_for_json(client: Client, question: Question, *, url: str) -> None:
 
 def _ask_for_text(client: Client, question: Question) -> None:
     from specserve.report.answer import figures
-    from specserve.report.console import say
+    from specserve.report.console import in_one_line, say
 
     with _interruptible(), _Screen() as screen:
         answer = client.ask(question, on_text=screen.show)
     if question.mode is None and answer.mode == "completion":
-        say(f"`{answer.model}` has no chat template: the text was continued instead (`--completion`)")
+        say(
+            f"`{in_one_line(answer.model)}` has no chat template: the text was continued instead (`--completion`)"
+        )
     for line in figures(answer):
         say(line)
 

@@ -53,7 +53,7 @@ def down(
 def _one(name: str, stop: StopRequest) -> bool:
     """Stop one; what fails is told, and the others are stopped all the same."""
     from specserve.errors import FactError, SpecserveError
-    from specserve.report.console import say
+    from specserve.report.console import clean, say
     from specserve.report.failure import failure
     from specserve.serve.detached.registry import read, remove
     from specserve.serve.detached.stop import stop_marked, stop_server
@@ -63,7 +63,7 @@ def _one(name: str, stop: StopRequest) -> bool:
         try:
             record = read(name)
         except FactError as error:
-            say(f"{name}: {error.message}")
+            say(clean(f"{name}: {error.message}"))
             record = None
         if record is None:
             stop_marked(name, stop=stop, emit=tell)
@@ -71,9 +71,9 @@ def _one(name: str, stop: StopRequest) -> bool:
             say(f"{name}: cleared")
             return True
         if record.ended is not None:
-            say(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}")
+            say(clean(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}"))
         stop_server(record, stop=stop, emit=tell)
-        say(f"{name}: its log stays: {record.log_path}")
+        say(clean(f"{name}: its log stays: {record.log_path}"))
     except SpecserveError as error:
         say(failure(error))
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specserve.errors import CheckFailed
 from specserve.profile.schema import Profile
-from specserve.report.console import say, styled
+from specserve.report.console import in_one_line, say, styled
 
 
 def refuse_exposed(profile: Profile, *, insecure: bool) -> None:
@@ -14,6 +14,7 @@ def refuse_exposed(profile: Profile, *, insecure: bool) -> None:
     if profile.server.api_key_env or not is_open(profile):
         return
     text = f"the server listens on `{profile.server.host}` without an API key: whoever reaches it can use the model"
+    text = in_one_line(text)
     if insecure:
         say(f"{styled('warning', 'yellow')}: {text}")
         return

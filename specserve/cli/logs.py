@@ -51,9 +51,10 @@ def _record(name: str | None) -> Record:
 def _print_last(path: Path, *, lines: int) -> int:
     """The last lines of a log; returns how far it was read. A log of days is not read whole for a hundred lines."""
     from specserve.errors import FactError
+    from specserve.serve.ownfiles import open_regular
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             end = file.seek(0, 2)
             start = 0
             if lines:
@@ -81,12 +82,13 @@ def _print_last(path: Path, *, lines: int) -> int:
 def _follow(record: Record, path: Path, *, position: int) -> None:
     """Print what comes, until the server is gone and its log is at an end. A log that shrank is begun anew."""
     from specserve.serve.detached.group import Detached
+    from specserve.serve.ownfiles import open_regular
 
     group, rest = Detached(record), b""
     while True:
         runs = group.is_running()
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 if file.seek(0, 2) < position:
                     position, rest = 0, b""
                 file.seek(position)

@@ -61,7 +61,7 @@ def plan(
     """
     from specserve.cli.prepare import prepare
     from specserve.plan.shell import as_json, origins, shell
-    from specserve.report.console import clean, out, say
+    from specserve.report.console import in_one_line, out, say
 
     _, made = prepare(
         profile,
@@ -83,7 +83,7 @@ def plan(
         return
     if origin:
         width = max(len(key) for key, _, _ in rows)
-        out("\n".join(f"{key:<{width}}  {where}  {clean(value)}" for key, value, where in rows))
+        out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
         return
     out(shell(made))
     say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))

@@ -194,7 +194,7 @@ def become(plan: LaunchPlan) -> None:
 def refuse_taken_port(plan: LaunchPlan) -> None:
     """Raises LaunchError where another process holds the port; says so if it serves this model already."""
     from specserve.serve.health import served_models
-    from specserve.serve.ports import holder
+    from specserve.serve.ports import holder, is_own
 
     try:
         found = holder(plan.host, plan.port)
@@ -206,7 +206,7 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     if found is None:
         return
     keys = [os.environ.get(value.name) for value in plan.env.values() if isinstance(value, FromEnv)]
-    if plan.model in served_models(plan.url, key=keys[0] if keys else None):
+    if plan.model in served_models(plan.url, key=keys[0] if keys and is_own(found) else None):
         raise LaunchError(
             f"`{plan.model}` is served at {plan.url} already, by {found}",
             hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",

@@ -44,8 +44,8 @@ def _log(error: LaunchError) -> list[str]:
 
 def crash_report(error: Exception) -> str:
     """Writes what is needed to find a bug, without values of profiles or keys, and says where."""
-    text = f"{type(error).__name__}: {error}"
-    message = f"{styled('error', 'red')}: specserve failed in a way it did not expect: {clean(redacted(text, shapes=True))}"
+    text = clean(redacted(f"{type(error).__name__}: {error}", shapes=True))
+    message = f"{styled('error', 'red')}: specserve failed in a way it did not expect: {text}"
     try:
         path = _write(error)
     except OSError:

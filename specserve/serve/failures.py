@@ -6,6 +6,7 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.serve.endpoint import Endpoint
+from specserve.serve.secrets import redacted
 
 _KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
 _LIMIT = 300
@@ -24,17 +25,21 @@ def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> 
     if isinstance(error, openai.APIConnectionError):
         return _of_transport(endpoint, error.__cause__ or error)
     if isinstance(error, openai.APIError):
-        return TrafficError(f"the server failed in the middle of the answer: {shown(error.message)}")
+        return TrafficError(
+            f"the server failed in the middle of the answer: {_said(endpoint, error.message)}"
+        )
     if type(error).__module__.startswith("httpx"):  # httpx or httpx2, as the client library's version has it
         return _of_transport(endpoint, error)
     if isinstance(error, ValueError | openai.OpenAIError):
-        return TrafficError(f"the server at {endpoint.root} sent what is no answer: {shown(str(error))}")
+        return TrafficError(
+            f"the server at {endpoint.root} sent what is no answer: {_said(endpoint, str(error))}"
+        )
     return None
 
 
 def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | None = None) -> TrafficError:
     """An answer other than 200. `message` is what the server said, as it said it."""
-    said = shown(message)
+    said = _said(endpoint, message)
     if status in {401, 403}:
         what = "refused the key" if endpoint.api_key else "wants an API key"
         return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=_KEY_HINT)
@@ -71,11 +76,11 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
             hint="`specserve up PROFILE` starts a server; `--url` names another",
         )
     if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"}:
-        return TrafficError(f"cannot reach {endpoint.root}: {shown(text or name)}")
+        return TrafficError(f"cannot reach {endpoint.root}: {_said(endpoint, text or name)}")
     if "Timeout" in name:
         return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
     return TrafficError(
-        f"the connection to {endpoint.root} broke off: {shown(text or name)}",
+        f"the connection to {endpoint.root} broke off: {_said(endpoint, text or name)}",
         hint="the server's log may tell why",
     )
 
@@ -90,6 +95,11 @@ def _message(body: object, otherwise: str) -> str:
             if isinstance(inner.get(key), str):
                 return str(inner[key])
     return inner if isinstance(inner, str) and inner else otherwise
+
+
+def _said(endpoint: Endpoint, text: str) -> str:
+    """What it said, without the key that it may have echoed."""
+    return shown(redacted(text.replace(endpoint.api_key, "***") if endpoint.api_key else text))
 
 
 def shown(text: str) -> str:

@@ -9,6 +9,7 @@ from specserve.serve import oom
 from specserve.serve.causes import find_cause, signal_name
 from specserve.serve.logs import read_end
 from specserve.serve.phases import Phase
+from specserve.serve.secrets import redacted
 
 _SERVING_LOG_BYTES = 256 << 10
 _STARTING_LOG_BYTES = 4 << 20
@@ -57,8 +58,8 @@ def _error(
         phase=str(phase),
         log_path=str(log_path),
         # where the cause is known, the end of the log is its echo
-        log_tail=() if cause.is_known else tuple(line.text for line in lines[-5:]),
-        causes=(cause.message,),
+        log_tail=() if cause.is_known else tuple(redacted(line.text) for line in lines[-5:]),
+        causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk
         hint=cause.hint,
     )
 
