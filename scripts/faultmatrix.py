@@ -133,8 +133,10 @@ def stopped_while_loading(bench: Bench) -> str:
 
 def stopped_while_compiling(bench: Bench) -> str:
     """SIGTERM to specserve while vLLM compiles."""
-    bench.up("--set", "engine.enforce_eager=false")
-    bench.until(lambda: "compiling" in bench.said(), "no phase of compilation: is there a C++ compiler?")
+    bench.up("--set", "engine.enforce_eager=false", "--log-format", "json")
+    bench.until(
+        lambda: '"phase": "compiling"' in bench.said(), "no phase of compilation: is there a C++ compiler?"
+    )
     bench.note()
     assert bench.process is not None
     bench.process.terminate()

@@ -57,8 +57,14 @@ _RANK = {phase: rank for rank, phase in enumerate(Phase)}
 _RANK[Phase.DOWNLOAD] = _RANK[Phase.WEIGHTS]
 
 
+_BACK = re.compile(r"^Warming up model for the compilation")
+"""On the CPU vLLM compiles when its KV cache is there already (v1/worker/cpu_model_runner.py)."""
+
+
 def next_phase(current: Phase, line: LogLine) -> Phase:
-    """The phase after this line. Never goes back: of several workers, the first one counts."""
+    """The phase after this line. Goes back in one place only: of several workers, the first one counts."""
+    if current is Phase.KV_CACHE and _BACK.search(line.text):
+        return Phase.COMPILE
     for phase, sign in SIGNS:
         if phase is not current and _RANK[phase] >= _RANK[current] and sign.search(line.text):
             return phase

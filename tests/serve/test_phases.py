@@ -121,3 +121,16 @@ def test_an_older_vllm_tells_blocks_instead_of_tokens() -> None:
 
 def test_what_nobody_said_stays_unknown() -> None:
     assert add_metrics(Figures(), "vllm:num_requests_running 0.0\n") == Figures()
+
+
+def test_the_cpu_compiles_after_its_kv_cache_and_that_is_told() -> None:
+    lines = (
+        "CPU KV cache size: 43,648 tokens",
+        "Warming up model for the compilation...",
+        "Warming up done.",
+        "Starting vLLM server on http://127.0.0.1",
+    )
+    seen = [Phase.WEIGHTS]
+    for text in lines:
+        seen.append(next_phase(seen[-1], LogLine(text)))
+    assert seen == [Phase.WEIGHTS, Phase.KV_CACHE, Phase.COMPILE, Phase.COMPILE, Phase.API]
