@@ -14,6 +14,6 @@ def default_log(name: str) -> Path:
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in itertools.count(1):
         path = state_folder() / "logs" / f"{stem}{f'-{number}' if number > 1 else ''}.log"
-        if not path.exists():
+        if not (path.exists() or path.is_symlink()):
             break
     return path

@@ -79,7 +79,8 @@ def _is_ours(scratch: Path) -> bool:
     """Whether it is as `mkdtemp` makes them: the path stands in a file, and a folder of the user's is no scratch."""
     with contextlib.suppress(OSError):
         status = scratch.lstat()
-        return status.st_uid == os.geteuid() and status.st_mode == stat.S_IFDIR | 0o700
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return private and status.st_uid == os.geteuid()
     return False
 
 

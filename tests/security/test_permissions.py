@@ -1,0 +1,267 @@
+"""State and logs are their owner's alone, and nothing of anybody else's is read, written or removed through them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import FactError, LaunchError
+from specserve.plan.launchplan import LaunchPlan
+from specserve.report.failure import crash_report
+from specserve.serve import shm
+from specserve.serve.detached import registry
+from specserve.serve.detached.group import Detached, exit_file
+from specserve.serve.detached.record import Record
+from specserve.serve.logfile import default_log
+from specserve.serve.ownfiles import append_own, open_regular, read_own, write_anew
+from specserve.serve.process import Child
+from specserve.serve.scratch import make_scratch, remove_scratch
+from specserve.serve.statefolder import private
+
+Start = Callable[..., Record]
+
+
+@pytest.fixture(params=[0o000, 0o077, 0o277], ids=["umask 000", "umask 077", "umask 277"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def modes(folder: Path) -> dict[str, int]:
+    paths = [folder, *folder.rglob("*")]
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+def test_whatever_the_umask_folders_are_0700_and_files_0600(start: Start, state: Path) -> None:
+    before = os.umask(0)
+    try:
+        start()
+        try:
+            raise ValueError("a bug")
+        except ValueError as error:
+            crash_report(error)
+        found = modes(state)
+    finally:
+        os.umask(before)
+    kinds = {name: (state / name).is_dir() for name in found}
+    assert {"servers/demo/state.json", "logs/demo.log", "crashes"} <= set(found)
+    assert any(name.startswith("crashes/crash-") for name in found)
+    assert {
+        name: oct(mode) for name, mode in found.items() if mode != (0o700 if kinds[name] else 0o600)
+    } == {}
+
+
+def test_the_folders_above_are_private_too_where_we_make_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "a" / "b" / "state"))
+    before = os.umask(0)
+    try:
+        private(tmp_path / "a" / "b" / "state" / "logs")
+    finally:
+        os.umask(before)
+    assert set(modes(tmp_path / "a").values()) == {0o700}
+
+
+def test_a_folder_of_ours_that_others_may_enter_is_closed_again(state: Path) -> None:
+    private(state / "servers")
+    (state / "servers").chmod(0o777)
+    private(state / "servers")
+    assert stat.S_IMODE((state / "servers").stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_in_the_place_of_ours_is_refused(state: Path) -> None:
+    private(state / "servers")
+    os.chown(state / "servers", 65534, 65534)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        private(state / "servers" / "demo")
+    with pytest.raises(FactError, match="belongs to another user"), registry.held("demo"):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_state_of_another_user_is_not_believed(start: Start, state: Path) -> None:
+    start()
+    os.chown(state / "servers" / "demo" / "state.json", 65534, 65534)
+    with pytest.raises(FactError, match="another user"):
+        registry.read("demo")
+
+
+@pytest.mark.parametrize("place", ["servers", "servers/demo", "logs", "crashes"])
+def test_a_link_in_the_place_of_a_folder_is_no_way_out_of_the_state(
+    place: str, state: Path, tmp_path: Path, start: Start
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    private((state / place).parent)
+    (state / place).symlink_to(elsewhere)
+    try:
+        raise ValueError("a bug")
+    except ValueError as error:
+        said = crash_report(error)
+    if place == "crashes":
+        assert "SPECSERVE_DEBUG=1" in said
+    else:
+        with pytest.raises((FactError, LaunchError), match="it is a link, not a folder"):
+            start()
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_link_in_the_place_of_a_servers_folder_is_cleared_and_what_it_leads_to_stays(
+    state: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis").write_text("x")
+    private(state / "servers")
+    (state / "servers" / "demo").symlink_to(tmp_path / "data")
+    registry.remove("demo")
+    assert registry.names() == [] and (tmp_path / "data" / "thesis").read_text() == "x"
+
+
+def test_a_link_in_the_place_of_the_state_is_neither_read_nor_written_through(
+    start: Start, state: Path, tmp_path: Path
+) -> None:
+    record = start()
+    file, other = state / "servers" / "demo" / "state.json", tmp_path / "other"
+    other.write_bytes(file.read_bytes())
+    before = other.read_bytes()
+    file.unlink()
+    file.symlink_to(other)
+    with pytest.raises(FactError, match="cannot be read"):
+        registry.read("demo")
+    registry.write(record)
+    assert not file.is_symlink() and other.read_bytes() == before
+
+
+def test_a_link_in_the_place_of_the_temporary_state_is_replaced(
+    start: Start, state: Path, tmp_path: Path
+) -> None:
+    record = start()
+    (tmp_path / "other").write_text("x")
+    (state / "servers" / "demo" / f".state-{os.getpid()}").symlink_to(tmp_path / "other")
+    registry.write(record)
+    assert (tmp_path / "other").read_text() == "x"
+    assert registry.read("demo") == record
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(state: Path, tmp_path: Path) -> None:
+    private(state / "servers")
+    (state / "servers" / ".demo.lock").symlink_to(tmp_path / "made")
+    with pytest.raises(FactError, match="cannot be written"), registry.held("demo"):
+        pass
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_log_that_is_no_plain_file_is_not_written(
+    kind: str, state: Path, tmp_path: Path, start: Start, make_plan: Callable[..., LaunchPlan]
+) -> None:
+    other, log = tmp_path / "other", private(state / "logs") / "demo.log"
+    other.write_text("x")
+    log.symlink_to(other) if kind == "link" else os.mkfifo(log)
+    with pytest.raises(LaunchError, match="cannot write the log"):
+        Child(make_plan().argv, env=dict(os.environ), log_path=log)
+    with pytest.raises(LaunchError, match="write its log"):
+        start(log_path=log)
+    assert other.read_text() == "x" and registry.names() == []
+
+
+def test_how_a_server_ended_is_not_written_through_a_link(start: Start, state: Path, tmp_path: Path) -> None:
+    record = start("--fault", "exit-zero")
+    (tmp_path / "other").write_text("x")
+    Path(f"{exit_file('demo')}~").symlink_to(tmp_path / "other")
+    assert record.watcher is not None
+    group = Detached(record)
+    while group.is_running():
+        os.sched_yield()
+    assert group.exit_code is None
+    assert (tmp_path / "other").read_text() == "x"
+
+
+@pytest.mark.parametrize("make", ["pipe", "device", "folder", "socket"])
+def test_only_plain_files_are_opened_and_nothing_is_waited_for(make: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    if make == "pipe":
+        os.mkfifo(path)
+    elif make == "device":
+        path = Path("/dev/zero")
+    elif make == "folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    with pytest.raises(OSError):
+        open_regular(path).close()
+    with pytest.raises(OSError):
+        read_own(path, most_bytes=9)
+    if make != "device":
+        with pytest.raises(OSError):
+            os.close(append_own(path))
+
+
+def test_a_file_made_anew_is_private_and_nobody_elses(tmp_path: Path, umask: int) -> None:
+    (tmp_path / "other").write_text("x")
+    (tmp_path / "new").symlink_to(tmp_path / "other")
+    write_anew(tmp_path / "new", b"y")
+    assert (tmp_path / "other").read_text() == "x"
+    assert stat.S_IMODE((tmp_path / "new").lstat().st_mode) == 0o600 & ~umask
+
+
+def test_a_new_log_has_a_name_that_nothing_has(state: Path) -> None:
+    first = default_log("demo")
+    private(first.parent)
+    first.symlink_to("/nowhere")
+    assert not os.path.lexists(default_log("demo"))
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "link", "socket of another place"])
+def test_a_changed_state_cannot_make_us_remove_files_of_the_user(what: str, tmp_path: Path) -> None:
+    thesis = tmp_path / "thesis"
+    if what == "folder":
+        thesis.mkdir()
+    elif what == "link":
+        thesis.symlink_to("/dev/null")
+    else:
+        thesis.write_text("x")
+    assert shm.remove([thesis, Path("/dev/shm/../../etc/passwd"), Path("relative")]) == ()
+    assert os.path.lexists(thesis)
+
+
+@pytest.mark.parametrize("name", ["specserve-project", "specserve-abcdefgh", "specserve-1-2-abcdefgh"])
+def test_a_folder_of_the_users_that_is_named_like_a_scratch_folder_stays(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir(mode=0o755)
+    (tmp_path / name).chmod(0o755)
+    remove_scratch(tmp_path / name)
+    assert (tmp_path / name).is_dir()
+
+
+def test_a_scratch_folder_is_private_whatever_the_umask(umask: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as base:
+        made = make_scratch({"TMPDIR": base})
+        assert made is not None
+        assert stat.S_IMODE(made.stat().st_mode) & 0o077 == 0
+        made.chmod(0o700)
+        remove_scratch(made)
+        assert not made.exists()
+
+
+def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
+    start: Start, state: Path
+) -> None:
+    start()
+    known = {
+        "version", "name", "run", "boot_id", "started_at_s", "log_path", "profile", "fingerprint", "vllm", "url",
+        "host", "port", "model", "method", "num_speculative_tokens", "devices", "device_share", "device_bytes",
+        "shutdown_timeout_s", "stall_timeout_s", "api_key_env", "launcher", "leader", "watcher", "members", "traces",
+        "scratch", "oom_kills", "ready_at_s", "stopper", "ended",
+    }  # fmt: skip
+    assert set(json.loads((state / "servers" / "demo" / "state.json").read_text())) == known
