@@ -89,7 +89,11 @@ def _text(name: str) -> str:
                 data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise FactError(f"cannot read `{name}`: {reason}", hint="a command stands behind `--`") from error
+        hint = None
+        if isinstance(error, FileNotFoundError):
+            reason += ", and as a command it starts no vLLM"
+            hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
+        raise FactError(f"cannot read `{name}`: {reason}", hint=hint) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"`{name}` is larger than {MAX_BYTES:,} bytes, which no launch script is")
     return data.decode("utf-8-sig", errors="replace").replace("\0", "\ufffd")

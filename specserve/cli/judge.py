@@ -60,7 +60,10 @@ def inputs(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[
         for file in there:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
     if not found and not pick:
-        raise UsageError(f"there is no profile in {', '.join(f'`{path}`' for path in paths)}")
+        raise UsageError(
+            f"there is no profile in {', '.join(f'`{path}`' for path in paths)}",
+            hint="a profile is a *.yaml or *.yml with a top-level `target` or `extends`; `_….yaml` is a base",
+        )
     if stdin_filename and "-" in found:
         from specserve.profile.texts import keep, read
 

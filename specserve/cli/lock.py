@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from specserve.errors import FactError
+from specserve.errors import FactError, NotCached
 from specserve.profile.schema import Profile
-from specserve.report.console import clean, out, say
+from specserve.report.console import clean, out, say, styled
+
+State = Literal["holds", "missing", "stale"]
 
 
 def lock(
@@ -33,16 +35,32 @@ def lock(
     from specserve.cli.judge import inputs
     from specserve.profile.load import load_profile
 
-    stale = 0
+    states: list[State] = []
     files = list(inputs(profiles, pick=False, stdin_filename=None))
     for file in files:
         profile = load_profile(file)
-        stale += not _holds(profile, offline=offline) if check else 0
-        if not check:
-            _write(profile, offline=offline)
+        try:
+            if check:
+                states.append(_state(profile, offline=offline))
+            else:
+                _write(profile, offline=offline)
+        except NotCached as error:
+            otherwise = "without `--offline` the Hub is asked" if offline else "unset HF_HUB_OFFLINE"
+            error.hint = f"`specserve pull {file}` downloads it; {otherwise}"
+            raise
     if check:
-        say(f"{stale} of {len(files)} locks are stale" if stale else f"all locks hold: {len(files)}")
-        raise typer.Exit(1 if stale else 0)
+        say(_sum(states))
+        raise typer.Exit(1 if set(states) - {"holds"} else 0)
+
+
+def _sum(states: list[State]) -> str:
+    """What is wrong with how many of them, and how to cure it."""
+    bad = {state: states.count(state) for state in sorted(set(states)) if state != "holds"}
+    if not bad:
+        return f"all locks hold: {len(states)}"
+    told = " and ".join(f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in bad.items())
+    of = f"of {len(states)} lock{'s' if len(states) > 1 else ''}"
+    return f"{of} {told}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths writes what is not right"
 
 
 def _write(profile: Profile, *, offline: bool) -> None:
@@ -58,7 +76,7 @@ def _write(profile: Profile, *, offline: bool) -> None:
     out(_shown(done.file))
 
 
-def _holds(profile: Profile, *, offline: bool) -> bool:
+def _state(profile: Profile, *, offline: bool) -> State:
     """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
     from specserve.plan.drifted import drifts_from, unused
     from specserve.plan.locked import lock_of
@@ -67,10 +85,10 @@ def _holds(profile: Profile, *, offline: bool) -> bool:
         found = lock_of(profile)
     except FactError as error:
         out(f"{profile.file}: {clean(error.message)}")
-        return False
+        return "stale"
     if found is None:
         out(f"{profile.file}: there is no lock")
-        return False
+        return "missing"
     words = {"unlocked": "is not in the lock", "changed": "has changed", "moved": "has moved on the Hub"}
     holds = True
     for drift in drifts_from(profile, found, ask_hub=not offline):
@@ -81,7 +99,7 @@ def _holds(profile: Profile, *, offline: bool) -> bool:
     for model in unused(profile, found):
         out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))
         holds = False
-    return holds
+    return "holds" if holds else "stale"
 
 
 def _shown(file: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.errors import UsageError
+from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say
 
@@ -41,7 +41,14 @@ def pull(
     if everything and alternative:
         raise UsageError("`--all` and `--alternative` exclude each other")
     loaded = with_alternative(load_profile(profile, settings=settings or ()), alternative, baseline=False)
-    fetch(loaded if no_lock else at_lock(loaded), everything=everything)
+    try:
+        fetch(loaded if no_lock else at_lock(loaded), everything=everything)
+    except NotCached as error:
+        error.hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
+        raise
+    except HubUnreachable as error:
+        error.hint = "check the network and HF_ENDPOINT, and run it again: it goes on where it stopped"
+        raise
 
 
 def at_lock(profile: Profile) -> Profile:
@@ -63,6 +70,8 @@ def fetch(profile: Profile, *, everything: bool = False) -> None:
 
     cache = cache_of(profile)
     wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))
+    if not wanted:
+        say(f"nothing to do: every model of `{clean(profile.name)}` is a directory")
     refuse_full_disk(wanted, cache=cache)
     for download in wanted:
         name = f"{clean(download.model)} at {download.commit[:12]}"

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.errors import UsageError
+from specserve.profile.problems import quoted
+
+if TYPE_CHECKING:
+    from specserve.diagnostics import Finding
+    from specserve.profile.schema import Profile
 
 _TAKE_ONE = ("lint", "check", "plan", "up")
 _END = "--"
@@ -16,8 +26,21 @@ def with_command(arguments: list[str]) -> list[str]:
     at = arguments.index(_END)
     words = arguments[at + 1 :]
     if not words or not is_command(words):
+        if words and not _is_file(words[0]):
+            raise UsageError(
+                f"{quoted(words[0])} is neither a vLLM command nor a file", hint=_hint(arguments[0])
+            )
         return arguments
-    return [*arguments[:at], _END, remember(words)]
+    return [*arguments[:at], _END, remember(words, asked=arguments[0])]
+
+
+def _is_file(word: str) -> bool:
+    """Whether it is there, or by its look could only be a name of files."""
+    return word == "-" or Path(word).exists() or bool(re.search(r"[*?\[]|\.ya?ml$", word))
+
+
+def _hint(command: str) -> str:
+    return f"write `specserve {command} -- vllm serve MODEL --speculative-config '{{…}}'`"
 
 
 def is_command(words: Sequence[str]) -> bool:
@@ -28,15 +51,23 @@ def is_command(words: Sequence[str]) -> bool:
     return invocation(argv_words(words)[1]) is not None or any(word.startswith("-") for word in words[1:])
 
 
-def remember(words: Sequence[str]) -> str:
-    """The name under which this command is a profile from now on."""
-    from specserve.plan.convert.command import profile_of
+def remember(words: Sequence[str], *, asked: str = "check") -> str:
+    """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
+    from specserve.plan.convert.command import NoStart, profile_of
     from specserve.plan.convert.words import COMMAND
     from specserve.profile.load import made_by
 
     words = list(words)
     _REMEMBERED[COMMAND] = words
-    made_by(COMMAND, lambda settings: profile_of(words, settings=settings))
+
+    def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
+        try:
+            return profile_of(words, settings=settings)
+        except NoStart as error:
+            error.hint = _hint(asked)
+            raise
+
+    made_by(COMMAND, made)
     return COMMAND
 
 

@@ -102,9 +102,13 @@ def _locked(name: str, settings: Iterable[str]) -> Taken:
 
 
 def _converted(words: list[str], settings: Iterable[str]) -> Taken:
-    from specserve.plan.convert.command import profile_of
+    from specserve.plan.convert.command import NoStart, profile_of
 
-    profile, findings = profile_of(words, settings=settings)
+    try:
+        profile, findings = profile_of(words, settings=settings)
+    except NoStart as error:
+        error.hint = "write `specserve diff A -- vllm serve MODEL …`"
+        raise
     if profile is None:
         raise ProfileError("the command is not one that specserve can plan", findings=tuple(findings))
     return Taken(profile.file, profile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
 from specserve.diagnostics import Finding, Severity, Span
@@ -39,8 +40,8 @@ def load_profile(path: str | os.PathLike[str], *, settings: Iterable[str] = ()) 
     if profile is None or findings:
         count = f"{len(findings)} problem{'s' if len(findings) > 1 else ''}"
         hint = None
-        if [finding.code for finding in findings] == ["SD001"] and findings[0].message.startswith("no such"):
-            hint = "`specserve up configs/demo.yaml` is a profile to start from"
+        if [finding.code for finding in findings] == ["SD001"] and not findings[0].help:
+            hint = "a profile to start from is `configs/demo.yaml` in specserve's repository"
         raise ProfileError(
             f"`{os.fspath(path)}` is not a valid profile: {count}", findings=tuple(findings), hint=hint
         )
@@ -60,7 +61,9 @@ def examine(
     try:
         data = read(file)
     except FileNotFoundError:
-        return None, [problem("SD001", "no such file", Span(file))]
+        near = near_file(file)
+        help = f"did you mean `{near}`?" if near else None
+        return None, [problem("SD001", "no such file", Span(file), help=help)]
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = (getattr(error, "strerror", None) or str(error)).lower()
         return None, [problem("SD001", f"cannot read the file: {reason}", Span(file))]
@@ -74,6 +77,17 @@ def examine(
     profile, problems = validate(overrides.apply(whole, settings), file=file, whole=complete)
     findings = ordered([*findings, *more, *problems])
     return (None if findings else profile), findings
+
+
+def near_file(file: str) -> str | None:
+    """The YAML file in the same folder whose name is nearest to that of a file that is not there."""
+    place = Path(file)
+    try:
+        names = [item.name for item in place.parent.iterdir() if item.suffix in (".yaml", ".yml")]
+    except OSError:
+        return None
+    found = get_close_matches(place.name, sorted(names), n=1, cutoff=0.7)
+    return str(place.with_name(found[0])) if found else None
 
 
 def looks_like_profile(tree: Node | None) -> bool:

@@ -135,6 +135,9 @@ def test_nothing_listens() -> None:
         (("hi", "--url", "ftp://x"), b"no http URL"),
         (("hi", "--api-key-env", "NOT_SET_ANYWHERE"), b"`NOT_SET_ANYWHERE` is not set"),
         (("hi", "--max-tokens", "0"), b"--max-tokens"),
+        (("--completion", ""), b"the prompt is empty"),
+        (("--completion", "-"), b"the prompt is empty"),
+        (("hi", "--url", "http://no-such-host.invalid"), b"hint: `--url` takes a server's address, such as"),
         (("hi", "--temperature", "-1"), b"--temperature"),
     ],
 )

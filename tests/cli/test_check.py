@@ -109,6 +109,16 @@ def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_under_str
     assert answer(capsys, file, "--offline", "--strict")[0] == 1
 
 
+def test_vllm_that_is_to_be_asked_must_be_there(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.plan.support.installed", lambda: None)
+    assert _run(["check", pair(), "--ask-vllm"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "error: no vLLM is installed beside specserve to be asked\n\nhint: without" in captured.err
+
+
 def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
     pair: Callable[..., str], write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:

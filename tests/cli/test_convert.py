@@ -106,6 +106,12 @@ def test_a_file_that_is_not_there_or_no_text_is_a_clear_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _run(["convert", str(tmp_path / "none.sh")]) == 2
+    capsys.readouterr()
+    assert _run(["convert", "--", "ls"]) == 2
+    assert (
+        "cannot read `ls`: no such file or directory, and as a command it starts no vLLM"
+        in capsys.readouterr().err
+    )
     (tmp_path / "bytes.sh").write_bytes(b"\xff\xfe\0vllm")
     assert _run(["convert", str(tmp_path / "bytes.sh")]) == 2
     assert _run(["convert", str(tmp_path)]) == 2

@@ -180,7 +180,11 @@ def test_a_directory_is_locked_once_whatever_revisions_are_written(clone: Path) 
 
 def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lock(clone, "--check") == 1
-    assert capsys.readouterr().out == f"{clone}: there is no lock\n"
+    stdout, stderr = capsys.readouterr()
+    assert stdout == f"{clone}: there is no lock\n"
+    assert stderr == (
+        "of 1 lock 1 is missing\n\nhint: `specserve lock` with the same paths writes what is not right\n"
+    )
     assert lock(clone) == 0
     capsys.readouterr()
     assert lock(clone, "--check") == 0
@@ -217,7 +221,7 @@ def test_check_finds_a_stale_lock(
     capsys.readouterr()
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
-    assert words in stdout and stderr == "1 of 1 locks are stale\n"
+    assert words in stdout and stderr.startswith("of 1 lock 1 is stale\n")
 
 
 def test_equal_files_written_again_are_no_drift(clone: Path) -> None:
@@ -245,6 +249,15 @@ def test_check_without_the_hub_is_exit_code_2_and_never_green(clone: Path, hub: 
     hub.close()
     assert lock(clone, "--check") == 2
     assert lock(clone, "--check", "--offline") == 0
+
+
+def test_what_is_not_cached_is_told_with_a_way_out_that_is_not_the_way_in(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock(clone, "--offline") == 2
+    error = capsys.readouterr().err
+    assert "is not in the Hub cache, and the Hub is not asked\n" in error
+    assert f"hint: `specserve pull {clone}` downloads it; without `--offline` the Hub is asked\n" in error
 
 
 def test_folders_are_locked_profile_by_profile(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:

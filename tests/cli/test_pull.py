@@ -230,7 +230,9 @@ def test_a_directory_has_nothing_to_pull(
     write_model(file.parent / "m")
     file.write_text("target: {model: ./m}\n")
     assert pull(file) == 0
-    assert capsys.readouterr().out == "" and hub.requests == []
+    captured = capsys.readouterr()
+    assert captured.out == "" and hub.requests == []
+    assert captured.err == "nothing to do: every model of `p` is a directory\n"
     file.write_text("target: {model: ./nothing}\n")
     assert pull(file) == 2
 
@@ -256,7 +258,18 @@ def test_offline_nothing_is_pulled(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert pull(file) == 2
-    assert "HF_HUB_OFFLINE is set" in capsys.readouterr().err and hub.requests == []
+    error = capsys.readouterr().err
+    assert "HF_HUB_OFFLINE is set" in error and "hint: unset HF_HUB_OFFLINE" in error
+    assert hub.requests == []
+
+
+def test_a_hub_that_does_not_answer_is_told_without_an_option_that_pull_does_not_have(
+    hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.close()
+    assert pull(file) == 2
+    error = capsys.readouterr().err
+    assert "hint: check the network and HF_ENDPOINT" in error and "--offline" not in error
 
 
 def test_a_model_that_is_not_there_is_exit_code_2(

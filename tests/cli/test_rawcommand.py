@@ -83,6 +83,12 @@ def test_file_names_behind_two_dashes_are_still_files(
 def test_what_is_no_command_of_vllm_says_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["lint", "--", "ls", "-l"]) == 2
     assert "`ls` is no command that starts vLLM" in capsys.readouterr().err
+    for command in ("lint", "check", "plan", "up"):
+        for words in (["ls"], ["ls", "-l"]):
+            assert _run([command, "--", *words]) == 2
+            assert f"hint: write `specserve {command} -- vllm serve MODEL" in capsys.readouterr().err
+    assert _run(["diff", "--", "configs/demo.yaml", "--", "ls", "-l"]) == 2
+    assert "hint: write `specserve diff A -- vllm serve" in capsys.readouterr().err
     assert _run(["lint", "--", "python", "-m", "sglang.launch_server", "--model-path", "x"]) == 2
     assert "specserve convert" in capsys.readouterr().err
 

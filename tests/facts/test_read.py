@@ -129,12 +129,12 @@ def test_offline_a_cached_configuration_is_better_than_nothing() -> None:
 
 
 def test_offline_and_not_cached_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NotCached, match="`--offline` asks for it") as error:
+    with pytest.raises(NotCached, match="is not in the Hub cache, and the Hub is not asked") as error:
         read_model("org/m", revision="v1", offline=True)
     assert "`org/m` at `v1`" in error.value.message and error.value.cause == "offline"
     assert "specserve pull" in (error.value.hint or "")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(NotCached, match="HF_HUB_OFFLINE is set"):
+    with pytest.raises(NotCached, match="HF_HUB_OFFLINE keeps from asking the Hub"):
         read_model("org/m")
 
 

@@ -25,13 +25,21 @@ Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def test_a_misspelt_file_is_told_with_the_near_one_of_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "llama.yaml").write_text("target: {model: x}\n")
+    with pytest.raises(ProfileError) as caught:
+        load_profile(tmp_path / "lama.yaml")
+    assert [finding.help for finding in caught.value.findings] == [f"did you mean `{tmp_path}/llama.yaml`?"]
+    assert caught.value.hint is None
+
+
 def test_a_file_that_is_not_there_is_told_with_a_way_out() -> None:
     with pytest.raises(ProfileError) as caught:
         load_profile("gone.yaml")
 
     assert caught.value.message == "`gone.yaml` is not a valid profile: 1 problem"
     assert [finding.message for finding in caught.value.findings] == ["no such file"]
-    assert caught.value.hint == "`specserve up configs/demo.yaml` is a profile to start from"
+    assert caught.value.hint == "a profile to start from is `configs/demo.yaml` in specserve's repository"
     assert caught.value.exit_code == 2
 
 

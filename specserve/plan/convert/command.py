@@ -27,7 +27,9 @@ from specserve.profile.texts import keep
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
-_HINT = "write `specserve check -- vllm serve MODEL --speculative-config '{…}'`"
+
+class NoStart(UsageError):
+    """The command starts no vLLM; whoever took it says how it is written."""
 
 
 def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
@@ -63,7 +65,7 @@ def _started(argv: Sequence[Word]) -> Invocation:
     start = _in_script(script) if script else invocation(argv)
     if start is None:
         what = quoted(argv[0].text) if argv else "nothing"
-        raise UsageError(f"{what} is no command that starts vLLM", hint=_HINT)
+        raise NoStart(f"{what} is no command that starts vLLM")
     if start.engine != "vllm":
         raise UsageError(
             "this command starts SGLang, which specserve does not run",
