@@ -29,7 +29,15 @@ def ask(
         typer.Argument(metavar="PROMPT|-", show_default=False, help="The text; `-` or none: stdin."),
     ] = None,
     *,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", show_default=False, help="Default: the only detached server, else port 8000 here."
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default=False, help="A detached server, by its name.")
+    ] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -68,18 +76,21 @@ def ask(
     \b
     specserve ask --completion "def __len__(self):" --max-tokens 48 --temperature 0
     specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
+    specserve ask "Why is the sky blue?" --name llama70b-8b
     cat prompt.txt | specserve ask - --format json
     """
+    from specserve.cli.where import where
     from specserve.errors import TrafficError
     from specserve.serve.client import Client, Question
     from specserve.serve.endpoint import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     question = Question(_prompt(prompt), mode, model, max_tokens, temperature, seed)
+    place, key = where(url, name, api_key_env)
     try:
-        with Client(endpoint(url, api_key_env=api_key_env)) as client:
+        with Client(endpoint(place, api_key_env=key)) as client:
             if format is Format.JSON:
-                _ask_for_json(client, question, url=url)
+                _ask_for_json(client, question, url=place)
             else:
                 _ask_for_text(client, question)
     except TrafficError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -19,8 +20,9 @@ from specserve.cli.beside import room_beside
 from specserve.cli.detach import detached_name, leave
 from specserve.cli.exposure import refuse_exposed
 from specserve.cli.up import LogFormat
-from specserve.errors import CheckFailed, LaunchError
-from specserve.plan.launchplan import LaunchPlan
+from specserve.cli.where import where
+from specserve.errors import CheckFailed, LaunchError, UsageError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.serve import events
 from specserve.serve.detached.room import Room
@@ -207,6 +209,24 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
     capsys.readouterr()
     refuse_exposed(profile, insecure=True)
     assert bool(capsys.readouterr().err) == refused
+
+
+def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert where(None, None, None) == ("http://127.0.0.1:8000", None)
+    assert where("http://h:1", None, "K") == ("http://h:1", "K")
+    with pytest.raises(UsageError, match="both say where the server is"):
+        where("http://h:1", "demo", None)
+    with pytest.raises(UsageError, match="there is no server 'demo'"):
+        where(None, "demo", None)
+    monkeypatch.setenv("MY_KEY", "k" * 20)
+    first = plan()
+    keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
+    leave(keyed, name="demo", profile="p", room=None, log_format=LogFormat.TEXT)
+    assert where(None, None, None) == (first.url, "MY_KEY")
+    assert where(None, None, "OTHER") == (first.url, "OTHER")
+    second = left(name="other")
+    assert where(None, None, None) == ("http://127.0.0.1:8000", None)
+    assert where(None, "other", None) == (second.url, None)
 
 
 def test_arms_of_a_profile_have_names_of_their_own() -> None:
