@@ -37,3 +37,5 @@ class Key:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     items: Kind | None = None
+    numeric: bool = True
+    """Of a text: whether a number without quotes may be meant as one, such as `0123456` for a commit."""

@@ -23,6 +23,11 @@ _CURES = {
     "did not find expected comment or line break": "a value that starts with `>` or `|` needs quotes",
     "could not find expected ':'": "a key is followed by `: `",
 }
+_WANTS_MORE = re.compile(r"(did not find )?expected ',' or '[\]}]'")
+_PAIRS = {"[": "]", "{": "}"}
+_BRACKETS = re.compile(
+    r"""(?<=[\s\[{,:])(?:"(?:[^"\\]|\\[\s\S])*"|'[^']*')|(?<=\s)#[^\n]*|[\[\]{}]""",
+)
 _HELP = "a profile needs `target.model`"
 
 
@@ -120,6 +125,9 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     lines = _BREAK.split(text)
     start = error.context_mark
     at_end = not "".join(lines[mark.line :])[mark.column :].strip()
+    opened = text[start.index :] if start and start.index is not None else ""
+    if _WANTS_MORE.match(error.problem or "") and _is_open(opened):
+        return _unclosed(opened, start, mark, file=file)
     if start and (at_end or error.problem == "could not find expected ':'"):
         mark = start  # what is open at the end is told where it begins
     line = lines[mark.line] if mark.line < len(lines) else ""
@@ -140,3 +148,31 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
         related = (Related(_at(start, file=file), "which begins here"),)
     message = f"invalid YAML: {reason}{context}"
     return problem("SD002", message, span, help=_CURES.get(reason), related=related)
+
+
+def _is_open(text: str) -> bool:
+    """Whether the bracket that the text begins with is never closed, quotes and comments passed over."""
+    expected: list[str] = []
+    for match in _BRACKETS.finditer(text):
+        character = match.group()
+        if character in _PAIRS:
+            expected.append(_PAIRS[character])
+        elif character in _PAIRS.values():
+            if character != expected.pop():
+                return True
+            if not expected:
+                return False
+    return bool(expected)
+
+
+def _unclosed(opened: str, start: Any, mark: Any, *, file: str) -> Finding:
+    """The problem at the bracket itself: the place where YAML noticed it is only where it could not go on."""
+    kind = "list" if opened[0] == "[" else "mapping"
+    related: tuple[Related, ...] = ()
+    if (start.line, start.column) != (mark.line, mark.column) and mark.index < start.index + len(
+        opened.rstrip()
+    ):
+        related = (Related(_at(mark, file=file), "YAML cannot go on here"),)
+    message = f"invalid YAML: `{opened[0]}` is not closed"
+    help = f"`{_PAIRS[opened[0]]}` ends the {kind}"
+    return problem("SD002", message, _at(start, file=file), help=help, related=related)

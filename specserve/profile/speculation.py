@@ -30,7 +30,7 @@ _EVERY = {
 }
 
 _DRAFT = {
-    "model": Key("str", "The draft or head: a Hub id, or a path."),
+    "model": Key("str", "The draft or head: a Hub id, or a path.", numeric=False),
     "draft_tensor_parallel_size": Key("int", "Tensor parallel size of the draft: the target's.", minimum=1),
     "draft_sample_method": Key("str", "How drafts are sampled.", choices=("greedy", "probabilistic")),
     "quantization": Key("str", "Quantization of the draft."),

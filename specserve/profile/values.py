@@ -37,6 +37,10 @@ def convert(node: Node, key: Key, *, path: str, wrong: Wrong) -> Any:
             wrong(node, path, Unfit(f"is empty, and must be {WORDS[key.kind]}"))
         return key.default
     try:
+        if not key.numeric and isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
+            raise Unfit(
+                f"must be a name or a path; found the number {shown(node)}", help="quote it if it is a name"
+            )
         value = _converted(node, key, path=path, wrong=wrong)
         _check_range(value, key, node)
     except Unfit as error:
@@ -199,8 +203,8 @@ def _length(node: Node) -> int:
         number = _int(node)
     except Unfit:
         raise _unfit(node, "length") from None
-    if number == 0:
-        raise Unfit("must be at least 1, or `auto`; found `0`")
+    if number == 0 or number < -1:
+        raise Unfit(f"must be at least 1, -1 or `auto`; found {shown(node)}")
     return number
 
 

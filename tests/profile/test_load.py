@@ -25,6 +25,15 @@ Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def test_a_number_is_no_model_unless_it_is_quoted(write: Write) -> None:
+    for text in ("target: {model: 5}", "target: {model: a/b, tokenizer: 5}"):
+        _, findings = examine(write(text))
+        assert [(item.code, item.help) for item in findings] == [("SD006", "quote it if it is a name")]
+        assert "must be a name or a path; found the number `5`" in findings[0].message
+    profile, findings = examine(write('target: {model: "5", revision: 0123456}'))
+    assert profile and (profile.target.model, profile.target.revision, findings) == ("5", "0123456", [])
+
+
 def test_a_misspelt_file_is_told_with_the_near_one_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "llama.yaml").write_text("target: {model: x}\n")
     with pytest.raises(ProfileError) as caught:

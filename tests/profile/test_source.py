@@ -31,7 +31,17 @@ Problems = Callable[..., list[str]]
             'a: "open\n',
             "1:4 SD002 invalid YAML: found unexpected end of stream while scanning a quoted scalar",
         ),
-        ("a: [x\n", "1:4 SD002 invalid YAML: did not find expected ',' or ']' while parsing a flow sequence"),
+        ("a: [x\n", "1:4 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
+        ("target: [a, b\nengine: {x: 1}\n", "1:9 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
+        ("a: {b: [x}\n", "1:8 SD002 invalid YAML: `[` is not closed | `]` ends the list"),
+        (
+            "a: {b: it's, c: '}'  # }\nd: 1\n",
+            "1:4 SD002 invalid YAML: `{` is not closed | `}` ends the mapping",
+        ),
+        (
+            "a: [1,\n  'x]' 2]\n",
+            "2:8 SD002 invalid YAML: did not find expected ',' or ']' while parsing a flow sequence",
+        ),
         (
             "a: 1\nword\nb: 2\n",
             "2:1 SD002 invalid YAML: could not find expected ':' while scanning a simple key"
@@ -53,6 +63,9 @@ def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -
 def test_what_is_left_open_shows_where_it_begins_too() -> None:
     _, findings = parse(b"a: 1\nb: {c: 1\nd: 2\n", file="x.yaml")
 
+    assert str(findings[0].span) == "x.yaml:2:4"
+    assert [str(related.span) for related in findings[0].related] == ["x.yaml:3:2"]
+    _, findings = parse(b"b: {c: 1 2}\nd: {e: 'x' y}\n", file="x.yaml")
     assert [str(related.span) for related in findings[0].related] == ["x.yaml:2:4"]
 
 
