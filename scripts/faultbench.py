@@ -72,8 +72,14 @@ class Bench:
 
     def ready(self) -> None:
         """Until `up` says so."""
-        self.until(lambda: "ready in" in self.said(), f"not ready:\n{self.said()}")
+        self.until(lambda: "ready in" in self.said() or self.has_ended(), "not ready")
+        if "ready in" not in self.said():
+            raise FaultError(f"not ready:\n{self.said()}")
         self.note()
+
+    def has_ended(self) -> bool:
+        """Whether `up` has."""
+        return self.process is not None and self.process.poll() is not None
 
     def until(self, condition: Callable[[], object], what: str, *, limit_s: float = START_LIMIT_S) -> None:
         """Until it holds. Raises FaultError after a time."""

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from faultbench import PROFILE, SMALL, Bench, FaultError, listener
 
@@ -181,36 +182,60 @@ def state_truncated(bench: Bench) -> str:
     return told
 
 
-def disk_full(bench: Bench) -> str:
-    """No space for the log and the state (a file system of 32 KiB; needs root)."""
-    state = bench.folder / "state"
-    state.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", str(state)], check=False)
-    if mounted.returncode:
-        return "not run: mounting needs root"
+@contextlib.contextmanager
+def _small_disk(folder: Path, *, size: str) -> Iterator[None]:
+    """A file system of its own there. Raises FaultError where we may not mount one."""
+    folder.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False
+    ).returncode:
+        raise FaultError("not run: to mount a small disk needs root")
     try:
-        (state / "filler").write_bytes(b"x" * 24576)
-        bench.up()
-        bench.ready()
-        url = f"http://127.0.0.1:{bench.port}"
-        if bench.run("ask", "--completion", "def f", "--max-tokens", "4", "--url", url).returncode:
-            raise FaultError("the server does not answer while its log has no space")
-        assert bench.process is not None
-        bench.process.terminate()
-        bench.code(0)
-        bench.clean()
-        (state / "rest").touch()
-        with contextlib.suppress(OSError), (state / "rest").open("ab", buffering=0) as file:
-            while file.write(b"x" * 512):
-                pass
-        answer = bench.run("up", PROFILE, *SMALL, "--detach", "--port", str(bench.port))
-        if answer.returncode != 2:
-            raise FaultError(
-                f"a start without space for its state ended with {answer.returncode}: {answer.stderr}"
-            )
-        return answer.stderr.strip().splitlines()[0]
+        yield
     finally:
-        subprocess.run(["umount", "-l", str(state)], check=False)
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def _fill(folder: Path) -> None:
+    with contextlib.suppress(OSError), (folder / "filler").open("ab", buffering=0) as file:
+        while file.write(b"x" * 512):
+            pass
+
+
+def disk_full_at_start(bench: Bench) -> str:
+    """No space for the log while vLLM starts."""
+    with _small_disk(bench.folder / "state", size="32k"):
+        (bench.folder / "state" / "filler").write_bytes(b"x" * 24576)
+        bench.up()
+        bench.code(2)
+        bench.clean()
+        return bench.says("the disk of the log is full")
+
+
+def disk_full_while_serving(bench: Bench) -> str:
+    """The disk of log and state fills up under a server; then another one is to be started."""
+    state = bench.folder / "state"
+    with _small_disk(state, size="1m"):
+        bench.up("--detach")
+        bench.ready()
+        bench.code(0)
+        _fill(state)
+        url = f"http://127.0.0.1:{bench.port}"
+        answers = [
+            bench.run("ask", "--completion", "def f", "--max-tokens", "4", "--url", url).returncode
+            for _ in range(3)
+        ]
+        if any(answers):
+            raise FaultError(f"the server does not answer once its log has no space: {answers}")
+        bench.state("ready")
+        other = bench.run("up", PROFILE, *SMALL, "--detach", "--name", "other", "--port", "0")
+        if other.returncode != 2 or "No space left" not in other.stderr:
+            raise FaultError(f"a start without space for its state: {other.returncode}: {other.stderr}")
+        down = bench.run("down", "demo")
+        if down.returncode:
+            raise FaultError(f"down failed: {down.stderr}")
+        bench.clean()
+        return f"it serves on; another start says: {other.stderr.strip().splitlines()[0]}"
 
 
 def four_at_once(bench: Bench) -> str:
@@ -247,6 +272,7 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         api_server_killed, engine_core_killed, worker_killed, cli_killed, detached_api_server_killed,
         detached_engine_core_killed, watcher_killed_too, engine_stopped, stalled_start, stopped_while_loading,
-        stopped_while_compiling, port_stolen, state_removed, state_truncated, disk_full, four_at_once,
+        stopped_while_compiling, port_stolen, state_removed, state_truncated, disk_full_at_start,
+        disk_full_while_serving, four_at_once,
     )
 }  # fmt: skip

@@ -55,6 +55,6 @@ def test_what_a_killed_command_left_is_removed_by_the_next_one() -> None:
         for name in ("specserve-999999999-1-abcd_123", "specserve-notes"):
             (base / name).mkdir(mode=0o700)
         with scratch_env(env) as inner:
-            kept = {path.name for path in map(Path, filter(None, (mine, left, inner["TMPDIR"])))}
+            kept = {Path(path).name for path in (mine, left, inner["TMPDIR"]) if path}
             assert len(kept) == 3
             assert {path.name for path in base.iterdir()} == kept | {"specserve-notes"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -39,7 +40,8 @@ def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
             else None
         )
         if other is None:
-            registry.write(dataclasses.replace(now, stopper=mine))
+            with contextlib.suppress(FactError):  # a full disk must not keep it from being stopped
+                registry.write(dataclasses.replace(now, stopper=mine))
     if other is not None and _is_gone(record, stopper=other, stop=stop):
         return
     group = Detached(now)

@@ -274,6 +274,20 @@ def test_a_server_that_ignores_the_signal_is_killed_after_its_time(start: Start)
     assert nothing_is_left(record)
 
 
+def test_a_state_that_cannot_be_written_any_more_keeps_no_server_from_being_stopped(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = start()
+
+    def full(_record: Record) -> None:
+        raise FactError("the state of `demo` cannot be written: No space left on device")
+
+    monkeypatch.setattr(registry, "write", full)
+    stop_now(record)
+    assert nothing_is_left(record)
+    assert observe("demo") is None
+
+
 def test_a_process_that_has_the_pid_by_now_is_never_touched(start: Start) -> None:
     record = start()
     stop_now(record)
