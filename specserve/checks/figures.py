@@ -31,15 +31,26 @@ def machine_words(machine: Machine) -> str:
     return f"{machine.nodes} nodes with {each} each" if machine.nodes > 1 else each
 
 
-def parts(memory: MemoryEstimate) -> str:
-    """The parts of the fullest GPU."""
+def is_fixed(memory: MemoryEstimate) -> bool:
+    """Whether the KV cache has the size that the profile gives, so that vLLM takes no share of what there is."""
+    per_gpu = memory.per_gpu_bytes
+    return per_gpu.budget == per_gpu.total and per_gpu.kv_cache.low == per_gpu.kv_cache.high > 0
+
+
+def parts(memory: MemoryEstimate, machine: Machine) -> str:
+    """The parts of the fullest GPU, or of the host's memory where the CPU serves."""
     per_gpu = memory.per_gpu_bytes
     weights = gib(per_gpu.target_weights)
     if per_gpu.draft_weights:
         weights += f" + {gib(per_gpu.draft_weights)} of the draft"
+    where, total = "on this host" if machine.is_cpu else "per GPU", gib(per_gpu.total)
+    if is_fixed(memory):
+        head = f"{where} of {total}, estimated: "
+    else:
+        head = f"{where}, estimated: {gib(per_gpu.budget)} of {total}; "
     return (
-        f"per GPU, estimated: {gib(per_gpu.budget)} of {gib(per_gpu.total)}; weights {weights}, activations "
-        f"{span(per_gpu.activation)}, other {span(per_gpu.other)}, KV cache {span(per_gpu.kv_cache)}"
+        f"{head}weights {weights}, activations {span(per_gpu.activation)}, other {span(per_gpu.other)}, "
+        f"KV cache {span(per_gpu.kv_cache)}"
     )
 
 

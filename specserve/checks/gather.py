@@ -75,6 +75,10 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
     context = Context(profile, versions, drift=drift)
     read = read or reader(profile, lock=lock, locked=wanted.locked, offline=wanted.offline, tell=wanted.tell)
     target, drafts, unread = _models(profile, read)
+    # a model that the lock alone could tell, and does not, is told once, where it could not be read
+    told = {item.path for item in unread} if wanted.locked else set()
+    drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in told)
+    context = replace(context, drift=drift)
     arms = tuple(Arm(path, block, drafts.get(path)) for path, block in blocks(context))
     missing: dict[Need, str] = {}
     if target:

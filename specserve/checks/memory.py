@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from specserve.checks.figures import advice, capacity, gib, machine_words, parts
+from specserve.checks.figures import advice, capacity, gib, is_fixed, machine_words, parts
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 
 if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
     from specserve.plan.memory.estimate import MemoryEstimate
 
 _COSTLY = 0.25
@@ -70,22 +71,23 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
         if memory.verdict == "does_not_fit":
             yield Hit(
                 path,
-                f"does not fit {machine_words(ctx.machine)}: {_reason(memory)}",
-                notes=(parts(memory), *memory.notes),
+                f"does not fit {machine_words(ctx.machine)}: {_reason(memory, ctx.machine)}",
+                notes=(parts(memory, ctx.machine), *memory.notes),
                 help=advice(memory),
                 severity=None if memory.certain else Severity.WARNING,
             )
 
 
-def _reason(memory: MemoryEstimate) -> str:
+def _reason(memory: MemoryEstimate, machine: Machine) -> str:
     per_gpu = memory.per_gpu_bytes
     weights = per_gpu.target_weights + per_gpu.draft_weights
-    if per_gpu.budget == per_gpu.total and per_gpu.kv_cache.low == per_gpu.kv_cache.high > 0:
+    if is_fixed(memory):
         if weights + per_gpu.kv_cache.low > per_gpu.total:
             return f"weights of {gib(weights)} and a KV cache of {gib(per_gpu.kv_cache.low)} are more than it has"
         return capacity(memory)
     if weights >= per_gpu.budget:
-        return f"the weights take {gib(weights)} of {gib(per_gpu.budget)} per GPU"
+        each = "" if machine.is_cpu else " per GPU"
+        return f"the weights take {gib(weights)} of {gib(per_gpu.budget)}{each}"
     if not per_gpu.kv_cache.high:
         return "nothing is left for the KV cache"
     return capacity(memory)
@@ -119,7 +121,7 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
-                notes=(parts(memory), *memory.notes),
+                notes=(parts(memory, ctx.machine), *memory.notes),
                 help=advice(memory),
             )
 
@@ -181,6 +183,7 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
     ## Source
     specserve, plan/memory/judge.py
     """
+    assert ctx.machine is not None
     for path, memory in estimates(ctx):
         alone = memory.without_speculation_kv_cache_tokens
         if alone is None or not alone.high or memory.verdict == "does_not_fit":
@@ -191,7 +194,7 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
                 path,
                 f"speculation costs {1 - kept:.0%} of the KV cache: {memory.kv_cache_tokens.high:,.0f} tokens "
                 f"instead of {alone.high:,.0f}",
-                notes=(parts(memory),),
+                notes=(parts(memory, ctx.machine),),
             )
 
 
@@ -226,6 +229,8 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/v1/worker/gpu/spec_decode/speculator.py, `self.draft_logits = torch.full(`
     """
+    assert ctx.machine is not None
+    where = "the host's memory" if ctx.machine.is_cpu else "every GPU"
     for arm in ctx.arms:
         if arm.memory is None or arm.memory.verdict == "does_not_fit":
             continue
@@ -233,6 +238,6 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
         if size >= min(_LARGE, _TENTH * arm.memory.per_gpu_bytes.kv_cache.high) and size:
             yield Hit(
                 f"{arm.path}.draft_sample_method",
-                f"the logits of the drafts take {gib(size)} of every GPU",
+                f"the logits of the drafts take {gib(size)} of {where}",
                 help="a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none",
             )

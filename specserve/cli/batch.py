@@ -35,6 +35,8 @@ def run(plan: LaunchPlan, *, data: bytes, output: Output | None) -> int:
     total = sum(1 for _ in entries(data))
     errors = [str(body["error"]) for body in output.resumed if "error" in body] if output else []
     written = len(output.resumed) if output else 0
+    if not total:
+        say("nothing to do: the input has no lines")
     if written:
         say(f"resuming: {written} of {total} lines are there already")
     try:

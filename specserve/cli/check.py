@@ -12,6 +12,7 @@ from specserve.checks.gather import Wanted
 from specserve.cli import judge
 from specserve.cli.judge import Format
 from specserve.diagnostics import Finding, Report, Severity
+from specserve.errors import FactError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
 
@@ -52,8 +53,8 @@ def check(
     """Prove before the launch that the pair agrees and fits: tokenizers, models, memory, hardware, this host.
 
     Models are read from directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never
-    a weight. What did not run is said, and is never ok. Exit code 1: errors were found; 2: a model could not be
-    read.
+    a weight. What did not run is said, and is never ok. Exit code 1: errors were found; 2: a model is not there
+    or not shown, or the Hub does not answer. With --offline what is not cached is skipped: only --strict fails.
 
     \b
     specserve check configs/demo.yaml
@@ -63,6 +64,8 @@ def check(
     """
     from specserve.facts.accelerators import assume as machine_of
 
+    if ask_vllm:
+        _refuse_without_vllm()
     wanted = Wanted(
         offline=offline,
         locked=locked,
@@ -119,6 +122,17 @@ def exit_code(report: Report, *, strict: bool) -> int:
     if strict:
         bad += report.count(Severity.WARNING) + len(report.skipped)
     return 1 if bad else 0
+
+
+def _refuse_without_vllm() -> None:
+    """Raises FactError: what was asked for cannot be done, and the formula is no answer to it."""
+    from specserve.plan.support import installed
+
+    if installed() is None:
+        hint = (
+            "without `--ask-vllm` specserve's formula serves; `specserve doctor` tells how vLLM is installed"
+        )
+        raise FactError("no vLLM is installed beside specserve to be asked", hint=hint)
 
 
 def _minor(version: str) -> str:

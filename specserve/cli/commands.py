@@ -114,4 +114,8 @@ def _usage(error: Any, arguments: list[str]) -> UsageError:
     asked = f"specserve {arguments[0]}" if arguments and arguments[0] in COMMANDS else "specserve"
     command = error.ctx.command_path if error.ctx else asked
     message = error.format_message().rstrip(".").replace(": Value error, ", ": ")
+    guesses = getattr(error, "possibilities", None)
+    if guesses:
+        message = message.partition(" (")[0]
+        return UsageError(message[:1].lower() + message[1:], hint=f"did you mean `{guesses[0]}`?")
     return UsageError(message[:1].lower() + message[1:], hint=f"`{command} --help` shows what it takes")

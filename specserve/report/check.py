@@ -6,11 +6,12 @@ import sys
 from collections.abc import Iterator
 
 from specserve.checks.check import Checked, Group
+from specserve.checks.figures import is_fixed
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.facts.accelerators import Machine
 from specserve.facts.comparison import TokenizerComparison
 from specserve.plan.memory.estimate import Interval, MemoryEstimate
-from specserve.report.console import clean, styled
+from specserve.report.console import clean, filled, styled
 from specserve.report.text import render
 
 _GIB = 2**30
@@ -51,10 +52,15 @@ def _head(verdict: Checked) -> str:
     versions = f" with vLLM {', '.join(verdict.versions)}" if verdict.versions else ""
     lines = [f"Checking `{clean(verdict.name or verdict.file)}`{on}{versions}", ""]
     lines += [
-        f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  {_state(group)}" for group in verdict.groups
+        filled(_state(group), lead=f"  {_TITLES[group.name]:<10}{group.rules:>3} rules  ", stream=sys.stdout)
+        for group in verdict.groups
     ]
     ways = dict.fromkeys(group.skipped.partition("; ")[2] for group in verdict.groups if group.skipped)
-    lines += ["", *(f"  {styled('help', 'cyan', stream=sys.stdout)}: {clean(way)}" for way in ways if way)]
+    word = styled("help", "cyan", stream=sys.stdout)
+    helps = (
+        filled(clean(way), lead="  help: ", shown=f"  {word}: ", stream=sys.stdout) for way in ways if way
+    )
+    lines += ["", *helps]
     return "\n".join(lines).rstrip()
 
 
@@ -94,13 +100,14 @@ def _tokenizers(comparison: TokenizerComparison) -> str:
     lines = [f"Tokenizers: {_VERDICTS.get(comparison.verdict, comparison.verdict)}"]
     if comparison.verdict == "overlap" and comparison.overlap is not None:
         lines[0] += f"; the target has {comparison.overlap:.1%} of the draft's tokens"
-    return "\n".join([*lines, *(f"  {clean(reason)}" for reason in comparison.reasons)])
+    reasons = (filled(clean(reason), lead="  ", stream=sys.stdout) for reason in comparison.reasons)
+    return "\n".join([*lines, *reasons])
 
 
 def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     """The figures of the fullest GPU; a range where a term is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
-    where = "Memory" if machine.is_cpu else "Memory per GPU"
+    where = "Memory of this host" if machine.is_cpu else "Memory per GPU"
     per_gpu = estimate.per_gpu_bytes
     rows = [
         ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
@@ -110,6 +117,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
         ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
     ]  # fmt: skip
+    if is_fixed(estimate):  # by the profile: vLLM then takes no share of what there is
+        rows[-1] = ("capacity", _gib(per_gpu.total), "", "the profile fixes the KV cache")
     shown = [row for row in rows if row[0] != "draft weights" or per_gpu.draft_weights]
     lines = [f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"]
     lines += [f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip() for name, size, share, note in shown]
@@ -119,8 +128,12 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
         lines.append(f"  speculation costs {lost:.1%} of the KV cache's {_tokens(alone)} tokens without it")
     lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
     lines += [f"  {_knob(knob.path, knob.value)}: {_MEMORY[knob.verdict][0]}" for knob in estimate.knobs[:4]]
-    lines.append(f"  basis: {estimate.basis}; {clean(estimate.calibration)}")
-    return "\n".join([*lines, *(f"  {clean(note)}" for note in estimate.notes)])
+    lines.append(
+        filled(f"{estimate.basis}; {clean(estimate.calibration)}", lead="  basis: ", stream=sys.stdout)
+    )
+    return "\n".join(
+        [*lines, *(filled(clean(note), lead="  ", stream=sys.stdout) for note in estimate.notes)]
+    )
 
 
 def _knob(path: str, value: float | str | bool) -> str:

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from specserve.errors import FactError
 
+_WIDTH = 80
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
 # Everything below 0x20 but tab and newline, DEL, and the C1 range, which some terminals take as escape codes.
 _CONTROL = re.compile(
@@ -35,6 +36,24 @@ def json_text(text: str) -> str:
 def styled(text: str, style: str, *, stream: TextIO | None = None) -> str:
     """The text in a colour, where the stream is a terminal that wants colours."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if wants_colour(stream or sys.stderr) else text
+
+
+def filled(text: str, *, lead: str, shown: str | None = None, stream: TextIO) -> str:
+    """The text behind `lead`; in a pipe in lines of 80 columns that go on under its beginning, broken at blanks.
+
+    `shown`: the lead as it is printed, where it is coloured. A terminal breaks lines as its window wants.
+    """
+    room = _WIDTH - len(lead)
+    if is_terminal(stream) or len(text) <= room:
+        return f"{shown or lead}{text}"
+    from textwrap import wrap
+
+    lines = [
+        line
+        for part in text.split("\n")
+        for line in wrap(part, max(room, 20), break_long_words=False, break_on_hyphens=False) or [""]
+    ]
+    return (shown or lead) + f"\n{' ' * len(lead)}".join(lines)
 
 
 def wants_colour(stream: TextIO) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO
 
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
-from specserve.report.console import clean, styled
+from specserve.report.console import clean, filled, styled
 from specserve.report.snippet import Sources, snippet
 
 _COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -43,6 +43,7 @@ def summary(report: Report) -> str:
     left_out = len({code for item in report.skipped for code in item.codes})
     hidden = f", {_count(left_out, 'rule')} skipped" if left_out else ""
     hidden += f", {report.suppressed} ignored" if report.suppressed else ""
+    hidden += _not_judged(report)
     if len(report.findings) == infos:
         noted = f", {_count(infos, 'info')}" if infos else ""
         if left_out:
@@ -51,6 +52,18 @@ def summary(report: Report) -> str:
     counts = [(report.count(severity), severity.value) for severity in Severity]
     found = [_count(number, word) for number, word in counts if number]
     return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}{hidden}"
+
+
+def _not_judged(report: Report) -> str:
+    """How many rules a broken file kept from running; where there is no file, nothing was kept."""
+    broken = [verdict.file for verdict in report.verdicts if verdict.verdict == "invalid"]
+    absent = {finding.span.file for finding in report.findings if finding.code == "SD001"}
+    count = sum(file not in absent for file in broken)
+    if not count or not report.rules:
+        return ""
+    which = "it is" if count == 1 else "they are"
+    where = "" if report.profiles == 1 else f" on {count} of them"
+    return f"; {report.rules} rules did not run{where}, until {which} repaired"
 
 
 def _count(number: int, word: str) -> str:
@@ -70,11 +83,17 @@ def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
         lines = []
         for finding in of_code:
             lines += [_head(finding, stream), f" --> {clean(str(finding.span))}"]
-            lines += [f"  = note: {clean(note)}" for note in finding.notes]
-        help = styled("help", "cyan", stream=stream)
+            lines += [_after("note", note, "", stream) for note in finding.notes]
         ways_out = dict.fromkeys(finding.help for finding in of_code if finding.help)
-        blocks.append("\n".join([*lines, *(f"  = {help}: {clean(way_out)}" for way_out in ways_out)]))
+        blocks.append("\n".join([*lines, *(_after("help", way_out, "", stream) for way_out in ways_out)]))
     return blocks
+
+
+def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
+    """A line below the source, ` = note: …`."""
+    lead = f"{pad or ' '} = {word}: "
+    colour = f"{pad or ' '} = {styled(word, 'cyan', stream=stream)}: " if word == "help" else lead
+    return filled(clean(text), lead=lead, shown=colour, stream=stream)
 
 
 def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
@@ -84,9 +103,9 @@ def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
     lines = [_head(finding, stream), f"{pad}--> {clean(str(finding.span))}"]
     body = _body(finding, marked, sources, width)
     lines += [f"{pad} |", *body] if body else []
-    after = [f"{pad} = note: {clean(note)}" for note in finding.notes]
+    after = [_after("note", note, pad, stream) for note in finding.notes]
     if finding.help:
-        after.append(f"{pad} = {styled('help', 'cyan', stream=stream)}: {clean(finding.help)}")
+        after.append(_after("help", finding.help, pad, stream))
     if body and after:
         lines.append(f"{pad} |")
     return "\n".join(lines + after)

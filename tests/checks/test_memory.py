@@ -58,6 +58,18 @@ def test_weights_that_are_too_large_are_an_error_with_the_figures(profile: Load)
     )
 
 
+def test_where_the_cpu_serves_the_memory_is_the_hosts_and_no_share_is_told_beside_a_fixed_cache(
+    profile: Load,
+) -> None:
+    text = f"speculation: {DRAFT}\nengine: {{kv_cache_memory_bytes: 64G}}"
+    for machine, head in (("cpu", "on this host of "), ("1xL4-24GB", "per GPU of 22.")):
+        notes = [
+            note for item in found(profile_of(profile, text, length=1024), machine) for note in item.notes
+        ]
+        shown = [note for note in notes if "estimated: " in note]
+        assert shown and all(note.startswith(head) and ", estimated: weights" in note for note in shown)
+
+
 def test_a_draft_that_does_not_fit_is_told_at_the_draft_with_what_helps(profile: Load) -> None:
     (finding,) = found(profile_of(profile, f"speculation: {DRAFT}", length=32768))
     assert (finding.code, finding.severity, finding.span.path) == (

@@ -129,6 +129,11 @@ def test_no_engine_is_started_for_lines_that_are_all_bad(
     assert "engine" not in capfd.readouterr().err
 
 
+def test_an_empty_input_is_said(plan: LaunchPlan, capsys: pytest.CaptureFixture[str]) -> None:
+    assert batch.run(plan, data=b"", output=None) == 0
+    assert capsys.readouterr().err.startswith("nothing to do: the input has no lines\n")
+
+
 def test_an_empty_input_gives_an_empty_output(plan: LaunchPlan, tmp_path: Path) -> None:
     assert run(plan, b"\n", tmp_path / "out.jsonl") == 0
     assert (tmp_path / "out.jsonl").read_bytes() == b""

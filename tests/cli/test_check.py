@@ -127,6 +127,17 @@ def test_a_file_that_is_no_profile_is_a_finding_beside_the_others(
     assert [item["verdict"] for item in content["profiles"]] == ["incomplete", "invalid"]
 
 
+def test_on_a_cpu_the_memory_is_the_hosts_and_a_fixed_cache_has_no_budget(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PAIR.replace("L40S-48GB", "cpu") + "    engine: {kv_cache_memory_bytes: 64M}\n"
+    assert _run(["check", pair(text)]) == 0
+    stdout = capsys.readouterr().out
+    assert "Memory of this host, GiB: fits" in stdout
+    assert "the profile fixes the KV cache" in stdout and "budget" not in stdout and "GPU" not in stdout
+    assert max(map(len, stdout.splitlines())) <= 80
+
+
 def test_the_text_says_what_ran_and_where_the_memory_goes(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -251,6 +251,18 @@ def test_check_without_the_hub_is_exit_code_2_and_never_green(clone: Path, hub: 
     assert lock(clone, "--check", "--offline") == 0
 
 
+def test_a_check_by_the_lock_tells_a_model_that_it_does_not_have_once(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lock(clone) == 0
+    clone.write_text(clone.read_text().replace("org/target", "org/head"))
+    capsys.readouterr()
+    assert _run(["check", "--locked", str(clone), "--format", "json"]) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    codes = [item["code"] for item in findings if item["location"]["path"] == "target.model"]
+    assert codes.count("SD290") == 1 and "SD271" not in codes
+
+
 def test_what_is_not_cached_is_told_with_a_way_out_that_is_not_the_way_in(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

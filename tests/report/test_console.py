@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.report.console import clean, is_terminal, mute, out, say, styled
+from specserve.report.console import clean, filled, is_terminal, mute, out, say, styled
 
 
 @given(st.text())
@@ -22,6 +22,20 @@ def test_cleaned_text_gives_a_terminal_no_orders(text: str) -> None:
 @given(st.text(st.characters(categories=["L", "N", "P", "S"])))
 def test_readable_text_stays_as_it_is(text: str) -> None:
     assert clean(text) == text
+
+
+@given(st.lists(st.text("ab`-,.", min_size=1, max_size=30), min_size=1).map(" ".join))
+def test_in_a_pipe_long_text_is_broken_at_blanks_and_loses_nothing(text: str) -> None:
+    lines = filled(text, lead="  = note: ", stream=io.StringIO()).split("\n")
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("  = note: ") and all(line.startswith(" " * 10) for line in lines[1:])
+    assert " ".join(line[10:] for line in lines) == text
+
+
+def test_a_terminal_breaks_lines_itself() -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    assert filled("word " * 40, lead="- ", stream=terminal) == "- " + "word " * 40
 
 
 def test_data_goes_to_stdout_and_talk_to_stderr_each_with_one_newline(
