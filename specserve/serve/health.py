@@ -34,7 +34,7 @@ def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str
     try:
         parts = urlsplit(url)
         connection = _connection(parts, timeout_s=timeout_s)
-    except ValueError:  # an address from a file that somebody changed
+    except (ValueError, http.client.HTTPException):  # an address from a file that somebody changed
         return None
     try:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
