@@ -21,7 +21,10 @@ class Format(StrEnum):
 
 def diff(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="A profile, PROFILE@REVISION of git, NAME.lock.json, or `-`.")
+        str,
+        typer.Argument(
+            metavar="A", help="A profile, PROFILE@REVISION of git, NAME.lock.json, a server of `ps`."
+        ),
     ],
     b: Annotated[
         list[str] | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,12 +79,30 @@ def _taken(words: list[str], settings: Iterable[str]) -> Taken:
         raise UsageError(f"{quoted(name)} is no profile: `specserve diff` reads files", hint=hint)
     if name.endswith(_LOCK):
         return _locked(name, settings)
+    if not Path(name).is_file() and (command := _running(name)):
+        return replace(_converted(command, settings), label=f"{name} (running)")
     from specserve.profile.load import load_profile
     from specserve.profile.revision import at_revision, load_at
 
     place = at_revision(name)
     profile = load_at(*place, settings=settings) if place else load_profile(name, settings=settings)
     return Taken(name, profile)
+
+
+def _running(name: str) -> list[str] | None:
+    """The command of a detached server as its process has it; None where none of that name runs."""
+    from specserve.serve.detached.group import Detached
+    from specserve.serve.detached.registry import names, read
+
+    if name not in names():
+        return None
+    record = read(name)
+    if record is None or not Detached(record).is_running() or record.leader is None:
+        raise UsageError(f"the server {quoted(name)} does not run", hint="`specserve ps` lists the servers")
+    import psutil
+
+    words = psutil.Process(record.leader[0]).cmdline()
+    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter
 
 
 def _locked(name: str, settings: Iterable[str]) -> Taken:
