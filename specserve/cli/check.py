@@ -43,16 +43,20 @@ def check(
         bool, typer.Option("--ask-vllm", help="The installed vLLM computes the memory (about 10 s).")
     ] = False,
     format: Annotated[
-        Format | None, typer.Option(show_default="text", help="How findings are written.")
+        Format | None,
+        typer.Option(
+            show_default=False,
+            help="How findings are written; default: text, and github in a job of GitHub Actions.",
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
     ] = None,
 ) -> None:
-    """Prove before the launch that the pair agrees and fits: tokenizers, models, memory, hardware, this host.
+    """Prove before the launch that the pair agrees and fits.
 
-    Models are read from directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never
+    Judged are the profile, tokenizers, models, memory, hardware and this host. Models are read from directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never
     a weight. What did not run is said, and is never ok. Exit code 1: errors were found; 2: a model is not there
     or not shown, or the Hub does not answer. With --offline what is not cached is skipped: only --strict fails.
 
@@ -60,7 +64,7 @@ def check(
     specserve check configs/demo.yaml
     specserve check configs/llama70b-8b.yaml --assume 4xH100-80GB
     specserve check my.yaml --offline --strict --format json
-    specserve check -- vllm serve ./llama --speculative-config '{"method": "ngram", …}'
+    specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
     from specserve.facts.accelerators import assume as machine_of
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -50,7 +51,7 @@ class LazyGroup(TyperGroup):
         module, function = COMMANDS[cmd_name].split(":")
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name, no_args_is_help=False)(getattr(importlib.import_module(module), function))
-        return typer.main.get_command(single)
+        return _plain(typer.main.get_command(single))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command of these arguments; a misspelt one is answered with the nearest."""
@@ -62,6 +63,22 @@ class LazyGroup(TyperGroup):
             hint = f"did you mean `specserve {guess}`?" if guess else "`specserve --help` lists the commands"
             raise UsageError(f"there is no command {quoted(name)}", hint=hint)
         return super().resolve_command(ctx, args)
+
+
+def _plain(command: Any) -> Any:
+    """The command with its arguments named as they were: `PROFILE`, `[B]`, without braces and types of Python."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar or parameter.name.upper()
+            pieces = [name if parameter.required else f"[{name}]"]
+            parameter.get_usage_pieces = lambda _ctx, pieces=pieces: pieces
+            parameter.get_help_record = partial(_record, parameter.get_help_record, name)
+    return command
+
+
+def _record(original: Callable[[Any], tuple[str, str] | None], name: str, ctx: Any) -> tuple[str, str] | None:
+    found = original(ctx)
+    return found and (name, found[1])
 
 
 app = typer.Typer(

@@ -31,16 +31,16 @@ def convert(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the profile.")] = False,
 ) -> None:
-    """Make a profile of an old launch: `vllm serve`, api_server, `docker run`, compose, `LLM(…)`, SGLang.
+    """Make a profile of an old launch: a command, script or program.
 
-    What vLLM has no more is translated or left out, and each change is said: in the profile as a comment, on
+    Read are `vllm serve`, api_server, `docker run`, compose, `LLM(…)` and SGLang's flags. What vLLM has no more is translated or left out, and each change is said: in the profile as a comment, on
     stderr as a list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the
     profile has errors that no conversion could cure.
 
     \b
     specserve convert serve.sh -o my.yaml
     specserve convert offline.py
-    specserve convert -- vllm serve org/model --speculative-model org/draft --num-speculative-tokens 5
+    specserve convert -- vllm serve org/model --speculative-model org/draft …
     """
     from specserve.plan.convert.convert import converted
     from specserve.report.console import out

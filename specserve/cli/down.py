@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def down(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", show_default=False, help="As `specserve ps` lists them."),
+        typer.Argument(metavar="NAME…", show_default=False, help="As `specserve ps` lists them."),
     ] = None,
     *,
     all_: Annotated[bool, typer.Option("--all", help="Every server of this user on this host.")] = False,

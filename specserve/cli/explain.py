@@ -9,7 +9,7 @@ import typer
 
 def explain(
     codes: Annotated[
-        list[str], typer.Argument(metavar="CODE", help="Codes such as SD104, or names such as split-draft.")
+        list[str], typer.Argument(metavar="CODE…", help="Codes such as SD104, or names such as split-draft.")
     ],
 ) -> None:
     """Show a finding's page: what it means, and what to do.

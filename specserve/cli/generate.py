@@ -47,9 +47,9 @@ def generate(
     ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a complete output.")] = False,
 ) -> None:
-    """Generate offline: JSON lines in, JSON lines out in the same order, no server.
+    """Generate offline: JSON lines in, JSON lines out, no server.
 
-    A line is {"prompt": "…"} or {"messages": […]}, an optional "id", and sampling parameters by vLLM's names
+    Answers keep the order of the lines. A line is {"prompt": "…"} or {"messages": […]}, an optional "id", and sampling parameters by vLLM's names
     (max_tokens, temperature, top_p, seed, stop, …). What a line leaves out comes from the model's generation
     config, then from vLLM; without max_tokens a prompt gets 16 tokens and a chat the rest of the context, as
     from the server.
@@ -60,7 +60,7 @@ def generate(
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
-    specserve generate demo.yaml prompts.jsonl -o answers.jsonl --set target.dtype=float32
+    specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
     cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
     from contextlib import closing, nullcontext

@@ -18,7 +18,7 @@ class Format(StrEnum):
 def gpus(
     *, format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT
 ) -> None:
-    """Show the accelerators of this machine, and the catalogue of names for `check --assume`.
+    """Show this machine's accelerators, and the names for --assume.
 
     \b
     specserve gpus

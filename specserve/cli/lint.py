@@ -13,7 +13,7 @@ def lint(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH", help="Profiles, folders of them, globs in quotes; `-` is stdin; or -- COMMAND."
+            metavar="PATH…", help="Profiles, folders of them, globs in quotes; `-` is stdin; or -- COMMAND."
         ),
     ],
     *,
@@ -52,7 +52,7 @@ def lint(
     specserve lint configs/
     specserve lint 'deploy/**/*.yaml' --format sarif > specserve.sarif
     specserve lint my.yaml --format json
-    specserve lint -- vllm serve org/model --speculative-config '{"method": "ngram", …}'
+    specserve lint -- vllm serve org/model --speculative-config '{…}'
     """
     code = judge(
         paths,

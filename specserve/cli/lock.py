@@ -22,9 +22,9 @@ def lock(
     ] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Directories and the Hub cache only.")] = False,
 ) -> None:
-    """Record which commits of which models a profile is for, in NAME.lock.json beside NAME.yaml.
+    """Record which commits of which models a profile is for.
 
-    With the commits it holds configurations, tensor shapes, hashes and how the tokenizers compare: `up`, `plan`
+    The lock is NAME.lock.json beside NAME.yaml. With the commits it holds configurations, tensor shapes, hashes and how the tokenizers compare: `up`, `plan`
     and `generate` then serve exactly these, and `check --locked` needs nothing else. Weights in a directory are
     known by their size and header. A lock that says the same already is left as it is.
 

@@ -48,9 +48,9 @@ def plan(
         str | None, typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`.")
     ] = None,
 ) -> None:
-    """Print the exact launch: program, arguments, environment, and what specserve adds and why.
+    """Print the exact launch: program, arguments, environment.
 
-    Where a vLLM is installed the plan is for this machine, and starts the same server as `up` when pasted
+    What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts the same server as `up` when pasted
     into a shell. With --vllm, or where none is installed, it is the launch that any machine shares.
 
     \b

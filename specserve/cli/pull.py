@@ -27,9 +27,9 @@ def pull(
         typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
     ] = None,
 ) -> None:
-    """Download target and draft into the Hub cache, at the commits of the lock where there is one.
+    """Download the models of a profile into the Hub cache.
 
-    Only what vLLM reads is fetched: safetensors rather than other weights, no originals, no GGUF. The disk is
+    They are fetched at the commits of the lock, where there is one. Only what vLLM reads is fetched: safetensors rather than other weights, no originals, no GGUF. The disk is
     looked at first; what was cut off goes on where it stopped. Snapshots go to stdout, progress to stderr.
 
     \b

@@ -29,7 +29,7 @@ class Needs(StrEnum):
 def rules(
     prefixes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CODE", show_default=False, help="Only these: SD104, or SD1 for a group."),
+        typer.Argument(metavar="CODE…", show_default=False, help="Only these: SD104, or SD1 for a group."),
     ] = None,
     *,
     needs: Annotated[

@@ -39,7 +39,7 @@ def up(
         bool, typer.Option("--dry-run", help="Print what would be started, and stop.")
     ] = False,
     format: Annotated[
-        PlanFormat | None, typer.Option(show_default="shell", help="How --dry-run prints it.")
+        PlanFormat | None, typer.Option(show_default=False, help="How --dry-run prints it; default: shell.")
     ] = None,
     exec_: Annotated[
         bool,

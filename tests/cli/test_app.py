@@ -40,6 +40,9 @@ def test_without_a_word_the_program_explains_itself(specserve: Run) -> None:
     assert done.returncode == 0
     assert done.stdout.startswith(b"Usage: specserve")
     assert all(name.encode() in done.stdout for name in COMMANDS)
+    lines = done.stdout.decode().partition("Commands:\n")[2].splitlines()
+    assert len(lines) == len(COMMANDS)
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []
 
 
 def test_the_version_is_data(specserve: Run) -> None:
@@ -53,7 +56,12 @@ def test_the_help_of_a_command_shows_how_it_is_used(specserve: Run, command: str
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
     assert [line for line in lines if line.strip().startswith(f"specserve {command}")]
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 80
+    usage = lines[0].removeprefix("Usage: ")
+    assert not set("{}<>") & set(usage) and "default: (" not in done.stdout.decode()
+    assert (
+        "<list[" not in done.stdout.decode() and "<str>" not in done.stdout.decode().partition("Options:")[0]
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["lint", "configs"], ["explain", "SD101"]])
