@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from specserve.diagnostics import Finding
+
+_USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
+
+
+def without_user(text: str) -> str:
+    """The text with `***` for the user and password of each URL: HF_ENDPOINT and proxies may have them."""
+    return _USER.sub("***@", text)
 
 
 class SpecserveError(Exception):
@@ -11,10 +20,10 @@ class SpecserveError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str | None = None, causes: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = without_user(message)
+        super().__init__(self.message)
         self.hint = hint
-        self.causes = causes
+        self.causes = tuple(map(without_user, causes))
 
 
 class UsageError(SpecserveError):

@@ -148,7 +148,8 @@ def _network(url: str) -> Iterator[None]:
         yield
     except (http_error, invalid_url, OSError, ValueError) as error:
         kind = type(error).__name__
-        words = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {str(error) or kind}"
+        said = "a header cannot hold the token" if "header value" in str(error) else str(error) or kind
+        words = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {said}"
         raise HubUnreachable(
             f"the Hub at {_endpoint()} {words}", hint="check the network and HF_ENDPOINT, or use `--offline`"
         ) from error

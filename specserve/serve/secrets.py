@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote
 
+from specserve.errors import without_user
+
 _NAME = re.compile(r"KEY|TOKEN(?!IZ|S)|SECRET|PASS|CRED|AUTH(?!OR)|BEARER", re.IGNORECASE)
-_USER = re.compile(r"(?<=://)[^\s/'\"<>`]+@")
 _LEAST = 6
 
 
@@ -22,7 +23,7 @@ def redacted(text: str, *, environ: Mapping[str, str] = os.environ, shapes: bool
     for name, value in sorted(found.items(), key=lambda item: -len(item[1])):
         for form in _forms(value):
             text = text.replace(form, f"${name}")
-    return _USER.sub("***@", text)
+    return without_user(text)
 
 
 def _is_secret(name: str, value: str, *, shapes: bool) -> bool:

@@ -1,0 +1,331 @@
+"""A key stands in the environment of those who need it, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specserve.cli.up import refuse_taken_port
+from specserve.errors import LaunchError, SpecserveError, TrafficError
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.report.failure import crash_report, failure, trace
+from specserve.serve import failures, postmortem
+from specserve.serve.detached.record import Record
+from specserve.serve.endpoint import Endpoint, endpoint
+from specserve.serve.phases import Phase
+from specserve.serve.secrets import redacted
+
+ROOT = Path(__file__).parents[2]
+KEY = "sk-7f3a/never+anywhere=19c2"
+SECRETS = {
+    "MY_SERVER_KEY": KEY,
+    "HF_TOKEN": "hf_neverAnywhereEither2Q",
+    "HF_ENDPOINT": "http://me:pass-word-9@127.0.0.1:9",
+    "HTTPS_PROXY": "http://me:pass-word-9@127.0.0.1:9",
+}
+WORDS = (KEY, "hf_neverAnywhereEither2Q", "pass-word-9")
+PROFILE = """
+name: demo
+vllm: ">=0.32"
+target: {model: org/target}
+server: {api_key_env: MY_SERVER_KEY, port: 1}
+hardware: {accelerator: cpu}
+"""
+Start = Callable[..., Record]
+Program = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture
+def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+
+
+def leaks(text: str | bytes) -> list[str]:
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    return [word for word in WORDS if word in text]
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "p.yaml", "--vllm", "0.32"],
+        ["plan", "p.yaml", "--vllm", "0.32", "--origin"],
+        ["plan", "p.yaml", "--vllm", "0.32", "--format", "json", "--origin"],
+        ["up", "p.yaml", "--dry-run"],
+        ["up", "p.yaml", "--dry-run", "--format", "json", "--no-check"],
+        ["lint", "p.yaml"],
+        ["lint", "p.yaml", "--format", "json"],
+        ["lint", "p.yaml", "--format", "sarif"],
+        ["lint", "p.yaml", "--format", "github"],
+        ["check", "p.yaml"],
+        ["check", "p.yaml", "--format", "json"],
+        ["check", "p.yaml", "--format", "sarif"],
+        ["check", "p.yaml", "--format", "github"],
+        ["lock", "p.yaml"],
+        ["pull", "p.yaml"],
+        ["doctor"],
+        ["doctor", "--format", "json"],
+        ["ask", "hi", "--url", "http://127.0.0.1:9", "--api-key-env", "MY_SERVER_KEY"],
+        ["ask", "hi", "--url", "http://me:pass-word-9@127.0.0.1:9"],
+        ["ask", "hi", "--url", "ftp://me:pass-word-9@127.0.0.1:9"],
+        ["ask", "hi", "--url", "http://me:pass-word-9@[::1"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_no_command_says_a_secret_of_its_environment(
+    words: list[str], write: Callable[..., Path], specserve: Program, tmp_path: Path
+) -> None:
+    profile = write(PROFILE)
+    done = specserve(*(str(profile) if word == "p.yaml" else word for word in words))
+    assert done.returncode in ((0,) if words[0] in ("plan", "up", "lint") else (0, 1, 2)), done.stderr
+    assert b"is not a valid profile" not in done.stderr
+    assert leaks(done.stdout + done.stderr) == []
+    assert leaks(kept(tmp_path)) == []
+
+
+def kept(folder: Path) -> bytes:
+    """Every file below a folder, locks and state."""
+    return b"\n".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_server_has_the_key_in_its_environment_and_no_process_in_its_words(
+    start: Start, state: Path, specserve: Program
+) -> None:
+    record = start(env={"VLLM_API_KEY": FromEnv("MY_SERVER_KEY")})
+    assert record.leader is not None and record.watcher is not None
+    environ = Path(f"/proc/{record.leader[0]}/environ").read_bytes().split(b"\0")
+    assert f"VLLM_API_KEY={KEY}".encode() in environ
+    env = {"SPECSERVE_STATE_DIR": str(state)}
+    shown = [
+        specserve(*words, env=env)
+        for words in (["ps"], ["ps", "--format", "json"], ["logs", "demo"], ["doctor"])
+    ]
+    shown.append(specserve("down", "demo", env=env))
+    for done in shown:
+        assert leaks(done.stdout + done.stderr) == []
+    for process in psutil.process_iter():
+        try:
+            assert leaks(" ".join(process.cmdline())) == []
+        except psutil.Error:
+            continue
+    assert leaks(kept(state)) == []
+
+
+@pytest.mark.usefixtures("secrets")
+def test_while_it_starts_no_process_shows_the_key(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            for pid in psutil.pids():
+                try:
+                    seen.append(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
+                except OSError:
+                    continue
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        start(env={"VLLM_API_KEY": FromEnv("MY_SERVER_KEY")})
+    finally:
+        stop.set()
+        watching.join()
+    assert any("watcher.py" in words for words in seen)
+    assert leaks("\n".join(set(seen))) == []
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("name", ["MY_SERVER_KEY", "UNSUSPECTED"])
+@pytest.mark.parametrize("how", ["plain", "repr", "json", "quoted", "bytes"])
+def test_a_report_of_a_bug_holds_no_key_whatever_its_variable_is_called_and_however_it_is_written(
+    name: str, how: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from urllib.parse import quote
+
+    key = "sk-\\quo'ted\"+never=9"
+    monkeypatch.setenv(name, key)
+    forms = {"plain": key, "repr": repr(key), "json": json.dumps(key), "quoted": quote(key, safe="")}
+    text = forms.get(how) or repr(key.encode())
+    try:
+        local = key  # a traceback with local variables would show it
+        raise ValueError(f"Invalid header value {text} at http://me:pass-word-9@host/x {len(local)}")
+    except ValueError as error:
+        said, told = crash_report(error), trace(error)
+    for shown in (said, told, kept(state).decode()):
+        assert "never=9" not in shown and "never%3D9" not in shown and "pass-word-9" not in shown
+        assert f"${name}" in shown and "ValueError" in shown
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_a_bug_in_a_command_shows_no_key_with_and_without_the_traceback(debug: str, state: Path) -> None:
+    code = (
+        "import sys, os, specserve.cli.commands as commands\n"
+        "def run(arguments):\n"
+        "    key = os.environ['MY_SERVER_KEY']; env = dict(os.environ)\n"
+        "    raise RuntimeError(f'bug {key} {env}')\n"
+        "commands.run = run; sys.argv = ['specserve', 'ps']\n"
+        "from specserve.cli.app import main; main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "SPECSERVE_DEBUG": debug},
+    )
+    assert done.returncode == 3 and b"RuntimeError" in done.stderr
+    assert (b"Traceback" in done.stderr) is bool(debug)
+    assert leaks(done.stdout + done.stderr + kept(state)) == []
+
+
+ECHO = f"you sent 'Authorization: Bearer {KEY}'"
+AT = Endpoint(root="http://127.0.0.1:9", is_loopback=True, api_key=KEY)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 418, 422, 429, 500, 503])
+def test_a_server_that_echoes_the_key_does_not_put_it_on_the_screen(status: int) -> None:
+    error = failures.of_status(AT, status, ECHO, model="m")
+    assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
+
+
+def test_nor_does_a_transport_or_a_parser_that_quotes_it() -> None:
+    import httpx
+
+    for error in (httpx.ConnectError(ECHO), httpx.LocalProtocolError(ECHO), ValueError(ECHO)):
+        found = failures.of_exception(AT, error, model=None)
+        assert isinstance(found, TrafficError) and leaks(failure(found)) == []
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_log_that_quotes_a_token_is_neither_quoted_nor_kept_with_it(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"RuntimeError: {SECRETS['HF_TOKEN']} at https://me:pass-word-9@hub/x\n" * 9)
+    error = postmortem.died(Phase.ENGINE, exit_code=1, after_s=1.0, log_path=log, oom_kills=0)
+    assert leaks(repr((error.message, error.causes, error.log_tail, error.hint))) == []
+    assert leaks(failure(error)) == []
+
+
+@pytest.mark.usefixtures("secrets")
+def test_an_error_of_any_kind_hides_what_it_quotes() -> None:
+    error = SpecserveError(KEY, causes=(f"x {SECRETS['HF_ENDPOINT']}",), hint=SECRETS["HF_TOKEN"])
+    assert leaks(failure(error)) == []
+
+
+def test_what_is_no_secret_stays_as_it_is() -> None:
+    environ = {
+        "MAX_TOKENS_NOTE": "a-long-word",
+        "TOKENIZERS_PARALLELISM": "disabled",
+        "AUTHOR": "somebody",
+        "A_KEY": "x",
+    }
+    text = "a-long-word disabled somebody x http://127.0.0.1:8000/v1 user@host see https://a/b@c"
+    assert redacted(text, environ=environ) == text
+
+
+@pytest.mark.usefixtures("secrets")
+def test_whoever_holds_our_port_is_not_shown_the_key_unless_it_is_us(
+    make_plan: Callable[..., LaunchPlan],
+    stranger: Callable[[int], list[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = make_plan(env={"VLLM_API_KEY": FromEnv("MY_SERVER_KEY")})
+    heard = stranger(plan.port)
+    with pytest.raises(LaunchError, match="is taken by"):
+        refuse_taken_port(plan)
+    assert any(KEY.encode() in words for words in heard)  # this very process is ours
+    heard.clear()
+    monkeypatch.setattr(os, "geteuid", lambda: 65533)
+    with pytest.raises(LaunchError, match="is taken by"):
+        refuse_taken_port(plan)
+    assert heard and leaks(b"".join(heard)) == []
+
+
+@pytest.fixture
+def stranger() -> Iterator[Callable[[int], list[bytes]]]:
+    """Listens on a port, writes down what it hears, answers nothing of use."""
+    servers: list[socket.socket] = []
+
+    def listen(port: int) -> list[bytes]:
+        heard: list[bytes] = []
+        server = socket.create_server(("127.0.0.1", port))
+        servers.append(server)
+
+        def serve() -> None:
+            while True:
+                try:
+                    with server.accept()[0] as client:
+                        heard.append(client.recv(4096))
+                        client.sendall(b"HTTP/1.0 404 No\r\n\r\n")
+                except OSError:
+                    return
+
+        threading.Thread(target=serve, daemon=True).start()
+        return heard
+
+    yield listen
+    for server in servers:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+@pytest.mark.parametrize("value", ["sk\nx: y", "sk\rx", "sk\0", "ключ", " "])
+def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**os.environ, "MY_SERVER_KEY": value})
+    with pytest.raises(SpecserveError) as raised:
+        endpoint("http://127.0.0.1:9", api_key_env="MY_SERVER_KEY")
+    assert value.strip() == "" or value not in str(raised.value)
+
+
+PASS_IT_ON = {
+    "serve/process.py": "to vLLM",
+    "facts/download.py": "to the child that downloads",
+    "facts/tokenizers/sample.py": "to the child that compares",
+    "checks/probe.py": "to the child that asks vLLM",
+    "profile/revision.py": "to git",
+    "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
+    "plan/locked.py": "to look for the Hub's cache",
+    "plan/pulling.py": "to look for the Hub's cache",
+}
+_WHOLE = re.compile(
+    r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|os\.environ\.(?:copy|items)\("
+)
+
+
+def test_the_whole_environment_is_read_where_it_is_passed_on_and_nowhere_else() -> None:
+    files = {
+        str(path.relative_to(ROOT / "specserve"))
+        for path in (ROOT / "specserve").rglob("*.py")
+        if _WHOLE.search(path.read_text(encoding="utf-8"))
+    }
+    # none of these writes it down; whoever adds one to the list has looked
+    assert files == set(PASS_IT_ON)
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_plan_records_the_profiles_variables_and_its_own_and_no_other(
+    write: Callable[..., Path], specserve: Program
+) -> None:
+    text = PROFILE + "env: {VLLM_LOGGING_LEVEL: INFO}\n"
+    done = specserve("plan", str(write(text)), "--vllm", "0.32", "--format", "json")
+    assert json.loads(done.stdout)["env"] == {
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_API_KEY": {"from_env": "MY_SERVER_KEY"},
+    }
