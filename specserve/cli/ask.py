@@ -69,12 +69,13 @@ def ask(
     ] = None,
     format: Annotated[Format, typer.Option(help="json: one object, not streamed.")] = Format.TEXT,
 ) -> None:
-    """Ask a running server, and see the time to the first token, tokens/s and the acceptance of this request.
+    """Ask a running server: the answer, and what it cost.
 
-    The text goes to stdout as it comes, the figures to stderr.
+    The text goes to stdout as it comes; the time to the first token, tokens/s and the acceptance of this
+    request go to stderr.
 
     \b
-    specserve ask --completion "def __len__(self):" --max-tokens 48 --temperature 0
+    specserve ask --completion "def __len__(self):" --max-tokens 48
     specserve ask "Why is the sky blue?" --url http://127.0.0.1:8001
     specserve ask "Why is the sky blue?" --name llama70b-8b
     cat prompt.txt | specserve ask - --format json

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
@@ -15,6 +16,9 @@ from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
+
+_QUIET_S = 2.0
+"""A check that is done by then says nothing on the way, in a pipe."""
 
 
 def check(
@@ -56,9 +60,10 @@ def check(
 ) -> None:
     """Prove before the launch that the pair agrees and fits.
 
-    Judged are the profile, tokenizers, models, memory, hardware and this host. Models are read from directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never
-    a weight. What did not run is said, and is never ok. Exit code 1: errors were found; 2: a model is not there
-    or not shown, or the Hub does not answer. With --offline what is not cached is skipped: only --strict fails.
+    Judged are the profile, tokenizers, models, memory, hardware and this host. Models are read from
+    directories, the Hub cache or the Hub: configuration, tokenizer files and headers, never a weight. What
+    did not run is said, and is never ok. Exit code 1: errors were found; 2: a model is not there or not
+    shown, or the Hub does not answer. With --offline what is not cached is skipped: only --strict fails.
 
     \b
     specserve check configs/demo.yaml
@@ -92,7 +97,7 @@ def run(paths: Iterable[str], *, wanted: Wanted, settings: Iterable[str] = ()) -
     """The check of files, folders and stdin. Raises UsageError where there is no profile."""
     from specserve.checks.check import check as check_profiles
 
-    return check_profiles(list(_examined(list(paths), settings=tuple(settings))), wanted=wanted)
+    return check_profiles(_examined(list(paths), settings=tuple(settings)), wanted=wanted)
 
 
 def _examined(
@@ -100,7 +105,11 @@ def _examined(
 ) -> Iterable[tuple[str, Profile | None, list[Finding]]]:
     from specserve.profile.load import examine
 
-    for file in judge.inputs(paths, pick=False, stdin_filename=None):
+    files = judge.inputs(paths, pick=False, stdin_filename=None)
+    live, started_s = is_terminal(sys.stderr), time.monotonic()
+    for number, file in enumerate(files, start=1):
+        if not live and time.monotonic() - started_s > _QUIET_S:
+            say(f"checking {clean(file)}, {number} of {len(files)}")
         yield (file, *examine(file, settings=settings))
 
 

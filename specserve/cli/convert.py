@@ -33,9 +33,10 @@ def convert(
 ) -> None:
     """Make a profile of an old launch: a command, script or program.
 
-    Read are `vllm serve`, api_server, `docker run`, compose, `LLM(…)` and SGLang's flags. What vLLM has no more is translated or left out, and each change is said: in the profile as a comment, on
-    stderr as a list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the
-    profile has errors that no conversion could cure.
+    Read are `vllm serve`, api_server, `docker run`, compose, `LLM(…)` and SGLang's flags. What vLLM has no
+    more is translated or left out, and each change is said: in the profile as a comment, on stderr as a
+    list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the profile has
+    errors that no conversion could cure.
 
     \b
     specserve convert serve.sh -o my.yaml

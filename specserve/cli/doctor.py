@@ -32,8 +32,9 @@ def doctor(
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
 
-    What killed servers left is listed too. bad: breaks a launch, or what it serves is wrong; the exit code is 1 then. note: worth acting on.
-    No network is asked, no file that it names is removed, and of a Hub token only the place is told.
+    What killed servers left is listed too. bad: breaks a launch, or what it serves is wrong; the exit code
+    is 1 then. note: worth acting on. No network is asked, no file that it names is removed, and of a Hub
+    token only the place is told.
 
     \b
     specserve doctor

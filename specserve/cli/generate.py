@@ -49,10 +49,10 @@ def generate(
 ) -> None:
     """Generate offline: JSON lines in, JSON lines out, no server.
 
-    Answers keep the order of the lines. A line is {"prompt": "…"} or {"messages": […]}, an optional "id", and sampling parameters by vLLM's names
-    (max_tokens, temperature, top_p, seed, stop, …). What a line leaves out comes from the model's generation
-    config, then from vLLM; without max_tokens a prompt gets 16 tokens and a chat the rest of the context, as
-    from the server.
+    Answers keep the order of the lines. A line is {"prompt": "…"} or {"messages": […]}, an optional "id",
+    and sampling parameters by vLLM's names (max_tokens, temperature, top_p, seed, stop, …). What a line
+    leaves out comes from the model's generation config, then from vLLM; without max_tokens a prompt gets 16
+    tokens and a chat the rest of the context, as from the server.
 
     An answer is {"id", "index", "text", "finish_reason", "prompt_tokens", "completion_tokens"}; a line that
     cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1. While it

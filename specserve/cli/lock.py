@@ -24,9 +24,10 @@ def lock(
 ) -> None:
     """Record which commits of which models a profile is for.
 
-    The lock is NAME.lock.json beside NAME.yaml. With the commits it holds configurations, tensor shapes, hashes and how the tokenizers compare: `up`, `plan`
-    and `generate` then serve exactly these, and `check --locked` needs nothing else. Weights in a directory are
-    known by their size and header. A lock that says the same already is left as it is.
+    The lock is NAME.lock.json beside NAME.yaml. With the commits it holds configurations, tensor shapes,
+    hashes and how the tokenizers compare: `up`, `plan` and `generate` then serve exactly these, and `check
+    --locked` needs nothing else. Weights in a directory are known by their size and header. A lock that
+    says the same already is left as it is.
 
     \b
     specserve lock configs/llama70b-8b.yaml

@@ -50,8 +50,9 @@ def plan(
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
-    What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts the same server as `up` when pasted
-    into a shell. With --vllm, or where none is installed, it is the launch that any machine shares.
+    What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts
+    the same server as `up` when pasted into a shell. With --vllm, or where none is installed, it is the
+    launch that any machine shares.
 
     \b
     specserve plan configs/demo.yaml

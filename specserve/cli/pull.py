@@ -29,8 +29,9 @@ def pull(
 ) -> None:
     """Download the models of a profile into the Hub cache.
 
-    They are fetched at the commits of the lock, where there is one. Only what vLLM reads is fetched: safetensors rather than other weights, no originals, no GGUF. The disk is
-    looked at first; what was cut off goes on where it stopped. Snapshots go to stdout, progress to stderr.
+    They are fetched at the commits of the lock, where there is one. Only what vLLM reads is fetched:
+    safetensors rather than other weights, no originals, no GGUF. The disk is looked at first; what was cut
+    off goes on where it stopped. Snapshots go to stdout, progress to stderr.
 
     \b
     specserve pull configs/llama70b-8b.yaml

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 from specserve.diagnostics import Span
@@ -22,6 +23,7 @@ _TITLES = {
 }
 _WHERE_COLUMN = 44
 GIB, MIB = 1 << 30, 1 << 20
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ def _head(side: Named, other: Named) -> str:
 
 def _block(item: Difference, words: Callable[[str, Any], str], stream: TextIO) -> Iterator[str]:
     yield f"  {clean(item.key)}"
-    if item.a and item.b and words(item.key, item.a.value) == words(item.key, item.b.value):
-        words = _shown  # what differs must not be rounded away
+    if words is _rounded:
+        words = _alike(item)
     for sign, written, style in (("-", item.a, "red"), ("+", item.b, "green")):
         if written is not None:
             value = f"    {sign} {clean(masked(item.key, words(item.key, written.value)))}"
@@ -78,20 +80,49 @@ def _shown(key: str, value: Any) -> str:
     if isinstance(value, dict) and value.keys() == {"low", "high"}:
         low, high = value.values()
         return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    if isinstance(value, bool):
-        return "on" if value else "off"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _rounded(key: str, value: Any) -> str:
     """The same for a person: bytes in units, large numbers with commas, intervals with both ends."""
+    return _in_unit(key, value, unit=_unit(key, value), digits=2)
+
+
+def _alike(item: Difference) -> Callable[[str, Any], str]:
+    """How both sides are written: in one unit, with as many digits as it takes to see that they differ."""
+    values = [written.value for written in (item.a, item.b) if written]
+    unit = max(_unit(item.key, value) for value in values)
+    digits = 3 if any(0 < size < unit / 200 for value in values for size in _sizes(value)) else 2
+    while (
+        digits < _MOST_DIGITS
+        and len({_in_unit(item.key, value, unit=unit, digits=digits) for value in values}) == 1
+    ):
+        digits += 1
+    return partial(_in_unit, unit=unit, digits=digits)
+
+
+def _sizes(value: Any) -> list[float]:
+    """The numbers in it: one, or both ends of an interval."""
+    ends = value.values() if isinstance(value, dict) else (value,)
+    return [end for end in ends if isinstance(end, (int, float))]
+
+
+def _unit(key: str, value: Any) -> int:
+    """What bytes are counted in: GiB from a tenth of one on."""
+    if isinstance(value, dict):
+        return max((_unit(key, end) for end in value.values()), default=MIB)
+    is_large = isinstance(value, (int, float)) and key.endswith("_bytes") and value >= GIB / 10
+    return GIB if is_large else MIB
+
+
+def _in_unit(key: str, value: Any, *, unit: int, digits: int) -> str:
     if isinstance(value, dict) and value.keys() == {"low", "high"}:
-        low, high = (_rounded(key, end) for end in value.values())
+        low, high = (_in_unit(key, end, unit=unit, digits=digits) for end in value.values())
         return low if low == high else f"{low} to {high}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _shown(key, value)
     if key.endswith("_bytes"):
-        return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
+        return f"{value / unit:.{digits}f} {'GiB' if unit == GIB else 'MiB'}"
     return f"{value:,}"
 
 

@@ -150,6 +150,18 @@ def test_the_text_says_what_ran_and_where_the_memory_goes(
     assert stderr.startswith("No errors found in 1 profile")
 
 
+def test_in_a_pipe_a_check_that_takes_long_tells_where_it_is(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pair()
+    assert _run(["check", file]) == 0
+    assert "checking" not in capsys.readouterr().err
+    monkeypatch.setattr("specserve.cli.check._QUIET_S", -1.0)
+    assert _run(["check", file]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"checking {file}, 1 of 1\n") and "checking" not in captured.out
+
+
 def test_an_unknown_machine_is_a_usage_error(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
