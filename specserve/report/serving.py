@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.console import clean, is_terminal, out, say, styled
+from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.serve import events
 from specserve.serve.figures import GIB, Figures
 from specserve.serve.phases import Phase
@@ -43,7 +43,7 @@ class TextView:
         match event:
             case events.Started():
                 self._log_path = event.log_path
-                say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {event.log_path}")
+                say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {in_one_line(event.log_path)}")
             case events.PhaseStarted():
                 self._still_said_s = 0.0
                 self._rewrite(event.phase, 0.0)
@@ -131,11 +131,11 @@ def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
     """Where the server is and what it holds, one thing per line."""
     key = _key_variable(plan)
     lines = [
-        ("url", f"{ready.url}/v1"),
-        ("model", clean(ready.model)),
+        ("url", in_one_line(f"{ready.url}/v1")),
+        ("model", in_one_line(ready.model)),
         ("memory", memory_line(ready.figures, resident_bytes=ready.resident_bytes)),
         ("KV cache", kv_cache_line(ready.figures)),
-        ("log", log_path),
+        ("log", in_one_line(log_path)),
         ("curl", _curl(ready, key=key)),
         ("ask", _ask(ready, key=key)),
     ]
@@ -208,13 +208,13 @@ def _curl(ready: events.Ready, *, key: str | None) -> str:
     body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
     authorization = f' -H "Authorization: Bearer ${key}"' if key else ""
     return (
-        f"curl -s {ready.url}/v1/completions{authorization} "
+        f"curl -s {shlex.quote(ready.url)}/v1/completions{authorization} "
         f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
     )
 
 
 def _ask(ready: events.Ready, *, key: str | None) -> str:
-    url = f" --url {ready.url}" if ready.url != _DEFAULT_URL else ""
+    url = f" --url {shlex.quote(ready.url)}" if ready.url != _DEFAULT_URL else ""
     variable = f" --api-key-env {key}" if key else ""
     return f"{program()} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"
 

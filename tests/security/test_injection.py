@@ -1,0 +1,222 @@
+"""Whatever a profile's texts are, vLLM gets them as values: never as options, variables, or commands of a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.cli.app import _run as run
+from specserve.cli.detach import detached_name
+from specserve.errors import SpecserveError
+from specserve.plan.launch import launch, with_port
+from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.shell import shell
+from specserve.plan.support import table
+from specserve.profile.load import load_profile
+from specserve.serve.detached.registry import NAME
+from specserve.serve.notify import notify
+
+TABLE = table("0.32")
+NASTY = [
+    "--help", "-x", "-", "--", "--config=/tmp/x", "--api-key", "--port", "-tp=8", "@file", "$(touch PWNED)",
+    "`touch PWNED`",
+    "'; touch PWNED; '", '"; touch PWNED; "', "a\nb", "a\n--help", "a\0b", "a\rb", "\x1b[2J", "a\u2028b",
+    "a\u2029--help",
+    "a\x85b", "\u202egnp", "${HOME}", "a b", "a=b", "--a=--b", "*", "~", "\\", "ü", "🙂", "#", "!", "{", "[", "%s",
+    "None",
+]  # fmt: skip
+TEXTS = st.one_of(st.sampled_from(NASTY), st.text(min_size=1, max_size=12))
+PLACES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "target.model": lambda text: {"target": {"model": text}},
+    "target.tokenizer": lambda text: {"target": {"model": "m", "tokenizer": text}},
+    "target.revision": lambda text: {"target": {"model": "m", "revision": text}},
+    "target.quantization": lambda text: {"target": {"model": "m", "quantization": text}},
+    "speculation.model": lambda text: {
+        "speculation": {"method": "draft_model", "model": text, "num_speculative_tokens": 2}
+    },
+    "server.host": lambda text: {"server": {"host": text}},
+    "server.served_model_name": lambda text: {"server": {"served_model_name": text}},
+    "server.api_key_env": lambda text: {"server": {"api_key_env": text}},
+    "frontend.chat_template": lambda text: {"frontend": {"chat_template": text}},
+    "frontend.root_path": lambda text: {"frontend": {"root_path": text}},
+    "frontend.lora_modules": lambda text: {"frontend": {"lora_modules": [f"{text}=p", "b=q"]}},
+    "frontend.middleware": lambda text: {"frontend": {"middleware": [text, text]}},
+    "frontend.allowed_origins": lambda text: {"frontend": {"allowed_origins": [text]}},
+    "engine.tokenizer_mode": lambda text: {"engine": {"tokenizer_mode": text}},
+    "engine.download_dir": lambda text: {"engine": {"download_dir": text}},
+    "engine.hf_overrides": lambda text: {"engine": {"hf_overrides": {text: text}}},
+    "engine.key": lambda text: {"engine": {text: "x"}},
+    "frontend.key": lambda text: {"frontend": {text: "x"}},
+    "env.value": lambda text: {"env": {"VLLM_CACHE_ROOT": text}},
+    "env.name": lambda text: {"env": {text: "x"}},
+    "name": lambda text: {"name": text},
+    "alternatives": lambda text: {"alternatives": {text: {"method": "ngram", "num_speculative_tokens": 2}}},
+}
+
+
+def plan_of(content: dict[str, Any], folder: Path) -> LaunchPlan:
+    """The launch of a profile. Raises SpecserveError where it is refused."""
+    file = folder / "p.yaml"
+    text = json.dumps({"target": {"model": "m"}, **content}, ensure_ascii=False)
+    # YAML has no pairs of surrogates, and folds what ends a line
+    text = "".join(mark if mark.isprintable() or mark == "\n" else f"\\U{ord(mark):08x}" for mark in text)
+    file.write_text(text, encoding="utf-8")
+    return launch(load_profile(str(file)), table=TABLE, platform="cuda")
+
+
+def words_read(argv: tuple[str, ...]) -> list[tuple[str, list[str]]]:
+    """Options with their values, as vLLM's parser takes a command line apart: what begins with a dash is an option."""
+    options = TABLE.options()
+    read: list[tuple[str, list[str]]] = [("model", [])]
+    for word in argv[2:]:
+        if word.startswith("-") and not word.lstrip("-").replace(".", "").isdigit():
+            name, equals, value = word.partition("=")
+            assert name in options, f"{word!r} is an option that vLLM does not have"
+            read.append((name, [value] if equals else []))
+        else:
+            read[-1][1].append(word)
+    return read
+
+
+def texts_in(value: object) -> list[str]:
+    if isinstance(value, dict):
+        return [text for pair in value.items() for item in pair for text in texts_in(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in texts_in(item)]
+    return [value] if isinstance(value, str) else []
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
+def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
+    place: str, text: str, tmp_path: Path
+) -> None:
+    try:
+        plan = plan_of(PLACES[place](text), tmp_path)
+    except SpecserveError:
+        return
+    harmless = plan_of(PLACES[place]("x") if place not in ("engine.key", "frontend.key", "target.quantization",
+                       "engine.tokenizer_mode") else {}, tmp_path)  # fmt: skip
+    read = words_read(plan.argv)
+    asked = {name for name, _ in words_read(harmless.argv)} | {"--quantization", "--tokenizer-mode"}
+    assert {name for name, _ in read} <= asked, "an option that nobody asked for"
+    assert len(read) == len({name for name, _ in read}) or place == "frontend.middleware"
+    assert len(read[0][1]) == 1, "one model"
+    assert not any("\0" in word for word in plan.argv)
+    assert not any("\0" in str(value) or "=" in name for name, value in plan.env.items())
+    if place == "target.model":
+        assert read[0][1] == [text]
+    elif place in (
+        "target.tokenizer",
+        "server.served_model_name",
+        "frontend.chat_template",
+        "engine.download_dir",
+    ):
+        option = "--" + place.partition(".")[2].replace("_", "-")
+        assert dict(read)[option] == [text]
+    elif place == "engine.hf_overrides":
+        assert texts_in(json.loads(dict(read)["--hf-overrides"][0])) == [text, text]
+    elif place == "env.value":
+        assert plan.env["VLLM_CACHE_ROOT"] == text
+
+
+@pytest.mark.parametrize("text", [text for text in NASTY if text.startswith("-")])
+def test_a_model_that_looks_like_an_option_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecserveError) as raised:
+        plan_of({"target": {"model": text}}, tmp_path)
+    assert [finding.message for finding in raised.value.findings] == [
+        "`target.model` must not start with `-`"
+    ]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", [text for text in NASTY if "\0" in text or "\x1b" in text or "\r" in text])
+@pytest.mark.parametrize("place", sorted(set(PLACES) - {"engine.hf_overrides"}))
+def test_control_characters_are_refused_everywhere(place: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecserveError):
+        plan_of(PLACES[place](text), tmp_path)
+
+
+def pasted(plan: LaunchPlan, folder: Path, shell_path: str) -> tuple[list[str], dict[str, str]]:
+    """Words and variables that a shell makes of the plan's shell form, with a program that writes them down."""
+    program = folder / "vllm"
+    program.write_text(
+        '#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done > words; env -0 > variables\n'
+    )
+    program.chmod(0o755)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "MY_KEY": "k y"}
+    subprocess.run([shell_path, "-c", shell(plan)], cwd=folder, env=env, check=True, timeout=30)
+    words = (folder / "words").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
+    pairs = (folder / "variables").read_bytes().decode(errors="surrogateescape").split("\0")[:-1]
+    return words, dict(pair.partition("=")[::2] for pair in pairs)
+
+
+@pytest.mark.parametrize("shell_path", ["/bin/sh", "/bin/bash"])
+@pytest.mark.parametrize("text", NASTY)
+def test_pasted_into_a_shell_each_word_arrives_as_it_is_and_nothing_runs(
+    text: str, shell_path: str, tmp_path: Path
+) -> None:
+    if not os.access(shell_path, os.X_OK):
+        pytest.skip(f"there is no {shell_path}")
+    for place in ("target.model", "frontend.chat_template", "server.served_model_name", "env.value"):
+        try:
+            plan = plan_of(PLACES[place](text), tmp_path)
+        except SpecserveError:
+            continue
+        words, variables = pasted(plan, tmp_path, shell_path)
+        assert tuple(words) == plan.argv[1:]
+        assert all(variables[name] == value for name, value in plan.env.items())
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("name", ["X}$(touch PWNED)", "X:-y", "A B", "1X", "", "X\nY", "-x", "ü", "sk-7f3a"])
+def test_what_is_no_name_of_a_variable_names_no_key(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecserveError) as raised:
+        plan_of({"server": {"api_key_env": name}}, tmp_path)
+    assert len(name) < 7 or name not in repr(raised.value.findings)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", ["--port", "--port=1"])
+def test_the_port_is_changed_where_it_stands_and_not_in_a_value(value: str, tmp_path: Path) -> None:
+    plan = with_port(plan_of({"frontend": {"chat_template": value}}, tmp_path), 9)
+    assert dict(words_read(plan.argv))["--port"] == ["9"]
+    assert dict(words_read(plan.argv))["--chat-template"] == [value]
+
+
+@given(st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)*", fullmatch=True), st.none() | st.text(max_size=9))
+def test_the_name_of_a_detached_server_is_one_whatever_its_arm_is_called(name: str, arm: str | None) -> None:
+    plan = LaunchPlan(
+        name=name, fingerprint="0", vllm="0.32", platform="cpu", argv=("vllm",), env={}, engine_kwargs={}, host="h",
+        port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
+    )  # fmt: skip
+    assert NAME.fullmatch(detached_name(plan, arm=arm))
+
+
+def test_a_models_name_tells_systemd_nothing_but_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        address = f"\0specserve-test-{os.getpid()}"
+        manager.bind(address)
+        monkeypatch.setenv("NOTIFY_SOCKET", "@" + address[1:])
+        assert notify("READY=1", "STATUS=serving m\nMAINPID=1\rWATCHDOG=1\u2028x at http://h")
+        lines = manager.recv(4096).decode().split("\n")
+    assert lines == ["READY=1", "STATUS=serving m MAINPID=1 WATCHDOG=1 x at http://h"]
+
+
+@pytest.mark.parametrize("word", ["--help=x", "-x", "--no-such", "\x1b[2J", "a\0b"])
+def test_a_profile_named_like_an_option_or_worse_is_no_traceback(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("plan", "lint", "ps", "logs", "down"):
+        assert run([command, word]) in (1, 2)
+        captured = capsys.readouterr()
+        assert "\x1b" not in captured.err + captured.out and "did not expect" not in captured.err
