@@ -27,7 +27,8 @@ def shown(key: str, a: Any, b: Any, *, kind: str = "memory") -> list[str]:
         (1_372_585_984, 1_372_585_985, ["- 1.278320312 GiB", "+ 1.278320313 GiB"]),
         (2_920_448, 0, ["- 2.79 MiB", "+ 0.00 MiB"]),
         ({"low": 2**30, "high": 2**31}, {"low": 2**30, "high": 2**30}, ["- 1.00 GiB to 2.00 GiB", "+ 1.00 GiB"]),
-        ({"low": 1, "high": 2**31}, {"low": 1, "high": 2**31 + 2**20}, ["- 0.000 GiB to 2.000 GiB", "+ 0.000 GiB to 2.001 GiB"]),
+        ({"low": 1, "high": 2**31}, {"low": 1, "high": 2**31 + 2**20},
+         ["- 0.000 GiB to 2.000 GiB", "+ 0.000 GiB to 2.001 GiB"]),
     ],
 )  # fmt: skip
 def test_both_sides_are_in_one_unit_and_differ_in_what_is_shown(a: Any, b: Any, lines: list[str]) -> None:
