@@ -62,6 +62,7 @@ def session(folder: Path) -> list[tuple[str, str]]:
     """Each command as it would be typed, and what it printed."""
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1"}
     env["COLUMNS"] = str(WIDTH)
+    env["PATH"] = f"{BIN}{os.pathsep}{env.get('PATH', os.defpath)}"  # `specserve` is then what is typed
     (folder / "llama.yaml").write_text(MISTAKE)
     lint = printed(["lint", "llama.yaml"], cwd=folder, env=env)
     log = folder / "up.txt"
