@@ -1,0 +1,217 @@
+"""Text from elsewhere gives no orders: to a terminal, to GitHub, to a viewer of SARIF or Markdown, to a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.cli.app import _run as run
+from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
+from specserve.plan.launchplan import LaunchPlan
+from specserve.report.console import clean, in_one_line, json_text
+from specserve.report.github import github
+from specserve.report.json import report_json
+from specserve.report.sarif import sarif
+from specserve.report.servers import as_json, table
+from specserve.report.serving import JsonView, TextView
+from specserve.report.text import concise, render
+from specserve.serve import events
+from specserve.serve.detached.observe import Seen
+from specserve.serve.detached.record import Ended, Record
+from specserve.serve.failures import shown
+from specserve.serve.figures import Figures
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from openai_server import Script, serving
+
+ORDERS = "\x1b[2J\x1b]0;t\x07\x9b31m\x90\x08\x7f\r\u202egnp\u2066\u2028\u200f\u061c"
+EVIL = f"a{ORDERS}b\n::error file=x,line=1::pwned\n##[error]pwned\n[click](https://evil) <script>|`%0A,:"
+_ORDER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+SPAN = Span("p.yaml", 1, 1, 1, 4, path="target.model")
+
+
+def finding(text: str, severity: Severity = Severity.ERROR) -> Finding:
+    return Finding(
+        "SD101", "missing-num-speculative-tokens", severity, text, SPAN, label=text, help=text, notes=(text,),
+        related=(Related(SPAN, text),),
+    )  # fmt: skip
+
+
+def report(text: str) -> Report:
+    return Report(
+        findings=(finding(text),),
+        rules=1,
+        suppressed=0,
+        skipped=(Skipped("p.yaml", "models", ("SD220",), text, "offline"),),
+    )
+
+
+@given(st.text(st.sampled_from(ORDERS + "ab\n\t")))
+def test_no_order_survives_the_cleaning(text: str) -> None:
+    assert not _ORDER.search(clean(text))
+    assert not _ORDER.search(in_one_line(text)) and not set(in_one_line(text)) & set("\n\t")
+    assert not _ORDER.search(shown(text))
+
+
+@given(st.text())
+def test_json_means_the_same_and_gives_no_orders(text: str) -> None:
+    for ascii_only in (True, False):
+        written = json_text(json.dumps([text], ensure_ascii=ascii_only))
+        assert json.loads(written) == [text] and not _ORDER.search(written)
+
+
+@pytest.mark.parametrize("severity", list(Severity))
+def test_findings_as_text_hold_no_order(severity: Severity) -> None:
+    for text in (render([finding(EVIL, severity)]), concise([finding(EVIL, severity)])):
+        assert not _ORDER.search(text)
+
+
+def test_findings_as_json_and_sarif_are_valid_and_hold_no_order() -> None:
+    for text in (report_json(report(EVIL)), sarif(report(EVIL))):
+        assert not _ORDER.search(text)
+        assert "pwned" in json.dumps(json.loads(text))
+
+
+@given(st.text(st.sampled_from("[]()\\a\n:/1")))
+def test_a_text_makes_no_link_of_its_own_in_sarif(text: str) -> None:
+    log = json.loads(sarif(report(text)))
+    for message in messages(log["runs"][0]["results"]):
+        links = re.findall(r"(?<!\\)\[(?:[^\[\]\\]|\\.)*(?<!\\)\]\(([^)]*)\)", message)
+        assert set(links) <= {"1"}, message
+
+
+def messages(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["message"]["text"]] if "message" in node else []
+        return own + [text for value in node.values() for text in messages(value)]
+    return [text for item in node for text in messages(item)] if isinstance(node, list) else []
+
+
+@pytest.mark.parametrize("severity", list(Severity))
+def test_a_finding_is_one_command_for_github_and_never_two(severity: Severity) -> None:
+    evil = finding(EVIL, severity)
+    name = "a,line=9::x\n::stop-commands::%0A.yaml"
+    for one in (evil, Finding(evil.code, evil.name, severity, EVIL, Span(name, 1, 1, 1, 2))):
+        lines = github([one]).splitlines()
+        assert len(lines) == 1
+        head, text = re.fullmatch(r"::(?:error|warning|notice) (.*?)::(.*)", lines[0]).groups()  # type: ignore[union-attr]
+        assert {part.partition("=")[0] for part in head.split(",")} <= {
+            "title", "file", "line", "col", "endLine", "endColumn",
+        }  # fmt: skip
+        assert not _ORDER.search(text)
+    assert len(github([], skipped=[Skipped(name, "models", ("SD220",), EVIL, "offline")]).splitlines()) == 1
+
+
+def test_a_quoted_line_of_a_profile_gives_no_order(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write("x: 1\n")
+    file.write_text(
+        f"target: {{model: org/m}}\nno_such: 'a\u202egnp\u2028 \x85'\nname: '{ORDERS[-4:]}'\n",
+        encoding="utf-8",
+    )
+    for words in (
+        [],
+        ["--format", "concise"],
+        ["--format", "json"],
+        ["--format", "github"],
+        ["--format", "sarif"],
+    ):
+        assert run(["lint", *words, str(file)]) in (1, 2)
+        captured = capsys.readouterr()
+        assert not _ORDER.search(captured.out + captured.err)
+
+
+RECORD = Record(
+    name="demo", run="r", boot_id="b", started_at_s=1.0, log_path=f"/l{EVIL}", profile=EVIL, fingerprint=EVIL,
+    vllm=EVIL, url=EVIL, host="h", port=1, model=EVIL, method=EVIL, num_speculative_tokens=1, devices=(EVIL,),
+    device_share=None,
+    device_bytes=None, shutdown_timeout_s=1, stall_timeout_s=1, api_key_env=EVIL, launcher=(7, 1), leader=(8, 1),
+    ended=Ended(1.0, 1, EVIL, EVIL, EVIL),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", ["80", "4000"])
+def test_a_table_of_servers_has_the_rows_that_it_has_and_no_other(
+    width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    text = table([Seen("demo", "dead", EVIL, RECORD), Seen("lost", "lost", EVIL)])
+    assert not _ORDER.search(text)
+    assert [line[:4] for line in text.splitlines()] == ["NAME", "demo", "  a\\", "  hi", "lost", "  a\\"]
+    assert not _ORDER.search(json.dumps(as_json([Seen("demo", "dead", EVIL, RECORD)])))
+
+
+def test_a_servers_life_is_told_without_orders(
+    make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = events.Ready("http://127.0.0.1:1", EVIL, 1.0, Figures(), None)
+    for view in (TextView(make_plan()), JsonView(make_plan())):
+        view(events.Started(1, f"/tmp/{ORDERS}"))
+        view(ready)
+        captured = capsys.readouterr()
+        assert not _ORDER.search(captured.out + captured.err)
+
+
+def test_the_command_that_is_shown_to_be_pasted_asks_and_does_nothing_else(
+    make_plan: Callable[..., LaunchPlan], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = "'; touch PWNED; '$(touch PWNED)`touch PWNED`"
+    TextView(make_plan())(events.Ready("http://127.0.0.1:1", model, 1.0, Figures(), None))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("curl ")]
+    (tmp_path / "curl").write_text('#!/bin/sh\nfor word in "$@"; do last=$word; done; printf "%s" "$last"\n')
+    (tmp_path / "curl").chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", line.removeprefix("curl").strip()], cwd=tmp_path, capture_output=True, timeout=30, check=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert json.loads(done.stdout)["model"] == model
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--completion"], ["--format", "json"]])
+def test_what_a_server_answers_gives_the_terminal_no_order(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(pieces=(ORDERS, "b"), reasoning=(ORDERS,), models=(EVIL,), has_template=False)
+    with serving(script) as url:
+        assert run(["ask", "hi", "--url", url, *words]) in (0, 2)
+    captured = capsys.readouterr()
+    assert captured.out and not _ORDER.search(captured.out + captured.err)
+    assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+def test_what_a_server_refuses_with_gives_the_terminal_no_order(
+    status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(Script(status=status, body=json.dumps({"error": {"message": EVIL}}))) as url:
+        assert run(["ask", "hi", "--url", url, "--model", EVIL]) == 2
+    captured = capsys.readouterr()
+    assert not _ORDER.search(captured.out + captured.err)
+    assert not [line for line in captured.err.splitlines() if line.lstrip().startswith(("::", "##["))]
+
+
+def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from specserve.serve.detached import registry
+    from specserve.serve.detached.identity import boot_id
+    from specserve.serve.statefolder import private
+
+    log = private(state / "logs") / "demo.log"
+    log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")
+    import dataclasses
+
+    registry.write(dataclasses.replace(RECORD, log_path=str(log), boot_id=boot_id(), leader=(2**31 - 2, 1)))
+    for words in (["logs", "demo"], ["logs", "demo", "-f"], ["ps"], ["down", "demo"]):
+        assert run(words) == 0
+        captured = capsys.readouterr()
+        assert captured.out + captured.err and not _ORDER.search(captured.out + captured.err)

@@ -1,0 +1,108 @@
+"""Nobody reaches a server by oversight: loopback unless it is said, and what is said is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.checks.reach import is_open
+from specserve.cli.app import _run as run
+from specserve.cli.exposure import refuse_exposed
+from specserve.errors import CheckFailed
+from specserve.plan.launch import launch
+from specserve.plan.support import known_versions, table
+from specserve.profile.schema import Profile
+from specserve.serve.endpoint import endpoint
+from specserve.serve.ports import free_port
+
+Load = Callable[[str], Profile]
+
+
+@pytest.mark.parametrize("version", known_versions())
+def test_a_server_listens_on_loopback_unless_the_profile_says_otherwise(version: str, profile: Load) -> None:
+    plan = launch(profile(""), table=table(version), platform="cuda")
+    assert plan.host == "127.0.0.1"
+    assert plan.argv[plan.argv.index("--host") + 1] == "127.0.0.1"  # vLLM's own default is everybody
+    assert "--host" in {item.key for item in plan.added}
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.2", "127.255.1.9", "localhost", "LOCALHOST", "::1", "[::1]"]
+)
+def test_loopback_needs_no_key(host: str, profile: Load) -> None:
+    refuse_exposed(profile(f"server: {{host: '{host}'}}"), insecure=False)
+
+
+OPEN = [
+    "0.0.0.0", "::", "[::]", "0", "0x7f000001", "2130706433", "127.1", "::ffff:127.0.0.1", "::ffff:0.0.0.0",
+    "0:0:0:0:0:0:0:0",
+    "10.0.0.7", "gpu-3.example.org", "localhost.", "localhost.example.org", "127.0.0.1.example.org",
+    "127.0.0.1 0.0.0.0",
+    " 127.0.0.1", "127.0.0.1\n", "::1%eth0", "fe80::1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", OPEN)
+def test_what_is_not_surely_loopback_is_refused_without_a_key_and_told_why_a_key_is_not_all(
+    host: str, profile: Load, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = profile(f"server: {{host: {ascii(host).replace(chr(39), chr(34))}}}")
+    with pytest.raises(CheckFailed) as raised:
+        refuse_exposed(loaded, insecure=False)
+    assert raised.value.hint is not None
+    for word in ("server.api_key_env", "/metrics", "/health", "/invocations", "--insecure"):
+        assert word in raised.value.hint
+    refuse_exposed(loaded, insecure=True)
+    assert "whoever reaches it can use the model" in (said := capsys.readouterr().err)
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["''", "' '", "~"])
+def test_no_host_is_never_everybody(host: str, profile: Load, write: Callable[..., object]) -> None:
+    file = write(f"target: {{model: m}}\nserver: {{host: {host}}}\n")
+    if host == "~":
+        assert profile("server: {host: ~}").server.host == "127.0.0.1"
+    else:
+        assert run(["lint", str(file)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("frontend", "is_told"),
+    [
+        ("{uds: /run/v.sock}", False),
+        ("{ssl_cert_reqs: 2, ssl_ca_certs: ca.pem, ssl_certfile: c.pem, ssl_keyfile: k.pem}", False),
+        ("{ssl_cert_reqs: 2, ssl_ca_certs: ca.pem}", True),
+        ("{ssl_cert_reqs: 2, ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
+        ("{ssl_cert_reqs: 1, ssl_ca_certs: ca.pem, ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
+        ("{ssl_certfile: c.pem, ssl_keyfile: k.pem}", True),
+    ],
+)
+def test_a_socket_file_or_a_certificate_of_the_client_closes_it_and_encryption_alone_does_not(
+    frontend: str, is_told: bool, profile: Load
+) -> None:
+    assert is_open(profile(f"server: {{host: 0.0.0.0}}\nfrontend: {frontend}")) is is_told
+
+
+def test_a_key_lets_it_start(profile: Load) -> None:
+    refuse_exposed(profile("server: {host: 0.0.0.0, api_key_env: MY_KEY}"), insecure=False)
+
+
+@pytest.mark.parametrize(
+    "place", ["frontend: {host: 0.0.0.0}", "engine: {host: 0.0.0.0}", "frontend: {api_key: [k]}"]
+)
+def test_there_is_no_second_way_to_say_a_host_or_a_key(place: str, write: Callable[..., object]) -> None:
+    assert run(["lint", str(write(f"target: {{model: m}}\n{place}\n"))]) == 1
+
+
+def test_a_port_is_looked_for_on_loopback() -> None:
+    from inspect import signature
+
+    assert signature(free_port).parameters["host"].default == "127.0.0.1"
+    assert endpoint("127.0.0.1:8000").is_loopback
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_a_server_for_everybody_is_asked_on_loopback_by_us(host: str, profile: Load) -> None:
+    plan = launch(profile(f"server: {{host: '{host}'}}"), table=table("0.32"), platform="cpu")
+    assert endpoint(plan.url).is_loopback
