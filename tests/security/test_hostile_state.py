@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,13 @@ def test_a_name_that_is_a_path_or_an_order_is_no_server_for_anybody(
     assert not state.exists() or not [path for path in state.rglob("*") if path.is_file()]
 
 
+def settled(child: subprocess.Popen[bytes]) -> int:
+    """The pid, once the kernel shows the environment of the new program."""
+    while MARK.encode() not in Path(f"/proc/{child.pid}/environ").read_bytes():
+        time.sleep(0.01)
+    return child.pid
+
+
 def test_a_process_cannot_put_a_name_of_its_choice_onto_the_screen(
     state: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -272,7 +280,7 @@ def test_a_process_cannot_put_a_name_of_its_choice_onto_the_screen(
         for name in names
     ]
     try:
-        ours = {child.pid for child in children}
+        ours = {settled(child) for child in children}
         assert {name for pid, name in marked().items() if pid in ours} == {"ok"}
         assert run(["ps"]) == 0
         assert "\x1b" not in (said := told(capsys)) and "lost" in said
@@ -289,7 +297,7 @@ def test_root_believes_no_mark_of_another_user(state: Path) -> None:
         ["sleep", "60"], env={MARK: f"{place()}:demo:r"}, start_new_session=True, user=65534, cwd="/"
     )
     try:
-        assert child.pid not in marked("demo")
+        assert settled(child) not in marked("demo")
         assert child.pid not in {process.pid for process in Marked("demo").members()}
     finally:
         child.send_signal(signal.SIGKILL)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
 from specserve.cli.detach import detached_name
-from specserve.errors import SpecserveError
+from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.shell import shell
@@ -131,11 +131,11 @@ def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
 
 @pytest.mark.parametrize("text", [text for text in NASTY if text.startswith("-")])
 def test_a_model_that_looks_like_an_option_is_refused_with_its_place(text: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecserveError) as raised:
+    with pytest.raises(ProfileError) as raised:
         plan_of({"target": {"model": text}}, tmp_path)
     assert [finding.message for finding in raised.value.findings] == [
         "`target.model` must not start with `-`"
-    ]  # type: ignore[attr-defined]
+    ]
 
 
 @pytest.mark.parametrize("text", [text for text in NASTY if "\0" in text or "\x1b" in text or "\r" in text])
@@ -179,9 +179,9 @@ def test_pasted_into_a_shell_each_word_arrives_as_it_is_and_nothing_runs(
 
 @pytest.mark.parametrize("name", ["X}$(touch PWNED)", "X:-y", "A B", "1X", "", "X\nY", "-x", "ü", "sk-7f3a"])
 def test_what_is_no_name_of_a_variable_names_no_key(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecserveError) as raised:
+    with pytest.raises(ProfileError) as raised:
         plan_of({"server": {"api_key_env": name}}, tmp_path)
-    assert len(name) < 7 or name not in repr(raised.value.findings)  # type: ignore[attr-defined]
+    assert len(name) < 7 or name not in repr(raised.value.findings)
 
 
 @pytest.mark.parametrize("value", ["--port", "--port=1"])

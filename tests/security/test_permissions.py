@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from specserve.checks.doctor.folders import folder_lines
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.failure import crash_report
@@ -265,3 +266,18 @@ def test_what_lies_in_the_state_is_the_record_and_nothing_of_the_environment(
         "scratch", "oom_kills", "ready_at_s", "stopper", "ended",
     }  # fmt: skip
     assert set(json.loads((state / "servers" / "demo" / "state.json").read_text())) == known
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_told"), [(0o700, False), (0o755, False), (0o777, True), (0o770, True), (0o1777, False)]
+)
+def test_a_state_folder_that_others_may_write_to_is_told_by_the_doctor(
+    mode: int, is_told: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    found = [line for line in folder_lines(os.environ, state=folder) if line.name == "state"]
+    assert [(line.state, "other users" in line.text) for line in found] == [
+        ("note" if is_told else "ok", is_told)
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +48,16 @@ def look(folder: Path) -> Place:
     return Place(folder, free, None)
 
 
+def is_shared(folder: Path) -> bool:
+    """Whether somebody else may exchange what lies in a folder; in one like /tmp (sticky) only its owner may."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    is_others = status.st_uid not in (0, os.geteuid())
+    return is_others or bool(status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX)
+
+
 def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
     """The Hub's cache, vLLM's, the folder for temporary files, and that of specserve's logs and state."""
     yield _cache(look(hub_cache(environ)), is_needed=not is_offline(environ))
@@ -56,6 +67,11 @@ def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
     if place.trouble:
         text = f"{state}: {place.trouble}: no log and no state can be kept"
         yield Line("state", "bad", text, "make room there, or set SPECSERVE_STATE_DIR to another folder")
+    elif is_shared(state):
+        text = f"{state}: other users may rename what lies in it, and so hide the servers"
+        yield Line(
+            "state", "note", text, f"`chmod go-w {state}`, or set SPECSERVE_STATE_DIR to a folder of your own"
+        )
     else:
         yield Line("state", "ok", str(state))
 
