@@ -20,7 +20,6 @@ from specserve.serve.phases import Phase
 
 _STILL_EVERY_S = 30.0
 _PROMPT = "def __len__(self):"
-_DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 class TextView:
@@ -214,7 +213,7 @@ def _curl(ready: events.Ready, *, key: str | None) -> str:
 
 
 def _ask(ready: events.Ready, *, key: str | None) -> str:
-    url = f" --url {shlex.quote(ready.url)}" if ready.url != _DEFAULT_URL else ""
+    url = f" --url {shlex.quote(ready.url)}"  # also on port 8000: without it, `ask` takes a detached server first
     variable = f" --api-key-env {key}" if key else ""
     return f"{program()} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"
 

@@ -68,7 +68,8 @@ KV cache 29,056 tokens: 56.8 requests of 512 tokens at once
 log      /state/logs/demo.log
 curl     curl -s http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d \
 '{"model": "demo", "prompt": "def __len__(self):", "max_tokens": 48, "temperature": 0}'
-ask      specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0
+ask      specserve ask --completion 'def __len__(self):' --max-tokens 48 --temperature 0 \
+--url http://127.0.0.1:8000
 """
 
 

@@ -84,5 +84,5 @@ def test_the_port_of_make_is_the_port_of_the_server(
     assert became[0][1:] == ["up", "demo.yaml", "--port", "0"]
 
 
-def test_the_ask_line_names_no_address_where_ask_finds_the_server_itself(demo: ModuleType) -> None:
-    assert "--url" not in demo.ask_command(8000)
+def test_the_ask_line_names_the_address_since_ask_takes_a_detached_server_first(demo: ModuleType) -> None:
+    assert "--url http://127.0.0.1:8000 " in demo.ask_command(8000)
