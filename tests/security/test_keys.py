@@ -329,3 +329,27 @@ def test_a_plan_records_the_profiles_variables_and_its_own_and_no_other(
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_API_KEY": {"from_env": "MY_SERVER_KEY"},
     }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan"],
+        ["up", "--dry-run", "--no-check"],
+        ["lint"],
+        ["lint", "--format", "json"],
+        ["lint", "--format", "sarif"],
+        ["lint", "--format", "github"],
+        ["convert"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+@pytest.mark.parametrize(
+    "option", [["--api-key", KEY], [f"--api-key={KEY}"], ["--hf-token", "hf_neverAnywhereEither2Q"]]
+)
+def test_a_key_in_a_command_that_is_read_is_not_repeated(
+    words: list[str], option: list[str], specserve: Program, tmp_path: Path
+) -> None:
+    done = specserve(*words, "--", "vllm", "serve", "org/m", *option)
+    assert done.returncode in (0, 1, 2) and done.stdout + done.stderr
+    assert leaks(done.stdout + done.stderr + kept(tmp_path)) == []
