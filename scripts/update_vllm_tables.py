@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
             print(f"error: {argument}: {error}", file=sys.stderr)
             return 2
         target = TABLES / f"vllm-{table.minor}.json"
+        for folder in (TABLES, REGISTRIES):
+            folder.mkdir(parents=True, exist_ok=True)
         target.write_text(dumps(table), encoding="utf-8")
         (REGISTRIES / target.name).write_text(registry.dumps(models), encoding="utf-8")
         print(

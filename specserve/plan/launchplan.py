@@ -61,6 +61,8 @@ class LaunchPlan:
     @property
     def url(self) -> str:
         """Where a client on this machine reaches the server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "": "127.0.0.1"}.get(
+            self.host, self.host
+        )  # noqa: S104
         scheme = "https" if "--ssl-certfile" in self.argv else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"

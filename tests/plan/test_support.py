@@ -267,6 +267,7 @@ def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
         "import pathlib, runpy, sys; "
         f"module = runpy.run_path({str(script)!r}); "
         f"module['main'].__globals__['TABLES'] = pathlib.Path({str(fresh / 'tables')!r}); "
+        f"module['main'].__globals__['REGISTRIES'] = pathlib.Path({str(fresh / 'registries')!r}); "
         f"sys.exit(module['main']([{str(found.package)!r}]))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
