@@ -48,7 +48,7 @@ unit:
 	$(OFFLINE) $(BIN)/pytest -q -n 2 -m "not engine"
 
 engine:
-	$(OFFLINE) $(BIN)/pytest -q -m engine
+	$(OFFLINE) $(BIN)/pytest -q -m engine --durations=15
 
 soak: setup ## not for CI: SOAK starts and stops (20), faults, load, start-up time, the demo's speedup; an hour
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
