@@ -61,8 +61,7 @@ class LaunchPlan:
     @property
     def url(self) -> str:
         """Where a client on this machine reaches the server."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "": "127.0.0.1"}.get(
-            self.host, self.host
-        )  # noqa: S104
+        reached_at = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]", "": "127.0.0.1"}  # noqa: S104
+        host = reached_at.get(self.host, self.host)
         scheme = "https" if "--ssl-certfile" in self.argv else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{self.port}"
