@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,3 +83,9 @@ def specserve(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[bytes
         )
 
     return run
+
+
+def pytest_configure() -> None:
+    """A shell's background job ignores SIGINT, and so would every process that the tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
