@@ -48,9 +48,10 @@ unit:
 	$(OFFLINE) $(BIN)/pytest -q -n 2 -m "not engine"
 
 engine:
-	$(OFFLINE) $(BIN)/pytest -q -m engine --durations=15
+	$(OFFLINE) $(BIN)/pytest -q -m "engine and not soak" --durations=15
 
 soak: setup ## not for CI: SOAK starts and stops (20), faults, load, start-up time, the demo's speedup; an hour
+	$(OFFLINE) $(BIN)/pytest -q -m soak
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
 	$(BIN)/python scripts/faults.py
 	$(BIN)/python scripts/soak_load.py

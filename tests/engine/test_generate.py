@@ -137,6 +137,7 @@ def test_acceptance_and_speed_are_told_at_the_end(whole: Run) -> None:
     assert float(line.split()[1].rstrip(",")) > 0.3
 
 
+@pytest.mark.soak
 def test_an_interrupted_killed_and_resumed_output_is_the_same(
     whole: Run, tiny_server: Up, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ def test_an_interrupted_killed_and_resumed_output_is_the_same(
     assert not run.partial.exists()
 
 
+@pytest.mark.soak
 def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, tmp_path: Path) -> None:
     run = Run(tiny_server.profile, tmp_path, REQUESTS)
     run.wait_for_lines(5)

@@ -68,6 +68,7 @@ def test_up_locked_serves_the_locked_commits_and_asks_nobody(
     assert hub_of_yesterday.requests == []
 
 
+@pytest.mark.soak
 def test_exec_becomes_a_vllm_that_asks_nobody(start_up: StartUp, hub_of_yesterday: HubServer) -> None:
     with start_up("--exec", changes=MODELS) as up:
         deadline = time.monotonic() + 240
