@@ -7,9 +7,11 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from specserve.serve import shm
 from specserve.serve.detached.identity import boot_id, mark_of, place
 from specserve.serve.detached.record import Record
 from specserve.serve.detached.registry import NAME, folder_of
@@ -118,6 +120,15 @@ def marked(name: str | None = None) -> dict[int, str]:
         if its_place == here and name in (None, its_name) and NAME.fullmatch(its_name):
             found[pid] = its_name
     return found
+
+
+def noted(group: Group) -> dict[str, Any]:
+    """What a record keeps of a server that is ready: its processes, and what they hold."""
+    held = group.members()
+    return {
+        "members": tuple((process.pid, ticks(process.pid) or 0) for process in held),
+        "traces": tuple(sorted(map(str, shm.traces(held)))),
+    }
 
 
 def mark(record: Record) -> str:

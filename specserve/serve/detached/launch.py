@@ -15,9 +15,9 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve import events, oom, shm
+from specserve.serve import events, oom
 from specserve.serve.detached import registry, watcher
-from specserve.serve.detached.group import Detached, exit_file, mark
+from specserve.serve.detached.group import Detached, exit_file, mark, noted
 from specserve.serve.detached.identity import MARK, boot_id
 from specserve.serve.detached.record import Record
 from specserve.serve.detached.room import Room
@@ -58,13 +58,7 @@ def launch(
         undo.callback(server.end)
         _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
         _start(server, record)
-        held = group.members()
-        record = _keep(
-            record,
-            ready_at_s=time.time(),
-            members=tuple((process.pid, ticks(process.pid) or 0) for process in held),
-            traces=tuple(sorted(map(str, shm.traces(held)))),
-        )
+        record = _keep(record, ready_at_s=time.time(), **noted(group))
         undo.pop_all()
     return record
 
@@ -82,7 +76,7 @@ def _start(server: Server, record: Record) -> None:
 
 def _claimed(plan: LaunchPlan, *, name: str, profile: str, room: Room, log_path: Path) -> Record:
     """The name is ours from now on. A dead server of that name is tidied up and forgotten."""
-    keys = [value.name for variable, value in plan.env.items() if isinstance(value, FromEnv)]
+    keys = [value.name for value in plan.env.values() if isinstance(value, FromEnv)]
     speculation = plan.speculation or {}
     count = speculation.get("num_speculative_tokens")
     record = Record(

@@ -16,7 +16,7 @@ from specserve.metrics import prometheus
 from specserve.serve import health
 from specserve.serve.detached import registry
 from specserve.serve.detached.aftermath import is_cared_for, tidy
-from specserve.serve.detached.group import Detached, marked
+from specserve.serve.detached.group import Detached, marked, noted
 from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.recent import Recent, recent
 from specserve.serve.detached.record import Record
@@ -115,7 +115,7 @@ def _asked(record: Record) -> Seen:
         if not is_up:
             return Seen(record.name, "starting", "", record)
         with contextlib.suppress(SpecserveError):
-            record = registry.change(record, ready_at_s=time.time()) or record
+            record = registry.change(record, ready_at_s=time.time(), **noted(Detached(record))) or record
     lately = recent(Path(record.log_path), now_s=time.time())
     metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)

@@ -238,6 +238,7 @@ def test_a_server_whose_launcher_was_killed_becomes_ready_all_the_same(
         process.kill()
     record = wait_for("demo", "ready").record
     assert record is not None and record.ready_at_s is not None
+    assert len(record.members) == 3 and record.traces  # known by now, should its first process be killed
     stop_now(record)
     assert nothing_is_left(record)
 
