@@ -32,7 +32,9 @@ def logs(
     specserve logs demo -f
     specserve logs demo -n 0 | grep SpecDecoding
     """
-    record = _record(name)
+    from specserve.serve.detached.only import only_server
+
+    record = only_server(name)
     path = Path(record.log_path)
     position = _print_last(path, lines=lines)
     if follow:
@@ -40,12 +42,6 @@ def logs(
             _follow(record, path, position=position)
         except KeyboardInterrupt:
             return
-
-
-def _record(name: str | None) -> Record:
-    from specserve.serve.detached.only import only_server
-
-    return only_server(name)
 
 
 def _print_last(path: Path, *, lines: int) -> int:
