@@ -67,8 +67,8 @@ def find_strays(ours: Collection[int], *, proc: Path = PROC, user: int | None = 
         and is_vllm(process, proc=proc)
         and not _is_of_specserve(process, every, ours)
     ]
-    orphans = [process for process in found if _is_orphan(process, every)]
     pids = {process.pid for process in found}
+    orphans = [process for process in found if _is_orphan(process, every, pids)]
     roots = [process for process in found if process not in orphans and process.parent not in pids]
     return Strays(tuple(orphans), tuple(roots))
 
@@ -139,12 +139,21 @@ def is_specserve(argv: tuple[str, ...]) -> bool:
     return named or module or any(_OURS.search(word) for word in head)
 
 
-def _is_orphan(process: Process, every: dict[int, Process]) -> bool:
-    """An engine or worker that has lost its server: its parent is init, or who led its group or session is gone."""
+def _is_orphan(process: Process, every: dict[int, Process], found: Collection[int]) -> bool:
+    """An engine or worker that has lost its server: it was adopted, or belongs to an engine that was.
+
+    Who led a group or session may be gone from a server that runs (a shell that was left), or be outside of this
+    container; a parent of the same group or session is no foster parent.
+    """
     if _is_server(process):
         return False
-    is_adopted = process.parent <= 1 and not (1 in every and _is_server(every[1]))
-    return is_adopted or process.group not in every or process.session not in every
+    parent = every.get(process.parent)
+    if parent is None or (parent.pid == 1 and not _is_server(parent)):
+        return True
+    if parent.pid in found:
+        return _is_orphan(parent, every, found)
+    is_kin = parent.session == process.session or parent.group == process.group
+    return not is_kin and (process.group not in every or process.session not in every)
 
 
 def _user(folder: Path) -> int | None:

@@ -28,12 +28,18 @@ def add(proc: Path) -> AddProcess:
     """Adds a process to that tree."""
 
     def to_tree(
-        pid: int, *argv: str, parent: int = 1, group: int = 0, session: int = 0, maps: str = "",
+        pid: int, *argv: str, parent: int = 1, group: int | None = None, session: int | None = None, maps: str = "",
         state: str = "S", ticks: int = 0,
     ) -> int:  # fmt: skip
         folder = proc / str(pid)
         folder.mkdir()
-        numbers = [parent, group or pid, session or pid, *[0] * 15, ticks]
+        numbers = [
+            parent,
+            pid if group is None else group,
+            pid if session is None else session,
+            *[0] * 15,
+            ticks,
+        ]
         (folder / "stat").write_text(f"{pid} (a (b) c) {state} {' '.join(map(str, numbers))} 0 0\n")
         (folder / "cmdline").write_bytes(b"\0".join(word.encode() for word in argv) + b"\0")
         (folder / "maps").write_text(maps)

@@ -99,6 +99,18 @@ def test_the_engine_of_a_program_that_still_runs_is_somebodys(proc: Path, add: A
     assert pids(find_strays([], proc=proc)) == ([], [11])
 
 
+@pytest.mark.parametrize("leader", [7, 0])  # left, or outside of this container
+def test_an_engine_whose_program_outlived_the_shell_is_somebodys(
+    leader: int, proc: Path, add: AddProcess
+) -> None:
+    add(10, "python", "offline.py", parent=1, group=leader, session=leader)
+    add(11, "VLLM::EngineCore", parent=10, group=leader, session=leader)
+    add(12, "VLLM::Worker_TP0", parent=11, group=leader, session=leader)
+    add(20, "vllm", "serve", "m", parent=1, group=leader, session=leader)
+    add(21, "VLLM::EngineCore", parent=20, group=leader, session=leader)
+    assert pids(find_strays([], proc=proc)) == ([], [11, 20])
+
+
 @pytest.mark.parametrize(
     "above",
     [
