@@ -1,0 +1,1 @@
+"""Does speculation pay here: arms, blocks of requests, figures with intervals, verdicts."""
