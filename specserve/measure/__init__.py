@@ -1,1 +1,1 @@
-"""Traffic against live servers and what follows from it: watch, verify, bench. Launches through `serve`, prints nothing."""
+"""Traffic against live servers and what follows from it: watch, verify, bench. Prints nothing."""
