@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from specserve.facts.model import ModelFacts
 
 _SMALL_SHM = 2**30
+_QUEUE = 10 * 24 * 2**20
+"""The largest message queue. (vllm/distributed/device_communicators/shm_broadcast.py, MessageQueue, 0.32 and 0.33)"""
 """Containers have 64 MiB unless they are told otherwise; vLLM's message queue alone may take 160 MiB."""
 _SPARE_DISK = 2**30
 _ARCTIC_INFERENCE = "0.1.1"
@@ -52,8 +54,9 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
     ## Why is this bad?
-    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it:
-    the launch dies by a bus error, or hangs with `No available shared memory broadcast block found`.
+    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it.
+    Under 240 MiB vLLM refuses to make the queue between engine and workers (error; the CPU engine has a worker even
+    for one rank); under 1 GiB NCCL may die by a bus error, or the ranks hang (warning).
 
     ## Example
         target: {model: ./target, tensor_parallel_size: 2}
@@ -64,17 +67,22 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
-    assert ctx.host is not None
+    assert ctx.host is not None and ctx.plan is not None
     target = ctx.profile.target
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
     size = ctx.host.shm_bytes
-    if ranks > 1 and size is not None and size < _SMALL_SHM:
-        split = "tensor" if target.tensor_parallel_size > 1 else "pipeline"
-        yield Hit(
-            f"target.{split}_parallel_size",
-            f"{ranks} ranks share {size // 2**20} MiB of /dev/shm",
-            help="give the container more: `docker run --shm-size 8g`, or `--ipc host`",
-        )
+    has_workers = ranks > 1 or ctx.plan.platform == "cpu"
+    if size is None or not has_workers or size >= (_SMALL_SHM if ranks > 1 else _QUEUE):
+        return
+    split = "pipeline" if target.pipeline_parallel_size > target.tensor_parallel_size else "tensor"
+    whose = f"{ranks} ranks share" if ranks > 1 else "engine and worker share"
+    needs = ": vLLM needs 240 MiB for one message queue" if size < _QUEUE else ""
+    yield Hit(
+        f"target.{split}_parallel_size" if ranks > 1 else "target",
+        f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
+        help="give the container more: `docker run --shm-size 8g`, or `--ipc host`",
+        severity=Severity.ERROR if size < _QUEUE else None,
+    )
 
 
 @rule("SD405", "full-disk", Severity.ERROR, needs="host")

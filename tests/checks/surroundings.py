@@ -27,7 +27,7 @@ HOST = Host(
 HOSTS: Mapping[str, Mapping[str, Any]] = {
     "SD401": {"compiler": None},
     "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
-    "SD404": {"shm_bytes": 64 * 2**20},
+    "SD404": {"shm_bytes": 512 * 2**20},
     "SD405": {"cache": Cache("/cache/hub", 64 * GIB, True)},
     "SD406": {"cache": Cache("/cache/hub", 64 * GIB, False)},
     "SD407": {"arctic_inference": None},

@@ -72,6 +72,26 @@ def test_shared_memory_matters_to_several_ranks(
     assert codes(profile(f"target: {{model: ./t, {keys}}}"), shm_bytes=size) == expected
 
 
+@pytest.mark.parametrize(
+    ("keys", "platform", "mib", "expected"),
+    [
+        ("tensor_parallel_size: 2", "cuda", 239, ["error"]),
+        ("tensor_parallel_size: 2", "cuda", 240, ["warning"]),
+        ("tensor_parallel_size: 1", "cpu", 239, ["error"]),
+        ("tensor_parallel_size: 1", "cpu", 240, []),
+        ("tensor_parallel_size: 1", "cuda", 64, []),
+    ],
+)
+def test_without_room_for_a_message_queue_no_engine_with_workers_starts(
+    profile: Load, keys: str, platform: str, mib: int, expected: list[str]
+) -> None:
+    loaded = profile(f"target: {{model: ./t, {keys}}}")
+    host = replace(HOST, shm_bytes=mib * 2**20)
+    context = Context(loaded, ("0.33",), plan=planned(loaded, platform=platform), host=host)
+    found = [item for item in judged(context) if item.code == "SD404"]
+    assert [item.severity.value for item in found] == expected
+
+
 def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
     cache = Cache("/cache", 10 * GIB, True)
     model = hub_model(a__safetensors=8 * GIB, b__safetensors=8 * GIB)
