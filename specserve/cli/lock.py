@@ -66,6 +66,7 @@ def _sum(states: list[State]) -> str:
 
 def _write(profile: Profile, *, offline: bool) -> None:
     from specserve.plan.locking import lock_profile
+    from specserve.report.failure import told
 
     done = lock_profile(profile, offline=offline)
     say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
@@ -73,7 +74,7 @@ def _write(profile: Profile, *, offline: bool) -> None:
         asked = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
         say(f"  {clean(facts.model)}{asked} {facts.commit[:12] if facts.commit else 'by its files'}")
         for note in facts.notes:
-            say(f"    note: {clean(note)}")
+            say(f"    note: {told(note)}")
     out(_shown(done.file))
 
 
@@ -81,11 +82,12 @@ def _state(profile: Profile, *, offline: bool) -> State:
     """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
     from specserve.plan.drifted import drifts_from, unused
     from specserve.plan.locked import lock_of
+    from specserve.report.failure import told
 
     try:
         found = lock_of(profile)
     except FactError as error:
-        out(f"{profile.file}: {clean(error.message)}")
+        out(f"{profile.file}: {told(error.message)}")
         return "stale"
     if found is None:
         out(f"{profile.file}: there is no lock")
@@ -95,7 +97,7 @@ def _state(profile: Profile, *, offline: bool) -> State:
     for drift in drifts_from(profile, found, ask_hub=not offline):
         detail = f": {', '.join(drift.detail)}" if drift.detail else ""
         note = "note: " if drift.kind == "moved" else ""
-        out(clean(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
+        out(told(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
         holds = holds and drift.kind == "moved"
     for model in unused(profile, found):
         out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))

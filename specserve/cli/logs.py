@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _CHUNK_BYTES = 1 << 20
+_LONGEST_LINE = 1 << 20
+"""A longer one is shown in pieces: nothing bounds what a log holds."""
+_WORKFLOW_COMMAND = re.compile(r"^(\s*)::|##\[")
+"""What a job of GitHub Actions would obey when it is printed."""
 
 
 def logs(
@@ -55,7 +61,7 @@ def _print_last(path: Path, *, lines: int) -> int:
             start = 0
             if lines:
                 start, found = end, 0
-                while start > 0 and found <= lines:
+                while start > 0 and found <= lines and end - start < lines * _LONGEST_LINE:
                     step = min(_CHUNK_BYTES, start)
                     start -= step
                     file.seek(start)
@@ -64,7 +70,7 @@ def _print_last(path: Path, *, lines: int) -> int:
             rest = b""
             kept: list[bytes] = []
             while file.tell() < end and (data := file.read(min(_CHUNK_BYTES, end - file.tell()))):
-                *whole, rest = (rest + data).split(b"\n")
+                whole, rest = _split(rest + data)
                 if lines:
                     kept = [*kept, *whole][-lines:]
                 else:
@@ -92,7 +98,7 @@ def _follow(record: Record, path: Path, *, position: int) -> None:
         except OSError:
             return
         position += len(data)
-        *whole, rest = (rest + data).split(b"\n")
+        whole, rest = _split(rest + data)
         _write(whole)
         if not data:
             if not runs:
@@ -101,8 +107,21 @@ def _follow(record: Record, path: Path, *, position: int) -> None:
             time.sleep(_LOOK_S)
 
 
+def _split(data: bytes) -> tuple[list[bytes], bytes]:
+    """Whole lines, and what begins another one."""
+    *whole, rest = data.split(b"\n")
+    return ([*whole, rest], b"") if len(rest) > _LONGEST_LINE else (whole, rest)
+
+
 def _write(lines: list[bytes]) -> None:
     from specserve.report.console import clean, out
 
     if lines:
-        out("\n".join(clean(line.decode(errors="replace").rstrip("\r")) for line in lines))
+        shown = [clean(line.decode(errors="replace").rstrip("\r")) for line in lines]
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            shown = [_WORKFLOW_COMMAND.sub(_visible, line) for line in shown]
+        out("\n".join(shown))
+
+
+def _visible(command: re.Match[str]) -> str:
+    return f"\\x{ord(command[0].strip()[0]):02x}{command[0].strip()[1:]}"

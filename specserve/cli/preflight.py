@@ -90,7 +90,9 @@ def preflight(
     answer = _ask(asked)
     findings = tuple(_finding(item) for item in answer["findings"])
     for reason in answer["missing"]:
-        say(f"{styled('warning', 'yellow')}: not checked: {clean(reason)}")
+        from specserve.report.failure import told
+
+        say(f"{styled('warning', 'yellow')}: not checked: {told(reason)}")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         text = f"`{path}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"

@@ -17,18 +17,18 @@ from specserve.serve.statefolder import private, state_folder
 
 def failure(error: SpecserveError) -> str:
     """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
-    parts = [f"{styled('error', 'red')}: {_told(error.message)}"]
-    parts += [f"  Caused by: {_told(cause)}" for cause in error.causes]
+    parts = [f"{styled('error', 'red')}: {told(error.message)}"]
+    parts += [f"  Caused by: {told(cause)}" for cause in error.causes]
     if isinstance(error, LaunchError):
         parts += _log(error)
     if isinstance(error, ProfileError) and error.findings:
         parts = [render(error.findings), *parts]
     if error.hint:
-        parts += ["", f"{styled('hint', 'cyan')}: {_told(error.hint)}"]
+        parts += ["", f"{styled('hint', 'cyan')}: {told(error.hint)}"]
     return "\n".join(parts)
 
 
-def _told(text: str) -> str:
+def told(text: str) -> str:
     """Text that may hold words of a server, a log or the Hub: what it echoes of our keys is none of a terminal's."""
     return clean(redacted(text))
 
@@ -36,7 +36,7 @@ def _told(text: str) -> str:
 def _log(error: LaunchError) -> list[str]:
     lines = []
     if error.log_tail:
-        lines += ["", "  the log ends with", *(f"    | {_told(line)}" for line in error.log_tail)]
+        lines += ["", "  the log ends with", *(f"    | {told(line)}" for line in error.log_tail)]
     if error.log_path:
         lines += ["", f"  full log: {clean(error.log_path)}"]
     return lines

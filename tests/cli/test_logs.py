@@ -1,0 +1,49 @@
+"""What `specserve logs` prints of a log, whatever is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specserve.cli import logs
+from specserve.cli.logs import _print_last as print_last
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "demo.log"
+
+
+def test_the_last_lines_are_printed_and_a_half_one_waits(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text("one\ntwo\nthree\nfo")
+    assert print_last(log, lines=2) == len("one\ntwo\nthree\n")
+    assert capsys.readouterr().out == "two\nthree\n"
+
+
+def test_a_line_without_an_end_is_shown_in_pieces(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_LONGEST_LINE", 10)
+    monkeypatch.setattr(logs, "_CHUNK_BYTES", 16)
+    log.write_text("x" * 1000 + "\nlast\n")
+    assert print_last(log, lines=2) == 1006
+    *pieces, last = capsys.readouterr().out.splitlines()
+    assert last == "last"
+    assert 0 < sum(map(len, pieces)) <= 32  # no more of it was read than two lines may hold
+
+
+def test_in_a_job_of_github_a_log_gives_no_orders(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.write_text("::error::boo\n  ::set-output name=a::b\nx ##[group]y\nC::D\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    print_last(log, lines=0)
+    told = capsys.readouterr().out.splitlines()
+    assert told == [r"\x3a:error::boo", r"\x3a:set-output name=a::b", r"x \x23#[group]y", "C::D"]
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    print_last(log, lines=1)
+    print_last(log, lines=0)
+    assert "::error::boo" in capsys.readouterr().out
