@@ -1,0 +1,114 @@
+"""Makes prompts fit a context: shorter texts where the text is ours, fewer prompts where it is not. Asks no server."""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from specserve.measure.workloads.workload import CountTokens, Message, Prompt, estimated_tokens
+
+_SPECIAL_TOKENS = 8
+"""What a tokenizer may put around a completion's prompt."""
+_TEMPLATE_TOKENS = 64
+"""What a chat template may put around messages; its default system text included."""
+_LEAST_ANSWER = 16
+"""A prompt that leaves less room for its answer is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How long prompt and answer may be together."""
+
+    max_model_len: int | None
+    count_tokens: CountTokens = estimated_tokens
+
+    def for_answer(self, prompt: Prompt) -> int:
+        """Tokens that are left for the answer, at most its `max_tokens`; negative where the prompt is too long."""
+        if self.max_model_len is None:
+            return prompt.max_tokens
+        around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
+        free = self.max_model_len - around
+        if (
+            len(prompt.content.encode()) < free - prompt.max_tokens
+        ):  # no tokenizer makes more tokens than bytes
+            return prompt.max_tokens
+        return min(prompt.max_tokens, free - self.count_tokens(prompt.content))
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A prompt of ours whose text can be shortened: `render` takes how many of its `blocks` are kept."""
+
+    id: str
+    max_tokens: int
+    blocks: int
+    render: Callable[[int], str | tuple[Message, ...]]
+
+    def prompt(self, kept: int) -> Prompt:
+        """The prompt with its first blocks."""
+        content = self.render(kept)
+        if isinstance(content, str):
+            return Prompt(self.id, self.max_tokens, text=content)
+        return Prompt(self.id, self.max_tokens, messages=content)
+
+
+def fitted(drafts: Iterable[Draft], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts, each as long as it fits with its whole answer; and what was cut, in words."""
+    prompts: list[Prompt] = []
+    shortened = left_out = 0
+    for draft in drafts:
+        whole = draft.prompt(draft.blocks)
+        if room.for_answer(whole) >= draft.max_tokens:
+            prompts.append(whole)
+            continue
+        kept = _most(draft, room)
+        if kept < 1:
+            left_out += 1
+            continue
+        shortened += 1
+        prompts.append(draft.prompt(kept))
+    return tuple(prompts), _told(len(prompts), shortened, left_out, room)
+
+
+def _most(draft: Draft, room: Room) -> int:
+    """The largest number of blocks that fits, 0 where not even one does."""
+
+    def is_too_long(kept: int) -> bool:
+        return room.for_answer(draft.prompt(kept)) < draft.max_tokens
+
+    return bisect_left(range(1, draft.blocks), True, key=is_too_long)
+
+
+def _told(count: int, shortened: int, left_out: int, room: Room) -> tuple[str, ...]:
+    remarks = []
+    if shortened:
+        remarks.append(
+            f"{shortened} of {count} prompts were shortened to fit max_model_len {room.max_model_len}"
+        )
+    if left_out:
+        remarks.append(
+            f"{left_out} of {count + left_out} prompts were left out: "
+            f"longer than max_model_len {room.max_model_len} allows"
+        )
+    return tuple(remarks)
+
+
+def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are told."""
+    kept: list[Prompt] = []
+    shorter = 0
+    for prompt in prompts:
+        left = room.for_answer(prompt)
+        if left >= prompt.max_tokens:
+            kept.append(prompt)
+        elif left >= _LEAST_ANSWER:
+            shorter += 1
+            kept.append(dataclasses.replace(prompt, max_tokens=left))
+    remarks = _told(len(kept), 0, len(prompts) - len(kept), room)
+    if shorter:
+        remarks += (
+            f"{shorter} of {len(kept)} answers got fewer max_tokens to fit max_model_len {room.max_model_len}",
+        )
+    return tuple(kept), remarks
