@@ -12,6 +12,7 @@ import typer
 from specserve.checks.gather import Wanted
 from specserve.cli import judge
 from specserve.cli.judge import Format
+from specserve.cli.options import NoLock, Settings
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
@@ -37,7 +38,7 @@ def check(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Cache, directories and lock only.")] = False,
     locked: Annotated[bool, typer.Option("--locked", help="Profile and lock, nothing else.")] = False,
-    no_lock: Annotated[bool, typer.Option("--no-lock", help="Pass over the lock beside it.")] = False,
+    no_lock: NoLock = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped groups fail too.")] = False,
     vllm: Annotated[
         str | None,
@@ -53,10 +54,7 @@ def check(
             help="How findings are written; default: text, and github in a job of GitHub Actions.",
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Prove before the launch that the pair agrees and fits.
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Alternative, Devices, Locked, NoLock, Settings
+
 
 def generate(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile; `-` is stdin.")],
@@ -14,33 +16,14 @@ def generate(
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The answers; `-` is stdout.")
     ] = "-",
-    locked: Annotated[
-        bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
-    ] = False,
-    no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", show_default=False, help="Override a value of the profile."
-        ),
-    ] = None,
-    alternative: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default=False, help="Speculate as this block of `alternatives` says."
-        ),
-    ] = None,
+    locked: Locked = False,
+    no_lock: NoLock = False,
+    settings: Settings = None,
+    alternative: Alternative = None,
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The same engine without speculation.")
     ] = False,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."
-        ),
-    ] = None,
+    devices: Devices = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with an interrupted output, or start anew.")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from specserve.cli.judge import Format, judge
+from specserve.cli.options import Settings
 
 
 def lint(
@@ -37,10 +38,7 @@ def lint(
             metavar="FILE", show_default=False, help="What `-` is called, and where its paths begin."
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Judge profiles by themselves: no network, no GPU, no vLLM. For CI and before every launch.
 

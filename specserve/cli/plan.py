@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Alternative, Devices, NoLock, Port, Settings
+
 
 class Format(StrEnum):
     """How the plan is written."""
@@ -24,29 +26,17 @@ def plan(
     format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
-    alternative: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
-    ] = None,
+    alternative: Alternative = None,
     vllm: Annotated[
         str | None,
         typer.Option(
             metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
         ),
     ] = None,
-    no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`.")
-    ] = None,
-    devices: Annotated[
-        str | None, typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`.")
-    ] = None,
+    no_lock: NoLock = False,
+    settings: Settings = None,
+    port: Port = None,
+    devices: Devices = None,
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 

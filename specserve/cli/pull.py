@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Alternative, Settings
 from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say
@@ -14,18 +15,12 @@ from specserve.report.console import clean, out, say
 def pull(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
     *,
-    alternative: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
-    ] = None,
+    alternative: Alternative = None,
     everything: Annotated[bool, typer.Option("--all", help="Every alternative too.")] = False,
     no_lock: Annotated[
         bool, typer.Option("--no-lock", help="As the models are today, not as they are locked.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Download the models of a profile into the Hub cache.
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Alternative, Devices, Locked, NoLock, Port, Settings
 from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report.console import out, say
@@ -57,34 +58,16 @@ def up(
     baseline: Annotated[
         bool, typer.Option("--baseline", help="The same server without speculation.")
     ] = False,
-    alternative: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`."),
-    ] = None,
+    alternative: Alternative = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
     ] = False,
-    locked: Annotated[
-        bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
-    ] = False,
-    no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")
-    ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."
-        ),
-    ] = None,
+    locked: Locked = False,
+    no_lock: NoLock = False,
+    settings: Settings = None,
+    port: Port = None,
+    devices: Devices = None,
     log_format: Annotated[
         LogFormat, typer.Option(help="How it is told: as text, or as JSON on both streams.")
     ] = LogFormat.TEXT,

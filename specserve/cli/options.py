@@ -1,0 +1,27 @@
+"""Options that several commands have, said once. A command whose option means something else words its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+]
+Alternative = Annotated[
+    str | None, typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`.")
+]
+Locked = Annotated[
+    bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
+]
+NoLock = Annotated[bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")]
+Port = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."),
+]
