@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specserve.errors import FactError
-from specserve.profile.problems import quoted
 
 LARGEST_BYTES = 512 * 2**20
 
@@ -28,13 +27,13 @@ def read_lines(path: Path) -> Iterator[Line]:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise FactError(
-                f"{quoted(str(path))} is larger than {LARGEST_BYTES // 2**20} MiB",
+                f"`{path}` is larger than {LARGEST_BYTES // 2**20} MiB",
                 hint="take a part of it: `head -n 10000 FILE`",
             )
         data = path.read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise FactError(f"cannot read {quoted(str(path))}: {reason}") from error
+        raise FactError(f"cannot read `{path}`: {reason}") from error
     for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if raw.strip():
             yield _line(number, raw)

@@ -25,7 +25,7 @@ def read(path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     lines = read_lines(path)
     first = next(lines, None)
     if first is None:
-        raise FactError(f"{quoted(str(path))} has no lines", hint=_HINT)
+        raise FactError(f"`{path}` has no lines", hint=_HINT)
     every = itertools.chain([first], lines)
     if first.body is not None and _is_log_entry(first.body):
         return _of_log(every, path)
@@ -77,7 +77,7 @@ def _of_log(lines: Iterable[Line], path: Path) -> tuple[tuple[Prompt, ...], tupl
             wrong.append(f"line {line.number}: {error}")
     if not prompts:
         raise FactError(
-            f"{quoted(str(path))} has no request that can be sent again",
+            f"`{path}` has no request that can be sent again",
             causes=tuple(wrong[:_SHOWN]),
             hint=_HINT,
         )

@@ -1,0 +1,176 @@
+"""A user's own prompts and logs: read as they are meant, or an error with file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.errors import FactError, SpecserveError, UsageError
+from specserve.measure.workloads.load import load
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = st.sampled_from(
+    ["prompt", "messages", "id", "max_tokens", "body", "model", "role", "content", "request"]
+)
+NEARLY = st.dictionaries(
+    KEYS, JSON | st.lists(st.dictionaries(KEYS, JSON, max_size=3), max_size=3), max_size=4
+)
+
+
+def written(folder: Path, *lines: Any) -> str:
+    """A file of these lines; text as it is, anything else as JSON."""
+    path = folder / "My Prompts.jsonl"
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return str(path)
+
+
+def test_prompts_stay_as_they_are_written_with_their_ids_and_limits(tmp_path: Path) -> None:
+    file = written(tmp_path, {"prompt": "a b", "id": 7}, "", {"prompt": "c", "max_tokens": 9})
+    workload = load(file)
+    assert [(item.id, item.text, item.max_tokens) for item in workload.prompts] == [
+        ("7", "a b", 256),
+        ("line-3", "c", 9),
+    ]
+    assert (workload.name, workload.source, workload.is_chat) == ("my-prompts", file, False)
+
+
+def test_messages_make_a_chat_and_parts_of_text_are_joined(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    file = written(
+        tmp_path, {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": parts}]}
+    )
+    (prompt,) = load(file).prompts
+    assert prompt.messages == ({"role": "system", "content": "s"}, {"role": "user", "content": "one\ntwo"})
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "invalid JSON at column 2"),
+        ("[]", "not a JSON object"),
+        ('{"prompt": NaN}', "`NaN` is no JSON number"),
+        ("[" * 100_000, "nested too deeply"),
+        ({"prompt": ""}, "`prompt` must be text that is not empty"),
+        ({"prompt": [1, 2]}, "`prompt` must be text"),
+        ({"prompt": "a", "messages": []}, "one of `prompt` and `messages` is needed, not both"),
+        ({"id": "x"}, "one of `prompt` and `messages` is needed"),
+        ({"messages": []}, "`messages` must be a list"),
+        ({"messages": [{"role": "boss", "content": "x"}]}, "message 1 needs a `role`"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "content other than text"),
+        ({"messages": [{"role": "user"}]}, r"`messages\[0\].content` must be text"),
+        ({"prompt": "a", "max_tokens": 0}, "`max_tokens` must be a whole number above 0"),
+        ({"prompt": "a", "max_tokens": True}, "`max_tokens` must be a whole number above 0"),
+        ({"prompt": "a", "max_token": 3}, "unknown key `max_token`: did you mean `max_tokens`?"),
+        ({"prompt": "a", "id": "first"}, "the id `first` stands in line 1 already"),
+        ({"prompt": "a", "id": [1]}, "`id` must be a string or a whole number"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "a workload has one of them"),
+        ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
+    ],
+)
+def test_a_bad_line_is_an_error_with_file_and_line(tmp_path: Path, line: Any, reason: str) -> None:
+    file = written(tmp_path, {"prompt": "fine", "id": "first"}, line)
+    with pytest.raises(FactError, match=reason) as raised:
+        load(file)
+    assert str(raised.value).startswith(f"{file}:2: ")
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FactError, match=f"cannot read `{tmp_path}`: Is a directory"):
+        load(str(tmp_path))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    with pytest.raises(FactError, match="has no lines") as raised:
+        load(str(empty))
+    assert "prompt" in (raised.value.hint or "")
+    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}\n')
+    with pytest.raises(FactError, match=r"latin.jsonl:1: not UTF-8 at byte 13"):
+        load(str(tmp_path / "latin.jsonl"))
+
+
+SECRET = "sk-live-1234567890"
+LOGGED = {
+    "time": "2026-11-21T10:00:00Z",
+    "headers": {"authorization": f"Bearer {SECRET}"},
+    "body": {
+        "model": "m",
+        "user": SECRET,
+        "temperature": 0.7,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_completion_tokens": 30,
+    },
+    "response": {"text": SECRET},
+}
+
+
+def test_a_request_log_gives_its_prompts_and_nothing_else_of_it(tmp_path: Path) -> None:
+    workload = load(written(tmp_path, LOGGED, {"model": "m", "messages": [{"role": "user", "content": "x"}]}))
+    assert [(item.id, item.max_tokens) for item in workload.prompts] == [("line-1", 30), ("line-2", 256)]
+    assert SECRET not in repr(workload)
+
+
+def test_the_body_may_be_json_in_a_string(tmp_path: Path) -> None:
+    (prompt,) = load(written(tmp_path, {"request": json.dumps({"prompt": "p", "max_tokens": 5})})).prompts
+    assert (prompt.text, prompt.max_tokens) == ("p", 5)
+
+
+def test_a_log_does_without_the_lines_that_cannot_be_sent_again_and_says_so(tmp_path: Path) -> None:
+    image = {"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}
+    workload = load(written(tmp_path, LOGGED, LOGGED, image, {"body": {"prompt": "p"}}, '{"body": {"mes'))
+    assert [item.id for item in workload.prompts] == ["line-1", "line-2"]
+    wrong, others = workload.remarks
+    assert wrong.startswith("2 of 5 lines of the log were left out: line 3: message 1 has content other")
+    assert others.startswith("1 of 5 lines of the log were left out: the other kind")
+
+
+def test_a_log_without_any_request_is_an_error_that_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FactError, match="has no request that can be sent again") as raised:
+        load(written(tmp_path, {"model": "m", "input": "embed this"}))
+    assert raised.value.causes == ("line 1: one of `prompt` and `messages` is needed",)
+
+
+def test_a_long_log_is_thinned_out_evenly(tmp_path: Path) -> None:
+    file = written(tmp_path, *({"prompt": f"p{index}"} for index in range(1000)))
+    workload = load(file, limit=4)
+    assert [item.text for item in workload.prompts] == ["p0", "p250", "p500", "p750"]
+    assert workload.remarks == ("4 of 1000 prompts were taken, evenly spread",)
+    assert len(load(file).prompts) == 200
+
+
+def test_a_users_prompt_is_never_cut_but_left_out_or_given_less_room(tmp_path: Path) -> None:
+    file = written(tmp_path, {"prompt": "x" * 200}, {"prompt": "y" * 800}, {"prompt": "z" * 20_000})
+    workload = load(file, max_model_len=512)
+    assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [("x", 256), ("y", 104)]
+    assert workload.remarks == (
+        "1 of 3 prompts were left out: longer than max_model_len 512 allows",
+        "1 of 2 answers got fewer max_tokens to fit max_model_len 512",
+    )
+    with pytest.raises(UsageError, match="fits max_model_len 16"):
+        load(file, max_model_len=16)
+
+
+@settings(max_examples=300, deadline=None)
+@given(lines=st.lists(NEARLY | JSON, max_size=4), tail=st.binary(max_size=20))
+def test_no_file_makes_anything_but_prompts_or_an_error_with_words(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[Any], tail: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "any.jsonl"
+    path.write_bytes("\n".join(map(json.dumps, lines)).encode() + tail)
+    try:
+        workload = load(str(path), max_model_len=256)
+    except SpecserveError as error:
+        assert str(error)
+        return
+    assert workload.prompts and len(workload.sha256) == 64
+    for item in workload.prompts:
+        assert (item.text is None) != (item.messages is None)
+        assert item.content.strip() and 1 <= item.max_tokens <= 256
