@@ -13,7 +13,9 @@ endif
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
 SOAK ?= 20
 
+ifndef TOGETHER  # one engine and the tests without one share the two cores; nothing else runs side by side
 .NOTPARALLEL:
+endif
 .PHONY: help setup dev demo test check lint fmt unit engine soak clean
 
 help: ## this list
@@ -30,7 +32,8 @@ demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev
 
-test: dev lint unit engine ## everything that CI runs
+test: dev lint ## everything that CI runs
+	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target unit engine
 
 check: dev lint unit ## the same without starting vLLM
 
@@ -45,7 +48,7 @@ fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 unit:
-	$(OFFLINE) $(BIN)/pytest -q -n 2 -m "not engine"
+	$(OFFLINE) $(BIN)/pytest -q -n $(if $(TOGETHER),1,2) -m "not engine"
 
 engine:
 	$(OFFLINE) $(BIN)/pytest -q -m "engine and not soak" --durations=15

@@ -35,6 +35,16 @@ class Acceptance:
         """Share of the steps that accepted draft token i. Where K varies, later positions read low."""
         return tuple(count / self.drafts for count in self.accepted_per_position) if self.drafts else ()
 
+    @property
+    def conditional(self) -> tuple[float | None, ...]:
+        """Share of the steps in which draft token i was accepted, of those that accepted the one before it.
+
+        None after a position that nothing reached.
+        """
+        reached = (self.drafts, *self.accepted_per_position)
+        pairs = zip(reached, self.accepted_per_position, strict=False)
+        return tuple(accepted / before if before else None for before, accepted in pairs)
+
     def __add__(self, other: Acceptance) -> Acceptance:
         """Two engines, or two stretches of time, taken together."""
         return Acceptance(
@@ -50,6 +60,18 @@ class Acceptance:
         )
 
 
+def gain(before: Acceptance, *, now: Acceptance) -> Acceptance | None:
+    """What one engine's counters gained; None where one of them dropped: the engine was started anew."""
+    pairs = zip_longest(before.accepted_per_position, now.accepted_per_position, fillvalue=0)
+    gains = (
+        now.drafts - before.drafts,
+        now.draft_tokens - before.draft_tokens,
+        now.accepted_tokens - before.accepted_tokens,
+        *(after - earlier for earlier, after in pairs),
+    )
+    return Acceptance(gains[0], gains[1], gains[2], gains[3:]) if min(gains) >= 0 else None
+
+
 def total(parts: Iterable[Acceptance]) -> Acceptance:
     """The sum over several engines or requests."""
     return sum(parts, Acceptance())
@@ -57,16 +79,8 @@ def total(parts: Iterable[Acceptance]) -> Acceptance:
 
 def since(before: Acceptance, *, now: Acceptance) -> Acceptance:
     """What one engine's counters gained. A counter that dropped means a restart: then all of `now` is."""
-    pairs = list(zip_longest(before.accepted_per_position, now.accepted_per_position, fillvalue=0))
-    gains = (
-        now.drafts - before.drafts,
-        now.draft_tokens - before.draft_tokens,
-        now.accepted_tokens - before.accepted_tokens,
-        *(after - earlier for earlier, after in pairs),
-    )
-    if min(gains) < 0:
-        return now
-    return Acceptance(gains[0], gains[1], gains[2], gains[3:])
+    found = gain(before, now=now)
+    return now if found is None else found
 
 
 def since_by_engine(before: Mapping[str, Acceptance], *, now: Mapping[str, Acceptance]) -> Acceptance:

@@ -212,6 +212,7 @@ def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path)
     assert "Traceback" not in run.err
 
 
+@pytest.mark.soak
 def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(tiny_server: Up, tmp_path: Path) -> None:
     request = {"id": "r", "prompt": "def f(", "temperature": 0}
     run = Run(tiny_server.profile, tmp_path, [request])
