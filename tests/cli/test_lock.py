@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,23 +29,10 @@ alternatives:
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    for name in (
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "TRANSFORMERS_OFFLINE",
-        "HF_TOKEN",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
-    with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        server.add("org/target", write_model(tmp_path / "hub" / "target"), commit="a" * 40)
-        server.add("org/head", write_model(tmp_path / "hub" / "head"), commit="b" * 40, branch="v1")
-        yield server
+def hub(empty_hub: HubServer, tmp_path: Path) -> HubServer:
+    empty_hub.add("org/target", write_model(tmp_path / "hub" / "target"), commit="a" * 40)
+    empty_hub.add("org/head", write_model(tmp_path / "hub" / "head"), commit="b" * 40, branch="v1")
+    return empty_hub
 
 
 @pytest.fixture

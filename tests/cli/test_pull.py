@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,28 +38,15 @@ EXTRA = {
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
-    for name in (
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "TRANSFORMERS_OFFLINE",
-        "HF_TOKEN",
-    ):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
-    with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        for name, commit in (("target", "a"), ("draft", "b"), ("head", "c")):
-            folder = write_model(tmp_path / "hub" / name, files=EXTRA)
-            (folder / "onnx").mkdir()
-            (folder / "onnx" / "model.onnx").write_bytes(b"onnx")
-            (folder / "original").mkdir()
-            (folder / "original" / "model.safetensors").write_bytes(safetensors())
-            server.add(f"org/{name}", folder, commit=commit * 40)
-        yield server
+def hub(empty_hub: HubServer, tmp_path: Path) -> HubServer:
+    for name, commit in (("target", "a"), ("draft", "b"), ("head", "c")):
+        folder = write_model(tmp_path / "hub" / name, files=EXTRA)
+        (folder / "onnx").mkdir()
+        (folder / "onnx" / "model.onnx").write_bytes(b"onnx")
+        (folder / "original").mkdir()
+        (folder / "original" / "model.safetensors").write_bytes(safetensors())
+        empty_hub.add(f"org/{name}", folder, commit=commit * 40)
+    return empty_hub
 
 
 @pytest.fixture
