@@ -1,0 +1,172 @@
+"""A benchmark's report for the terminal, 80 columns wide. Draws no chart."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TextIO
+
+from specserve.measure.bench.result import Result, Verdict
+from specserve.report.benchview import (
+    LEGEND,
+    Row,
+    Section,
+    arm_words,
+    basis,
+    headlines,
+    promise_words,
+    sections,
+    speedup_words,
+    stops,
+    tails,
+    undecided,
+    where,
+)
+from specserve.report.columns import WIDTH, columns, distinct, once, width_of
+from specserve.report.console import filled, in_one_line, styled
+from specserve.report.figures import NONE, moment, number, pair_ms, pair_s, percent, rate, took
+
+_COLOURS = {Verdict.PAYS.value: "green", Verdict.COSTS.value: "red", Verdict.INCONCLUSIVE.value: "yellow"}
+_STATES = {"kept": "green", "missed": "red", "not decided": "yellow"}
+_NAME = 13
+"""Columns that an arm's name gets in a table."""
+
+
+def text(result: Result, *, stream: TextIO | None = None) -> str:
+    """The whole report; coloured where the stream is a terminal."""
+    stream = stream or sys.stdout
+    names = distinct([in_one_line(arm.name) for arm in result.arms], _NAME)
+    parts = [_head(result, names, stream)]
+    parts += [_section(result, section, names, stream) for section in sections(result)]
+    parts += [_promises(result, stream), _notes(result, stream), _end(result, stream)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _head(result: Result, names: Mapping[str, str], stream: TextIO) -> str:
+    versions = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "vLLM of unknown version"
+    machine = result.host.get("accelerator") or result.host.get("cpu") or "unknown machine"
+    told = ", ".join([moment(result.created), took(result.duration_s), machine, versions])
+    lines = [f"Benchmark of {in_one_line(result.name)}", _line(told, "  ", stream)]
+    if not result.is_complete:
+        lines.append(_line("not complete: some cells are still to be measured", "  ", stream))
+    models = dict.fromkeys(arm.model for arm in result.arms if arm.model)
+    lines += [_line(f"target {model}", "  ", stream) for model in models]
+    width = max(map(len, names.values()), default=0)
+    for arm in result.arms:
+        name = in_one_line(arm.name)
+        full = f" ({name})" if names[name] != name else ""
+        lines.append(_line(arm_words(arm) + full, f"  {names[name].ljust(width)}  ", stream))
+    return "\n".join(lines)
+
+
+def _section(result: Result, section: Section, names: Mapping[str, str], stream: TextIO) -> str:
+    title = in_one_line(f"{section.title} (load: {section.load_words})")
+    lines = [styled(title, "bold", stream=stream)]
+    lines += list(_speedups(section, names, stream))
+    lines += ["", "  p50/p99 of requests", *_latencies(section, names)]
+    after = [f"{arm_at(row, names)}: {why}" for row, why in (*undecided(section), *tails(section))]
+    after += [f"{_named(arm, names)}: {clause}" for arm, clause in stops(result, section)]
+    return "\n".join([*lines, *([""] if after else []), *(_line(item, "  ", stream) for item in after)])
+
+
+def _speedups(section: Section, names: Mapping[str, str], stream: TextIO) -> Iterator[str]:
+    head = ("load", "arm", "tokens/s", "speedup, 95 %", "verdict", "length", "needed")
+    rows = [
+        (
+            shown,
+            _named(row.arm, names),
+            NONE
+            if row.cell.invalid or row.cell.figures is None
+            else rate(row.cell.figures.output_tokens_per_s),
+            speedup_words(row),
+            row.verdict,
+            number(row.comparison.mean_acceptance_length) if row.comparison else "",
+            number(row.comparison.break_even_mean_acceptance_length) if row.comparison else "",
+        )
+        for row, shown in zip(section.rows, once(row.load for row in section.rows), strict=True)
+    ]
+    first, *lines = columns(head, rows, left=("arm", "verdict"))
+    yield first
+    for line, row in zip(lines, section.rows, strict=True):
+        colour = _COLOURS.get(row.verdict)
+        before, word, rest = line.partition(row.verdict) if colour else (line, "", "")
+        yield f"{before}{styled(word, colour, stream=stream)}{rest}" if colour else line
+
+
+def _latencies(section: Section, names: Mapping[str, str]) -> list[str]:
+    """Latencies, and goodput and cost where they were asked for; in a table of their own where 80 columns end."""
+    found = [(row, row.cell.figures) for row in section.rows if row.cell.figures and not row.cell.invalid]
+    if not found:
+        return []
+    known = [item for _, item in found]
+    own = {"load": once(row.load for row, _ in found), "arm": [_named(row.arm, names) for row, _ in found]}
+    latencies = {
+        "TTFT, ms": [pair_ms(item.ttft_ms) for item in known],
+        "TPOT, ms": [pair_ms(item.tpot_ms) for item in known],
+        "E2E, s": [pair_s(item.e2e_ms) for item in known],
+        "accepted": [percent(item.acceptance.acceptance_rate) if item.acceptance else "" for item in known],
+    }
+    wanted = {
+        "goodput/s": [rate(item.goodput_per_s) for item in known],
+        "cost/M": [number(item.cost_per_million_tokens) for item in known],
+        "failed": [str(item.failed_requests) if item.failed_requests else NONE for item in known],
+    }
+    extras = {name: cells for name, cells in wanted.items() if set(cells) != {NONE}}
+    together = _table(own | latencies | extras)
+    if not extras or width_of(together) <= WIDTH:
+        return together
+    return [*_table(own | latencies), "", *_table(own | extras)]
+
+
+def _table(by_name: Mapping[str, Sequence[str]]) -> list[str]:
+    return columns(tuple(by_name), list(zip(*by_name.values(), strict=True)), left=("arm",))
+
+
+def _promises(result: Result, stream: TextIO) -> str:
+    if not result.promises:
+        return ""
+    lines = [styled("Promises", "bold", stream=stream)]
+    for promise in result.promises:
+        state, promised, measured = promise_words(promise)
+        found = f", measured {measured}" if measured else ""
+        place = f" ({in_one_line(promise.place)})" if promise.place else ""
+        words = in_one_line(f"{promised} on {where(promise.point)}{found}") + place
+        lead = f"  {state.ljust(14)}"
+        shown = (
+            f"  {styled(state, _STATES[state], stream=stream)}{' ' * (14 - len(state))}"
+            if state in _STATES
+            else None
+        )
+        lines.append(filled(words, lead=lead, shown=shown, stream=stream))
+    return "\n".join(lines)
+
+
+def _notes(result: Result, stream: TextIO) -> str:
+    notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
+    notes += [*result.notes, *_unplaced_stops(result)]
+    return "\n".join(_line(note, "note: ", stream) for note in notes)
+
+
+def _unplaced_stops(result: Result) -> Iterator[str]:
+    placed = {clause for section in sections(result) for _, clause in stops(result, section)}
+    return (f"{key}: {clause}" for key, clause in result.stops_paying.items() if clause not in placed)
+
+
+def _end(result: Result, stream: TextIO) -> str:
+    lines = [_line(line, "", stream) for line in headlines(result)]
+    if result.comparisons:
+        lines.insert(0, _line(LEGEND, "", stream) + "\n")
+    return "\n".join([*lines, _line(basis(result), "", stream)])
+
+
+def arm_at(row: Row, names: Mapping[str, str]) -> str:
+    """`profile at 16`."""
+    return f"{_named(row.arm, names)} at {row.load}"
+
+
+def _named(arm: str, names: Mapping[str, str]) -> str:
+    return names.get(in_one_line(arm), in_one_line(arm)[:_NAME])
+
+
+def _line(words: str, lead: str, stream: TextIO) -> str:
+    return filled(in_one_line(words), lead=lead, stream=stream)

@@ -1,0 +1,153 @@
+"""A result with every kind of cell. Its figures are made up for tests: nobody measured them."""
+
+from __future__ import annotations
+
+from specserve.measure.bench.result import (
+    ArmInfo,
+    Cell,
+    Comparison,
+    Figures,
+    Interval,
+    Point,
+    Promise,
+    Quantiles,
+    Result,
+    Verdict,
+    WorkloadInfo,
+)
+from specserve.metrics.acceptance import Acceptance
+
+LOADS = (1, 4, 16)
+RATES = {  # tokens/s by workload, arm and load
+    ("chat", "baseline"): (38.1, 121.4, 301.7),
+    ("chat", "profile"): (82.6, 190.2, 296.4),
+    ("chat", "eagle3"): (96.4, 241.0, 331.9),
+    ("creative", "baseline"): (38.4, 122.0, 303.3),
+    ("creative", "profile"): (51.2, 129.8, 251.9),
+    ("creative", "eagle3"): (60.3, 151.1, 289.0),
+}
+SPREADS = {1: 0.04, 4: 0.06, 16: 0.05}
+LENGTHS = {
+    ("chat", "profile"): 3.2,
+    ("chat", "eagle3"): 3.6,
+    ("creative", "profile"): 2.1,
+    ("creative", "eagle3"): 2.5,
+}
+
+
+def example() -> Result:
+    """Two workloads, three loads, a baseline and two arms; one cell is invalid, one promise missed."""
+    cells, comparisons = [], []
+    for (workload, arm), rates in RATES.items():
+        for load, rate in zip(LOADS, rates, strict=True):
+            point = Point(workload, 0.7, concurrency=load)
+            spoilt = (workload, arm, load) == ("creative", "eagle3", 16)
+            wrong = "the load generator used 0.97 of its core" if spoilt else None
+            cells.append(Cell(arm, point, figures(workload, arm, load, rate), wrong))
+            if arm != "baseline":
+                comparisons.append(compared(workload, arm, point, rate, spoilt=spoilt))
+    return Result(
+        name="llama70b-8b",
+        fingerprint="0123456789abcdef" * 4,
+        created="2026-11-21T12:00:00Z",
+        duration_s=2712.0,
+        versions={"specserve": "0.1.0", "vllm": "0.33.0", "torch": "2.13.0", "python": "3.11.7"},
+        host={"accelerator": "4 x H100-80GB", "cpu": "an example", "cores": "64", "memory": "512 GiB"},
+        launches=1,
+        arms=arms(),
+        workloads=(
+            WorkloadInfo("chat", 25, "specserve", "8721404f" * 8),
+            WorkloadInfo("creative", 25, "specserve", "aa9f4f00" * 8),
+        ),
+        cells=tuple(cells),
+        comparisons=tuple(comparisons),
+        promises=promises(),
+        stops_paying={
+            "profile/chat/0.7": "at 16 requests at once it no longer pays (0.93 to 1.03)",
+            "profile/creative/0.7": "at 16 requests at once it costs (0.79 to 0.87)",
+        },
+        notes=("example data: nobody measured these figures",),
+        settings={"blocks": "6", "requests per block": "25", "seed": "0", "max_tokens": "256"},
+    )
+
+
+def arms() -> tuple[ArmInfo, ...]:
+    model = "meta-llama/Llama-3.1-70B-Instruct"
+    argv = ("vllm", "serve", model, "--port", "8000")
+    return (
+        ArmInfo("baseline", is_baseline=True, model=model, fingerprint="f" * 64, argv=argv),
+        ArmInfo(
+            "profile", model=model, method="draft_model", draft_model="meta-llama/Llama-3.1-8B-Instruct",
+            num_speculative_tokens=5, fingerprint="0123456789abcdef" * 4,
+            argv=(*argv, "--speculative-config", '{"method": "draft_model"}'),
+        ),
+        ArmInfo(
+            "eagle3", model=model, method="eagle3", draft_model="yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+            num_speculative_tokens=3, fingerprint="e" * 64, argv=argv,
+        ),
+    )  # fmt: skip
+
+
+def figures(workload: str, arm: str, load: int, rate: float) -> Figures:
+    tpot = 1000 * load / rate
+    ttft = 180 + 9 * load
+    e2e = ttft + 240 * tpot
+    drafts, k = 2400, 3 if arm == "eagle3" else 5
+    length = LENGTHS.get((workload, arm))
+    counts = positions(length, k, drafts) if length else ()
+    return Figures(
+        requests=150,
+        blocks=6,
+        output_tokens=36_120,
+        output_tokens_per_s=rate,
+        ttft_ms=Quantiles(ttft, ttft * 1.3, ttft * 2.1),
+        tpot_ms=Quantiles(tpot, tpot * 1.1, tpot * (1.2 if arm == "baseline" else 1.6)),
+        e2e_ms=Quantiles(e2e, e2e * 1.2, e2e * (1.25 if arm == "baseline" else 1.7)),
+        inter_chunk_p99_ms=tpot * 3,
+        cost_per_million_tokens=4 * 2.5 / 3600 / rate * 1e6,
+        acceptance=Acceptance(drafts, drafts * k, sum(counts), counts) if counts else None,
+        client_cpu=0.97 if (workload, arm, load) == ("creative", "eagle3", 16) else 0.1,
+    )
+
+
+def positions(length: float, k: int, drafts: int) -> tuple[int, ...]:
+    """Counts whose shares fall by one factor from position to position and sum to `length` - 1."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(1, k + 1)) < length - 1 else (low, middle)
+    return tuple(round(drafts * low**i) for i in range(1, k + 1))
+
+
+def compared(workload: str, arm: str, point: Point, rate: float, *, spoilt: bool) -> Comparison:
+    load = point.concurrency or 0
+    ratio = rate / RATES[workload, "baseline"][LOADS.index(load)]
+    bounds = Interval(ratio, ratio * (1 - SPREADS[load]), ratio * (1 + SPREADS[load]))
+    verdict = (
+        Verdict.PAYS if bounds.low > 1.03 else Verdict.COSTS if bounds.high < 0.97 else Verdict.INCONCLUSIVE
+    )
+    return Comparison(
+        arm=arm,
+        against="baseline",
+        point=point,
+        speedup=None if spoilt else bounds,
+        verdict=Verdict.INCONCLUSIVE if spoilt else verdict,
+        needed="about 4 more blocks" if verdict is Verdict.INCONCLUSIVE and not spoilt else None,
+        tpot_p50_ratio=1 / ratio,
+        ttft_p99_ratio=1.01,
+        e2e_p99_ratio=1.36 / ratio,
+        break_even_mean_acceptance_length=LENGTHS[workload, arm] / ratio,
+        mean_acceptance_length=LENGTHS[workload, arm],
+    )
+
+
+def promises() -> tuple[Promise, ...]:
+    def at(load: int) -> Point:
+        return Point("chat", 0.7, concurrency=load)
+
+    return (
+        Promise(at(4), "min_speedup", 1.3, Interval(1.567, 1.473, 1.661), True, "llama70b-8b.yaml:21"),
+        Promise(at(16), "min_speedup", 1.1, Interval(0.982, 0.933, 1.032), False, "llama70b-8b.yaml:27"),
+        Promise(at(16), "max_ttft_p99_ms", 800, Interval(680.4, 650.0, 710.0), True, "llama70b-8b.yaml:28"),
+        Promise(at(4), "max_tpot_p99_ms", 35, Interval(33.6, 31.0, 36.5), None, "llama70b-8b.yaml:23"),
+    )
