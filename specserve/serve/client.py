@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -23,6 +24,7 @@ _HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
 )
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
+_MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,40 @@ class Client:
             return [str(model["id"]) for model in response.json()["data"]]
         except (ValueError, LookupError, TypeError):
             raise failures.no_api(self._endpoint) from None
+
+    def max_model_len(self, model: str) -> int | None:
+        """The most tokens that a request to this model may have; None where the server does not say."""
+        with self._failures():
+            listed = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
+        with contextlib.suppress(ValueError, LookupError, TypeError):
+            for entry in listed.json()["data"]:
+                if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
+                    return int(entry["max_model_len"])
+        return None
+
+    def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
+        """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
+
+        Raises failures.Refused where the server does not take the request, else TrafficError.
+        """
+        with self._failures(model=model):
+            with self._http.stream("POST", f"{self._endpoint.api}/{path}", json=dict(body)) as response:
+                data = bytearray()
+                for piece in response.iter_bytes():
+                    data += piece
+                    if len(data) > _MOST_BYTES:
+                        raise failures.no_api(self._endpoint)
+            if response.status_code != 200:
+                text = failures.message_in(bytes(data))
+                raise failures.of_status(self._endpoint, response.status_code, text, model=model)
+            answer = json.loads(data)
+        if not isinstance(answer, dict):
+            raise failures.no_api(self._endpoint)
+        return answer
+
+    def close(self) -> None:
+        """Break off whatever runs."""
+        self._http.close()
 
     def metrics(self) -> Metrics | None:
         """The server's counters; None where it shows none."""

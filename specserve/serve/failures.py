@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from specserve.errors import TrafficError
@@ -12,7 +13,11 @@ _KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NA
 _LIMIT = 300
 
 
-class NoChatTemplate(TrafficError):
+class Refused(TrafficError):
+    """The server does not take this request, and says why; it serves others."""
+
+
+class NoChatTemplate(Refused):
     """The server cannot chat with this model; it can still continue a text."""
 
 
@@ -51,7 +56,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
     if status in {404, 405}:
         return no_api(endpoint)
     if status in {400, 422}:
-        kind = NoChatTemplate if "chat template" in message.lower() else TrafficError
+        kind = NoChatTemplate if "chat template" in message.lower() else Refused
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
         return TrafficError(
@@ -83,6 +88,15 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
         f"the connection to {endpoint.root} broke off: {_said(endpoint, text or name)}",
         hint="the server's log may tell why",
     )
+
+
+def message_in(body: bytes) -> str:
+    """What the body of an error says."""
+    text = body.decode(errors="replace")
+    try:
+        return _message(json.loads(text), text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _message(body: object, otherwise: str) -> str:

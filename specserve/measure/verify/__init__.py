@@ -1,0 +1,1 @@
+"""Whether a live server's text is still its target's own, found out from outside."""

@@ -1,0 +1,207 @@
+"""What a verification found, as data. Computes nothing; `report` shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from specserve.metrics.acceptance import Acceptance
+
+CONFIDENCE = 0.99
+"""Of every interval."""
+
+
+class Verdict(StrEnum):
+    """Whether the text is the target's own."""
+
+    LOSSLESS = "LOSSLESS"
+    LOSSY = "LOSSY"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+class Outcome(StrEnum):
+    """Of a smoke test."""
+
+    OK = "ok"
+    NOT_OK = "not ok"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; the names and meanings are vLLM's."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with the bounds of its 99 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A token that the target would not have chosen. `before`: the end of the text up to it."""
+
+    prompt: str
+    index: int
+    before: str
+    emitted: str
+    best: str
+    gap: float
+    """How much likelier the best token is, in nats of the target's log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greedy:
+    """Temperature 0: every token against the best one of a plain prefill."""
+
+    verdict: Verdict
+    requests: int
+    tokens: int
+    best: int
+    """Tokens that are the best one, or tie with it."""
+    near_ties: int
+    """Tokens behind the best one by no more than the tolerance."""
+    largest_gap: float
+    """Of the near-ties, in nats."""
+    tie_tolerance: float
+    differences: tuple[Difference, ...] = ()
+    """Tokens behind the best one by more, also when they were scored a second time, alone."""
+    unstable: int = 0
+    """Tokens that were so the first time, and not the second: the prefill itself varies there."""
+    tokens_needed: int = 0
+    """How many more a verdict takes; 0 where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A temperature above 0: how often the best token came, against how often it should."""
+
+    sampling: Sampling
+    verdict: Verdict
+    requests: int
+    tokens: int
+    """Those that count: of the tokens whose distribution is known."""
+    skipped: int
+    """Positions where the sampling settings leave the distribution unknown."""
+    z: float
+    """The sum of (1[best] - p) over the root of its variance."""
+    deviation_points: Estimate
+    """Mean of (1[best] - p), in percentage points."""
+    temperature_error_percent: Estimate
+    """How much hotter (+) or colder (-) than asked the tokens are drawn, to first order."""
+    outside: int
+    """Tokens beyond the likeliest that the server shows."""
+    outside_expected: float
+    """How many there should be at most."""
+    tokens_needed: int | None = 0
+    """How many more a verdict takes, estimated; None where no reasonable number is enough."""
+    reasons: tuple[str, ...] = ()
+    """What speaks against it, for LOSSY."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smoke:
+    """One smoke test. `detail`: what was seen, or why it was not tried."""
+
+    name: str
+    outcome: Outcome
+    detail: str
+
+
+class Likeness(StrEnum):
+    """Whether two servers are of one mind."""
+
+    SAME = "SAME"
+    DIFFERENT = "DIFFERENT"
+    INCONCLUSIVE = "INCONCLUSIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first token in which two greedy texts differ. Gaps in nats; a large one: beyond what is shown."""
+
+    prompt: str
+    index: int
+    before: str
+    here: str
+    there: str
+    gap_here: float
+    """How much likelier its own token is to this server."""
+    gap_there: float
+    is_near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Two servers on the same prompts, greedy."""
+
+    url: str
+    model: str
+    verdict: Likeness
+    texts: int
+    equal: int
+    tokens: int
+    partings: tuple[Parting, ...]
+    mean_difference: float
+    """Of the log-probabilities of the same tokens after the same texts, in nats, absolute."""
+    largest_difference: float
+    other_best: int
+    """Tokens where the best one differs by more than a near-tie."""
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What the server's counters gained meanwhile. `is_on` None: it shows none."""
+
+    is_on: bool | None
+    acceptance: Acceptance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """All of it."""
+
+    url: str
+    model: str
+    mode: Literal["chat", "completion"]
+    verdict: Verdict
+    elapsed_s: float
+    requests: int
+    concurrency: int
+    speculation: Speculation
+    greedy: Greedy | None = None
+    sampled: tuple[Sampled, ...] = ()
+    smoke: tuple[Smoke, ...] = ()
+    against: Against | None = None
+    unused_prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompts that the server did not take, with what it said."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything is wrong: a lossy part, a smoke test, the other server."""
+        return (
+            self.verdict is Verdict.LOSSY
+            or any(item.outcome is Outcome.NOT_OK for item in self.smoke)
+            or (self.against is not None and self.against.verdict is Likeness.DIFFERENT)
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something could not be decided."""
+        return self.verdict is Verdict.INCONCLUSIVE or (
+            self.against is not None and self.against.verdict is Likeness.INCONCLUSIVE
+        )

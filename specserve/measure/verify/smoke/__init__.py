@@ -1,0 +1,1 @@
+"""Small requests for what speculation breaks in practice, one module for each."""

@@ -1,0 +1,47 @@
+"""The smoke tests in their order. Knows what each needs, not what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from specserve.measure.verify.result import Smoke, Speculation
+from specserve.measure.verify.session import Session
+from specserve.measure.verify.smoke.refused import logit_bias, min_p
+from specserve.measure.verify.smoke.requests import Test, not_ok, ok, skipped, tried
+from specserve.measure.verify.smoke.structured import json_schema, tool_call
+from specserve.measure.verify.smoke.text import logprobs, several, stop_string
+
+TESTS: Mapping[str, Test] = {
+    "JSON schema": json_schema,
+    "tool call": tool_call,
+    "stop string": stop_string,
+    "logprobs": logprobs,
+    "n > 1": several,
+    "min_p": min_p,
+    "logit_bias": logit_bias,
+}
+_FEW_TOKENS = 1000
+
+
+def run(session: Session) -> Iterator[Smoke]:
+    """One result after the other. Raises TrafficError where the server is gone."""
+    for name, test in TESTS.items():
+        try:
+            yield tried(name, test, session)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            yield not_ok(name, "the answer is not as vLLM writes it")
+
+
+def drafts(speculation: Speculation, *, tokens: int) -> Smoke:
+    """Whether the server did speculate meanwhile: a profile may have lost its draft on the way."""
+    name = "drafts"
+    if speculation.is_on is None:
+        return skipped(name, "the server shows no metrics: whether it speculates is not known")
+    if not speculation.is_on:
+        return skipped(name, "the server does not speculate: its own sampling was verified")
+    found = speculation.acceptance
+    if found is None or not found.drafts:
+        if tokens < _FEW_TOKENS:
+            return skipped(name, f"no draft within {tokens} tokens: too few to tell")
+        return not_ok(name, f"the server speculates, and proposed nothing within {tokens} tokens")
+    return ok(name, f"{found.drafts} drafts, acceptance {found.acceptance_rate or 0.0:.2f}")
