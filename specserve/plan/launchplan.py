@@ -57,6 +57,13 @@ class LaunchPlan:
     speculation: Mapping[str, Json] | None = None
     added: tuple[Added, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), repr=False)
+    node_rank: int | None = None
+    """Which of several nodes it is for; None where there is one. Only node 0 answers requests."""
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests can be sent to this launch."""
+        return not self.node_rank
 
     @property
     def url(self) -> str:

@@ -1,0 +1,1 @@
+"""A launch plan as files for production: one module per target, each a pure function. Starts nothing."""

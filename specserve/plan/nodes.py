@@ -1,0 +1,93 @@
+"""A launch over several nodes: one command each, by vLLM's own multi-node executor. Starts none of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specserve.errors import UsageError
+from specserve.plan.arguments import tokens
+from specserve.plan.launchplan import Added, LaunchPlan, Origin
+from specserve.plan.table import VllmTable
+from specserve.profile.schema import Profile
+
+MASTER_PORT = 29501
+"""vLLM's own default. (vllm/config/parallel.py 0.32, `master_port`)"""
+
+
+def node_count(profile: Profile) -> int:
+    """How many nodes take a command of their own: 1 where Ray spreads the ranks, or one node does it."""
+    nodes = profile.hardware.nodes if profile.hardware else 1
+    return 1 if profile.engine.get("distributed_executor_backend") == "ray" else nodes
+
+
+def on_node(
+    plan: LaunchPlan,
+    rank: int,
+    *,
+    profile: Profile,
+    table: VllmTable,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+) -> LaunchPlan:
+    """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute, and say nothing.
+
+    `master_addr`: where the others find node 0; default: `engine.master_addr`. Raises UsageError.
+    """
+    nodes = node_count(profile)
+    _refuse(profile, nodes, rank, given=master_addr is not None)
+    port = master_port or (None if "master_port" in profile.engine else MASTER_PORT)
+    values: dict[str, object] = {"nnodes": nodes, "node_rank": rank}
+    if master_addr is not None:
+        values["master_addr"] = master_addr
+    if port is not None:
+        values["master_port"] = port
+    argv, origins, kwargs = list(plan.argv), list(plan.origins), dict(plan.engine_kwargs)
+    for name, value in values.items():
+        argument = table.engine[name]
+        words = tokens(argument, value)
+        if argument.flag in argv:  # an address on the command line stands above the profile's
+            argv[argv.index(argument.flag) + 1] = words[-1]
+        else:
+            argv += words
+        origins = [origin for origin in origins if origin.key != argument.flag]
+        span = profile.spans.get("hardware.nodes") if name == "nnodes" else None
+        origins.append(Origin(str(argument.flag), str(value), span))
+        kwargs[name] = value  # type: ignore[assignment]
+    added = (*plan.added, Added("--nnodes", f"node {rank} of {nodes}: `hardware.nodes`"))
+    if rank:
+        argv.append("--headless")
+        origins.append(Origin("--headless", "", None))
+        added = (*added, Added("--headless", "only node 0 answers requests"))
+    return replace(
+        plan, argv=tuple(argv), origins=tuple(origins), engine_kwargs=kwargs, added=added, node_rank=rank
+    )
+
+
+def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
+    """Raises UsageError for what no command could run. Source: vllm/engine/arg_utils.py 0.32, `--nnodes`."""
+    target = profile.target
+    world = target.tensor_parallel_size * target.pipeline_parallel_size
+    place = profile.span("hardware.nodes")
+    if nodes < 2:
+        ray = profile.engine.get("distributed_executor_backend") == "ray"
+        raise UsageError(
+            f"{place}: `{profile.name}` is for one node" + (": Ray finds the others" if ray else ""),
+            hint="write `hardware.nodes` for more",
+        )
+    if not 0 <= rank < nodes:
+        raise UsageError(f"{place}: there is no node {rank} of {nodes}", hint=f"0 to {nodes - 1}")
+    if world % nodes:
+        raise UsageError(
+            f"{place}: {world} rank{'s do' if world > 1 else ' does'} not divide into {nodes} nodes",
+            hint="vLLM puts the same number on each: raise `target.pipeline_parallel_size` or the tensor's",
+        )
+    if int(profile.engine.get("data_parallel_size") or 1) > 1:
+        raise UsageError(
+            f"{profile.span('engine.data_parallel_size')}: data parallelism over nodes is not planned here",
+            hint="one profile per replica, and a router in front of them",
+        )
+    if not given and not profile.engine.get("master_addr"):
+        raise UsageError(
+            f"{place}: the nodes must know where node 0 is",
+            hint="`--master-addr ADDRESS`, or `engine.master_addr` in the profile",
+        )
