@@ -20,11 +20,12 @@ from specserve.report.benchview import (
     where,
 )
 from specserve.report.figures import NONE, moment, number, pair_ms, pair_s, percent, rate, took
-from specserve.report.markup import code, markdown
+from specserve.report.markup import code, code_cell, escaped, markdown
 
 _HEAD = (
-    "load", "arm", "tokens/s", "speedup, 95 %", "verdict", "accepted", "length", "needed", "TTFT ms", "TPOT ms", "E2E s",
-)  # fmt: skip
+    *("load", "arm", "tokens/s", "speedup, 95 %", "verdict", "accepted", "length", "needed"),
+    *("TTFT ms", "TPOT ms", "E2E s"),
+)
 _NUMBERS = frozenset(_HEAD) - {"arm", "verdict"}
 
 
@@ -60,7 +61,7 @@ def _row(section: Section, at: int) -> tuple[str, ...]:
     accepted = percent(known.acceptance.acceptance_rate) if known and known.acceptance else ""
     return (
         row.load,
-        code(row.arm),
+        code_cell(row.arm),
         rate(known.output_tokens_per_s) if known else NONE,
         speedup_words(row),
         verdict,
@@ -79,13 +80,13 @@ def _promises(result: Result) -> str:
     rows = []
     for promise in result.promises:
         state, promised, measured = promise_words(promise)
-        rows.append((f"**{state}**", code(promised), markdown(where(promise.point)), measured or NONE))
+        rows.append((f"**{state}**", code_cell(promised), markdown(where(promise.point)), measured or NONE))
     return table(("promise", "limit", "where", "measured, 95 %"), rows)
 
 
 def _details(result: Result) -> str:
     lines = [f"- {item}" for item in _facts(result)]
-    summary = f"<summary>How this was measured: {markdown(basis(result).removeprefix('measured '))}</summary>"
+    summary = f"<summary>How this was measured: {escaped(basis(result).removeprefix('measured '))}</summary>"
     return "\n".join(["<details>", summary, "", *lines, "", "</details>"])
 
 

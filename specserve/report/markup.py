@@ -8,7 +8,9 @@ import re
 from specserve.errors import without_user
 from specserve.report.console import clean, in_one_line
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+!|<>~&$:/@-])")
+_MARKDOWN = re.compile(r"[\\`*\[\]|~$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+#=]|^\d+[.)]")
+_LINKS = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
+"""What GitHub makes a mention, a reference or a link of, escaped or not: a blank of no width keeps it from that."""
 _TICKS = re.compile(r"`+")
 
 
@@ -19,13 +21,22 @@ def escaped(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Plain text within markdown: no link, no mention, no picture, no HTML, no new cell comes from it."""
-    plain = in_one_line(without_user(str(text)))
-    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0])};", plain)
+    plain = in_one_line(without_user(str(text))).strip()
+    safe = _MARKDOWN.sub(lambda match: f"{match[0][:-1]}\\{match[0][-1]}", plain)
+    safe = safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _LINKS.sub(lambda match: f"{match[0]}&#8203;", safe)
 
 
 def code(text: object) -> str:
-    """A code span; in a table too."""
-    plain = in_one_line(without_user(str(text))) or " "
+    """A code span."""
+    plain = in_one_line(without_user(str(text))).strip() or " "
     fence = "`" * (max((len(run) for run in _TICKS.findall(plain)), default=0) + 1)
-    pad = " " if plain[0] in "` " or plain[-1] in "` " else ""
-    return f"{fence}{pad}{plain}{pad}{fence}".replace("|", "\\|")
+    pad = " " if "`" in (plain[0], plain[-1]) else ""
+    return f"{fence}{pad}{plain}{pad}{fence}"
+
+
+def code_cell(text: object) -> str:
+    """The same in a table's cell, which a bar would end."""
+    if "|" not in str(text):
+        return code(text)
+    return "<code>" + markdown(text).replace("\\|", "&#124;") + "</code>"
