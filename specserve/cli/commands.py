@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "pull": "specserve.cli.pull:pull",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
+    "watch": "specserve.cli.watch:watch",
     "ps": "specserve.cli.ps:ps",
     "logs": "specserve.cli.logs:logs",
     "down": "specserve.cli.down:down",

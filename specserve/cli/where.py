@@ -7,6 +7,11 @@ from specserve.errors import UsageError
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
+def is_url(text: str) -> bool:
+    """Whether it is an address; else it is a detached server's name, which has neither colon, dot nor slash."""
+    return any(mark in text for mark in ":./")
+
+
 def where(url: str | None, name: str | None, api_key_env: str | None) -> tuple[str, str | None]:
     """The URL, and the NAME of the variable that holds the key: of a detached server that of its profile.
 

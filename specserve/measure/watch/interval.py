@@ -1,0 +1,67 @@
+"""How sure a figure is, from counters alone: 95 % intervals. Pure; knows no requests one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from specserve.measure.student import quantile
+from specserve.measure.watch.stretch import Stretch, joined
+from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.histogram import Histogram
+
+_Z = 1.959964
+_GROUPS = 12
+_LEAST_GROUPS = 5
+Ratio = Callable[[Acceptance], tuple[int, int]]
+
+
+def ratio_interval(stretches: Sequence[Stretch], ratio: Ratio) -> tuple[float, float] | None:
+    """Where the ratio of two counts lies; None where the time is too short to tell how much it varies.
+
+    Requests are the unit that varies, and the counters do not tell them apart. So the time is cut into up to 12
+    groups, each as long as a request takes on average, and the groups are taken as the sample (batch means,
+    ratio estimator, Student's t).
+    """
+    groups = [ratio(group.counters.acceptance) for group in _groups(stretches)]
+    groups = [(upper, lower) for upper, lower in groups if lower]
+    count = len(groups)
+    if count < _LEAST_GROUPS:
+        return None
+    uppers, lowers = sum(upper for upper, _ in groups), sum(lower for _, lower in groups)
+    value = uppers / lowers
+    spread = sum((upper - value * lower) ** 2 for upper, lower in groups)
+    half = quantile(0.975, freedom=count - 1) * math.sqrt(spread * count / (count - 1)) / lowers
+    return max(value - half, 0.0), value + half
+
+
+def _groups(stretches: Sequence[Stretch]) -> list[Stretch]:
+    if not stretches:
+        return []
+    whole = joined(stretches)
+    least_s = max(whole.seconds / _GROUPS, whole.counters.e2e_s.mean or 0.0)
+    groups: list[Stretch] = []
+    kept: list[Stretch] = []
+    for part in stretches:
+        kept.append(part)
+        if sum(piece.seconds for piece in kept) >= 0.99 * least_s:
+            groups.append(joined(kept))
+            kept = []
+    if kept and groups:
+        groups[-1] = joined([groups[-1], *kept])
+    return groups
+
+
+def quantile_interval(observed: Histogram, share: float) -> tuple[float, float] | None:
+    """Where a quantile lies, by the ranks that it can have and the edges of their buckets; None without any.
+
+    The upper end is infinite where there are too few observations to bound it (a 99th percentile: under 470).
+    """
+    count = observed.count
+    if not count:
+        return None
+    spread = _Z * math.sqrt(count * share * (1 - share))
+    low_rank, high_rank = math.floor(count * share - spread), math.ceil(count * share + spread) + 1
+    low = observed.around(low_rank)[0]
+    high = observed.around(high_rank)[1] if high_rank <= count else math.inf
+    return low, high

@@ -1,0 +1,287 @@
+"""What watching a server came to: a line, a block, JSON. Does not know how it was seen; draws no live screen."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from specserve.measure.watch.figures import QUANTILES, Figures, Latency
+from specserve.measure.watch.promises import Promise
+from specserve.measure.watch.verdict import State
+from specserve.measure.watch.watch import Report
+from specserve.metrics.counters import Counters
+from specserve.report.console import in_one_line, styled
+
+_NONE = "-"
+COLOURS = {
+    State.COLLAPSED: "red",
+    State.MISSED: "red",
+    State.UNSEEN: "yellow",
+    State.OFF: "yellow",
+    State.UNDRAFTED: "yellow",
+    State.FALLEN: "yellow",
+    State.KEPT: "green",
+    State.STEADY: "green",
+}
+
+
+def line(report: Report) -> str:
+    """One look in 80 columns, for a pipe."""
+    seen = report.figures
+    if seen is None:
+        return f"{clock(report)}  {in_one_line(report.verdict.sentence)}"
+    parts = [
+        f"length {number(seen.mean_acceptance_length)}",
+        f"accepted {number(seen.acceptance_rate)}",
+        f"{seen.output_tokens_per_s:.0f} tokens/s",
+        f"{seen.drafts_per_s:.0f} drafts/s",
+        f"running {report.running_requests}",
+        f"waiting {report.waiting_requests}",
+    ]
+    return f"{clock(report)}  {'  '.join(parts)}"
+
+
+def verdict_lines(report: Report) -> list[str]:
+    """The verdict, and the advice where there is one."""
+    lines = [f"{report.verdict.state}: {in_one_line(report.verdict.sentence)}"]
+    if report.advice is not None:
+        lines.append(f"advice: {in_one_line(report.advice.sentence)}")
+    return lines
+
+
+def coloured(head: str, report: Report, *, stream: TextIO) -> str:
+    """The line of the verdict with its state in colour, where the stream wants that."""
+    state, _, sentence = head.partition(": ")
+    colour = COLOURS.get(report.verdict.state)
+    return f"{styled(state, colour, stream=stream) if colour else state}: {sentence}"
+
+
+def block(report: Report, *, url: str) -> list[tuple[str, str]]:
+    """All of it, as label and text; the verdict is left to `verdict_lines`."""
+    seen = report.figures
+    if seen is None:
+        return [("server", in_one_line(url))]
+    counters = seen.counters
+    rows = [
+        ("server", f"{in_one_line(url)}, {', '.join(in_one_line(name) for name in models(seen))}"),
+        ("measured", _measured(seen, restarts=report.restarts)),
+        *(_speculation(seen) if seen.speculates else []),
+        ("output", f"{seen.output_tokens_per_s:.1f} tokens/s, {seen.requests_per_s:.2f} requests/s"),
+        ("TTFT", latency_text(seen.ttft)),
+        ("TPOT", latency_text(seen.tpot)),
+        ("E2E", latency_text(seen.e2e)),
+        ("queue", _queue(seen)),
+        ("KV cache", _kv_cache(seen)),
+    ]
+    odd = {reason: count for reason, count in counters.finished.items() if reason not in {"stop", "length"}}
+    if any(odd.values()):
+        told = ", ".join(f"{count} {in_one_line(reason)}" for reason, count in odd.items() if count)
+        rows.append(("ended by", f"{told}, of {counters.finished_requests} requests"))
+    if len(seen.engines) > 1:
+        rows += [
+            (f"engine {in_one_line(name.engine)}", _engine(engine)) for name, engine in seen.engines.items()
+        ]
+    return rows + [("promise", promise_text(promise)) for promise in report.promises]
+
+
+def models(seen: Figures) -> list[str]:
+    """The served names."""
+    return list(dict.fromkeys(name.model_name for name in seen.engines))
+
+
+def _measured(seen: Figures, *, restarts: int) -> str:
+    text = (
+        f"over {seen.window_s:.0f} s: {seen.acceptance.drafts:,} drafts, "
+        f"{seen.counters.finished_requests:,} requests finished"
+    )
+    if restarts:
+        text += f"; {restarts} restart{'s' if restarts > 1 else ''} of the server"
+    return text
+
+
+def _speculation(seen: Figures) -> list[tuple[str, str]]:
+    length = number(seen.mean_acceptance_length)
+    interval = seen.mean_acceptance_length_interval
+    if interval is not None:
+        length += f" tokens per step (95 %: {interval[0]:.2f} to {interval[1]:.2f})"
+    rows = [
+        (
+            "acceptance",
+            f"{number(seen.acceptance_rate)} of the drafted tokens, {seen.drafts_per_s:.1f} drafts/s",
+        ),
+        ("mean length", length),
+        ("per position", shares(seen.per_position)),
+        ("conditional", shares(seen.conditional)),
+    ]
+    if seen.undrafted_share is not None and seen.undrafted_share >= 0.01:
+        rows.append(("undrafted", f"{seen.undrafted_share:.0%} of the output tokens came without a draft"))
+    return rows
+
+
+def _queue(seen: Figures) -> str:
+    return (
+        f"{seen.running_requests:.1f} running and {seen.waiting_requests:.1f} waiting on average, "
+        f"at most {seen.most_running} and {seen.most_waiting}"
+    )
+
+
+def _kv_cache(seen: Figures) -> str:
+    usage = "unknown" if seen.most_kv_cache_usage is None else f"{seen.most_kv_cache_usage:.0%} at most"
+    count = seen.counters.preemptions
+    return f"{usage}, {count:,} preemption{'' if count == 1 else 's'}"
+
+
+def _engine(counters: Counters) -> str:
+    counted = counters.acceptance
+    enough = counted.drafts >= 200
+    length = number(counted.mean_acceptance_length if enough else None)
+    return f"mean length {length}, {counted.drafts:,} drafts, {counters.finished_requests:,} requests"
+
+
+def promise_text(promise: Promise) -> str:
+    """One promise: what became of it, what was promised, what was measured."""
+    milliseconds = promise.key.endswith("_ms")
+    digits, unit = (0, " ms") if milliseconds else (2, "")
+    text = f"{promise.kept}: `{promise.key}` {promise.promised:g}{unit}"
+    if promise.measured is not None:
+        text += f", measured {promise.measured:.{digits}f}{unit}"
+    if promise.interval is not None:
+        low, high = promise.interval
+        upper = f"to {high:.{digits}f}" if math.isfinite(high) else "or more"
+        text += f" (95 %: {low:.{digits}f} {upper})"
+    if promise.why:
+        text += f"; {promise.why}"
+    return f"{text} [{in_one_line(str(promise.span))}]"
+
+
+def latency_text(latency: Latency) -> str:
+    """The quantiles that the requests suffice for."""
+    parts = [
+        f"p{share * 100:g} {duration_ms(value)}"
+        for share, value in zip(QUANTILES, latency.quantiles_s, strict=True)
+    ]
+    return "  ".join(parts)
+
+
+def duration_ms(seconds: float | None) -> str:
+    """`9.1 ms`, `41 ms`, `1.25 s`."""
+    if seconds is None:
+        return _NONE
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
+
+
+def number(value: float | None) -> str:
+    """Two digits, or a dash where there is too little to tell."""
+    return _NONE if value is None else f"{value:.2f}"
+
+
+def shares(values: Sequence[float | None]) -> str:
+    """One after another."""
+    return " ".join(number(value) for value in values) or _NONE
+
+
+def clock(report: Report) -> str:
+    """The time of day."""
+    return datetime.datetime.fromtimestamp(report.at_s).strftime("%H:%M:%S")
+
+
+def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, Any]:
+    """The same for programs, `version` 1: what cannot be told is null. `labels`: profile and fingerprint."""
+    seen, error = report.figures, report.trouble
+    return {
+        "version": 1,
+        "at": datetime.datetime.fromtimestamp(report.at_s, tz=datetime.UTC).isoformat(
+            timespec="milliseconds"
+        ),
+        "url": url,
+        "profile": labels.get("profile"),
+        "fingerprint": labels.get("fingerprint"),
+        "final": report.is_final,
+        "reachable": error is None,
+        "error": error.message if error is not None else None,
+        "restarts": report.restarts,
+        "verdict": {"state": str(report.verdict.state), "sentence": report.verdict.sentence},
+        "advice": None
+        if report.advice is None
+        else {"code": report.advice.code, "sentence": report.advice.sentence},
+        "promises": [_promise_json(promise) for promise in report.promises],
+        "running_requests": report.running_requests,
+        "waiting_requests": report.waiting_requests,
+        "kv_cache_usage": report.kv_cache_usage,
+        "window": None if seen is None else _window_json(seen),
+    }
+
+
+def _promise_json(promise: Promise) -> dict[str, Any]:
+    interval = promise.interval
+    return {
+        "key": promise.key,
+        "promised": promise.promised,
+        "kept": str(promise.kept),
+        "measured": promise.measured,
+        "interval": None if interval is None else [end if math.isfinite(end) else None for end in interval],
+        "why": promise.why or None,
+        "location": str(promise.span),
+    }
+
+
+def _window_json(seen: Figures) -> dict[str, Any]:
+    counters = seen.counters
+    return {
+        "seconds": seen.window_s,
+        "speculation": _speculation_json(seen) if seen.speculates else None,
+        "output_tokens_per_s": seen.output_tokens_per_s,
+        "prompt_tokens_per_s": counters.prompt_tokens / seen.window_s if seen.window_s else None,
+        "requests_per_s": seen.requests_per_s,
+        "finished_requests": counters.finished_requests,
+        "finished_by_reason": dict(counters.finished),
+        "running_requests_mean": seen.running_requests,
+        "waiting_requests_mean": seen.waiting_requests,
+        "running_requests_max": seen.most_running,
+        "waiting_requests_max": seen.most_waiting,
+        "kv_cache_usage_max": seen.most_kv_cache_usage,
+        "preemptions": counters.preemptions,
+        "ttft_ms": _latency_json(seen.ttft),
+        "tpot_ms": _latency_json(seen.tpot),
+        "e2e_ms": _latency_json(seen.e2e),
+        "queue_ms": _latency_json(seen.queue),
+        "engines": [
+            {"model_name": name.model_name, "engine": name.engine, **_counts(engine)}
+            for name, engine in seen.engines.items()
+        ],
+    }
+
+
+def _speculation_json(seen: Figures) -> dict[str, Any]:
+    return {
+        **_counts(seen.counters),
+        "acceptance_rate": seen.acceptance_rate,
+        "acceptance_rate_interval": seen.acceptance_rate_interval,
+        "mean_acceptance_length": seen.mean_acceptance_length,
+        "mean_acceptance_length_interval": seen.mean_acceptance_length_interval,
+        "acceptance_rate_per_position": list(seen.per_position),
+        "conditional_acceptance_rate_per_position": list(seen.conditional),
+        "mean_draft_tokens": seen.mean_draft_tokens,
+        "undrafted_share": seen.undrafted_share,
+        "drafts_per_s": seen.drafts_per_s,
+    }
+
+
+def _counts(counters: Counters) -> dict[str, int]:
+    counted = counters.acceptance
+    return {
+        "num_drafts": counted.drafts,
+        "num_draft_tokens": counted.draft_tokens,
+        "num_accepted_tokens": counted.accepted_tokens,
+    }
+
+
+def _latency_json(latency: Latency) -> dict[str, Any]:
+    names = [f"p{share * 100:g}" for share in QUANTILES]
+    values = [None if value is None else 1000 * value for value in latency.quantiles_s]
+    mean = None if latency.mean_s is None else 1000 * latency.mean_s
+    return {"count": latency.count, "mean": mean, **dict(zip(names, values, strict=True))}
