@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "watch": "specserve.cli.watch:watch",
+    "verify": "specserve.cli.verify:verify",
     "ps": "specserve.cli.ps:ps",
     "logs": "specserve.cli.logs:logs",
     "down": "specserve.cli.down:down",

@@ -103,6 +103,11 @@ class Client:
                 api_key="none", base_url=endpoint.api, max_retries=0, http_client=self._http
             )
 
+    @property
+    def root(self) -> str:
+        """Where the server is, without `/v1`."""
+        return self._endpoint.root
+
     def __enter__(self) -> Client:
         return self
 

@@ -25,8 +25,8 @@ class Crew(Generic[Result]):
     def results(self, *, on_tick: Callable[[], None]) -> Iterator[Result]:
         """What the jobs return, in the order in which they end; what one of them raises ends it.
 
-        `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end with
-        their request, which whoever made it can break off.
+        `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
+        with their request, which whoever made it can break off.
         """
         for _ in range(self._count):
             threading.Thread(target=self._work, daemon=True).start()

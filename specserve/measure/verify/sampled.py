@@ -99,7 +99,8 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     quantile = _quantile(CONFIDENCE, len(used) - 1)
     strict = quantile if is_last else _quantile(LOOK_CONFIDENCE, len(used) - 1)
     reasons = _reasons((points, points_error), (heat, heat_error), strict, _chance(outside, expected))
-    verdict, needed = Verdict.LOSSY, 0
+    verdict: Verdict = Verdict.LOSSY
+    needed: int | None = 0
     if not reasons:
         verdict, needed = _open(
             (points, points_error), (heat, heat_error), quantile, tokens=tokens, requests=len(used)

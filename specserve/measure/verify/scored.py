@@ -58,7 +58,11 @@ def positions(steps: Any, ids: Sequence[int], *, count: int) -> tuple[Position, 
 def _position(step: Any, token: int, count: int) -> Position:
     found = {int(key): entry for key, entry in step.items()}
     mine = found[token]
-    top = [(key, _number(entry)) for key, entry in found.items() if _is_top(entry, len(found), count, key == token)]
+    top = [
+        (key, _number(entry))
+        for key, entry in found.items()
+        if _is_top(entry, len(found), count, key == token)
+    ]
     top.sort(key=lambda item: -item[1])
     if not top:
         raise ValueError

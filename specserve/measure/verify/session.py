@@ -1,10 +1,10 @@
 """Requests to one server: generate with speculation, score the same tokens by a plain prefill. Judges nothing.
 
-That a request with `prompt_logprobs` neither speculates while it is scored nor reads the prefix cache stands in vLLM 0.32:
-sampling_params.py (`self.skip_reading_prefix_cache is None`), v1/core/kv_cache_manager.py (`prefix_cache_lookup_enabled`),
-v1/worker/gpu_model_runner.py (`_get_prompt_logprobs_dict`: the target's own hidden states of the prompt, processors left
-out); and draft tokens are scheduled only for a request that already has output (v1/core/sched/scheduler.py,
-`if request.spec_token_ids`).
+That a request with `prompt_logprobs` neither speculates while it is scored nor reads the prefix cache stands in
+vLLM 0.32: sampling_params.py (`if self.skip_reading_prefix_cache is None:`), v1/core/kv_cache_manager.py
+(`prefix_cache_lookup_enabled`), v1/worker/gpu_model_runner.py (`_get_prompt_logprobs_dict`: from the target's own
+hidden states of the prompt, "prompt tokens skip sampling processors"); and draft tokens are scheduled for a request
+that runs already (v1/core/sched/scheduler.py, `if request.spec_token_ids:`). 0.26 and 0.33 have the same.
 """
 
 from __future__ import annotations

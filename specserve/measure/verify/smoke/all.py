@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from specserve.measure.verify.result import Smoke, Speculation
 from specserve.measure.verify.session import Session
@@ -23,13 +24,17 @@ TESTS: Mapping[str, Test] = {
 _FEW_TOKENS = 1000
 
 
-def run(session: Session) -> Iterator[Smoke]:
-    """One result after the other. Raises TrafficError where the server is gone."""
+def tests(session: Session) -> Iterator[Callable[[], Smoke]]:
+    """Each as a function to call. It raises TrafficError where the server is gone."""
     for name, test in TESTS.items():
-        try:
-            yield tried(name, test, session)
-        except (LookupError, TypeError, ValueError, AttributeError):
-            yield not_ok(name, "the answer is not as vLLM writes it")
+        yield partial(_one, name, test, session)
+
+
+def _one(name: str, test: Test, session: Session) -> Smoke:
+    try:
+        return tried(name, test, session)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return not_ok(name, "the answer is not as vLLM writes it")
 
 
 def drafts(speculation: Speculation, *, tokens: int) -> Smoke:

@@ -1,4 +1,4 @@
-"""The requests that every smoke test may send, and how their answers are judged. Does not know which tests there are."""
+"""The requests that every smoke test may send, and how their answers are judged. Knows no test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from specserve.serve.failures import Refused, shown
 
 Test = Callable[[Session], Smoke]
 GREEDY = sampling_body(Sampling(0.0))
-STORY = Prompt("smoke", "def count_words(text):\n    # say how often each word of a text comes\n    words = text.split()\n")
+STORY = Prompt(
+    "smoke",
+    "def count_words(text):\n    # say how often each word of a text comes\n    words = text.split()\n",
+)
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -36,9 +36,7 @@ def tool_call(session: Session) -> Smoke:
     if session.mode != "chat":
         return skipped(name, "the model has no chat template")
     choose = {"type": "function", "function": {"name": "get_weather"}}
-    raw = session.ask(
-        _WEATHER, {**GREEDY, "max_tokens": MAX_TOKENS, "tools": [_TOOL], "tool_choice": choose}
-    )
+    raw = session.ask(_WEATHER, {**GREEDY, "max_tokens": MAX_TOKENS, "tools": [_TOOL], "tool_choice": choose})
     choice = raw["choices"][0]
     calls = choice["message"].get("tool_calls") or []
     if not calls:

@@ -54,9 +54,7 @@ def logprobs(session: Session) -> Smoke:
     positions = session.score(given.prompt_ids, given.ids)
     if not positions:
         return skipped(name, "the answer is empty")
-    worst = max(
-        abs(value - position.logprob) for value, position in zip(values, positions, strict=False)
-    )
+    worst = max(abs(value - position.logprob) for value, position in zip(values, positions, strict=False))
     detail = f"{len(values)} tokens, at most {worst:.3f} nats from a plain prefill"
     return ok(name, detail) if worst <= TIE_TOLERANCE else not_ok(name, detail)
 

@@ -1,0 +1,181 @@
+"""One verification for a command: which server is meant, started and stopped where it is a profile, told as it goes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.errors import Interrupted, TrafficError, UsageError
+
+if TYPE_CHECKING:
+    from specserve.measure.verify.result import Verification
+    from specserve.measure.verify.run import Wish
+    from specserve.measure.verify.session import Session
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.profile.schema import Profile
+    from specserve.serve.stop import StopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line names."""
+
+    server: str | None
+    against: str | None = None
+    model: str | None = None
+    api_key_env: str | None = None
+    alternative: str | None = None
+    settings: tuple[str, ...] = ()
+    port: int = 0
+    devices: str | None = None
+    check: bool = True
+
+    @property
+    def is_profile(self) -> bool:
+        """Whether the server is to be started from a profile: a file, or what could only be the name of one."""
+        name = self.server
+        if name is None or "://" in name:
+            return False
+        return name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
+
+
+def run(asked: Asked, wish: Wish) -> Verification:
+    """Verify what was asked for. Raises SpecserveError, Interrupted for a signal; nothing is left behind."""
+    from specserve.serve.stop import stop_on_signals
+
+    if asked.is_profile:
+        return _profile(asked, wish)
+    _refuse_profile_options(asked)
+    with stop_on_signals() as stop:
+        url, key = _place(asked.server, asked.api_key_env)
+        return verified(url, key, wish, stop=stop, asked=asked)
+
+
+def _refuse_profile_options(asked: Asked) -> None:
+    given = {
+        "--set": asked.settings,
+        "--alternative": asked.alternative,
+        "--devices": asked.devices,
+        "--port": asked.port,
+        "--no-check": not asked.check,
+    }
+    for option, value in given.items():
+        if value:
+            hint = "`specserve verify PROFILE` starts one"
+            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)
+
+
+def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
+    """A URL, the name of a detached server, or the one that is meant without either."""
+    from specserve.cli.where import where
+    from specserve.serve.detached.registry import names
+
+    if server is None:
+        return where(None, None, api_key_env)
+    if server in names():
+        return where(None, server, api_key_env)
+    if "://" in server or ":" in server:
+        return server, api_key_env
+    raise UsageError(
+        f"{server!r} is no detached server, no URL and no file",
+        hint="`specserve ps` lists the servers; a URL is like http://127.0.0.1:8000",
+    )
+
+
+def _profile(asked: Asked, wish: Wish) -> Verification:
+    """Start it, verify it, stop it."""
+    from specserve.cli.beside import room_beside
+    from specserve.cli.exposure import refuse_exposed
+    from specserve.cli.preflight import cleared
+    from specserve.cli.up import refuse_taken_port
+    from specserve.report.verifystart import StartView
+    from specserve.serve.logfile import default_log
+    from specserve.serve.server import running
+    from specserve.serve.stop import stop_on_signals
+
+    assert asked.server is not None
+    source, plan = cleared(
+        asked.server,
+        settings=asked.settings,
+        port=asked.port,
+        devices=asked.devices,
+        alternative=asked.alternative,
+        check=asked.check,
+    )
+    refuse_exposed(source, insecure=False)
+    if asked.check:
+        room_beside(source, plan, name=None)
+    refuse_taken_port(plan)
+    wish = replace(wish, draft_limit=draft_limit(source))
+    view = StartView(plan)
+    with (
+        stop_on_signals() as stop,
+        running(plan, log_path=default_log(f"{plan.name}-verify"), on_event=view, stop=stop) as server,
+    ):
+        return verified(server.url, key_variable(plan), wish, stop=stop, asked=asked)
+
+
+def key_variable(plan: LaunchPlan) -> str | None:
+    """The environment variable that holds the key of a plan's server."""
+    from specserve.plan.launchplan import FromEnv
+
+    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
+
+
+def draft_limit(profile: Profile) -> int | None:
+    """The most tokens that a profile's draft model was made for; None where that is not known from a local copy."""
+    from specserve.errors import FactError
+    from specserve.facts.read import read_model
+
+    speculation = profile.speculation
+    model = getattr(speculation, "model", None)
+    if not isinstance(model, str):
+        return None
+    try:
+        config = read_model(model, offline=True).config
+    except FactError:
+        return None
+    limit = config.get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
+
+
+def verified(url: str, key: str | None, wish: Wish, *, stop: StopRequest, asked: Asked) -> Verification:
+    """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted."""
+    from specserve.measure.verify.run import Verifier
+    from specserve.measure.verify.session import Session
+    from specserve.report.verify import VerifyProgress
+    from specserve.serve.client import Client
+    from specserve.serve.endpoint import endpoint
+
+    def tick() -> None:
+        if stop.count:
+            raise Interrupted(
+                "interrupted before there was a verdict", signal_number=stop.signal or signal.SIGINT
+            )
+
+    progress = VerifyProgress(limit_s=wish.limit_s)
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
+        session = Session(client, model=asked.model)
+        other = stack.enter_context(_other(asked)) if asked.against is not None else None
+        stack.callback(progress.finish)
+        return Verifier(session, wish, tell=progress, on_tick=tick).run(other=other)
+
+
+@contextmanager
+def _other(asked: Asked) -> Iterator[Session]:
+    from specserve.measure.verify.session import Session
+    from specserve.serve.client import Client
+    from specserve.serve.endpoint import endpoint
+
+    url, key = _place(asked.against, asked.api_key_env)
+    with Client(endpoint(url, api_key_env=key)) as client:
+        try:
+            yield Session(client)
+        except TrafficError as error:
+            error.hint = error.hint or "this is about the server of `--against`"
+            raise

@@ -1,0 +1,97 @@
+"""Two servers on the same prompts: equal greedy text, or where and how they part. Asks neither of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.measure.verify.greedy import before, tokens_for
+from specserve.measure.verify.result import Against, Likeness, Parting
+from specserve.measure.verify.scored import Answer, Position
+
+MEAN_TOLERANCE = 0.1
+"""Nats: the same weights on other kernels differ by a few hundredths on average, other weights by more."""
+_MARGIN = 0.015
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One prompt: the text of this server as it scores it itself, the same as the other one scores it, and its text."""
+
+    mine: Answer
+    seen_there: tuple[Position, ...]
+    theirs: Answer
+
+
+def compare(pairs: Sequence[Pair], *, url: str, model: str, tie_tolerance: float) -> Against:
+    """What the pairs say together."""
+    partings = tuple(found for pair in pairs if (found := parting(pair, tie_tolerance=tie_tolerance)))
+    differences, other_best = [], 0
+    for pair in pairs:
+        for here, there in zip(pair.mine.positions, pair.seen_there, strict=False):
+            differences.append(abs(here.logprob - there.logprob))
+            other_best += _prefers_another(here, there, tie_tolerance)
+    mean = math.fsum(differences) / len(differences) if differences else 0.0
+    reasons = []
+    if faults := sum(not item.is_near_tie for item in partings):
+        reasons.append(f"{faults} text{'s' if faults > 1 else ''} part where neither server sees a near-tie")
+    if other_best:
+        reasons.append(f"after the same text the best token is another one {_times(other_best)}")
+    if mean > MEAN_TOLERANCE:
+        reasons.append(f"the same tokens are {mean:.2f} nats more or less likely")
+    enough = len(differences) >= tokens_for(_MARGIN)
+    verdict = Likeness.DIFFERENT if reasons else Likeness.SAME if enough else Likeness.INCONCLUSIVE
+    return Against(
+        url=url,
+        model=model,
+        verdict=verdict,
+        texts=len(pairs),
+        equal=len(pairs) - len(partings),
+        tokens=len(differences),
+        partings=partings,
+        mean_difference=mean,
+        largest_difference=max(differences, default=0.0),
+        other_best=other_best,
+        reasons=tuple(reasons),
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _prefers_another(here: Position, there: Position, tie_tolerance: float) -> bool:
+    """Whether the best tokens differ, and neither server sees a near-tie between them."""
+    mine, theirs = here.top[0][0], there.top[0][0]
+    return mine != theirs and min(_gap(here, mine, theirs), _gap(there, theirs, mine)) > tie_tolerance
+
+
+def parting(pair: Pair, *, tie_tolerance: float) -> Parting | None:
+    """The first token in which the texts differ; None where they are equal, or one is the other's beginning."""
+    both = zip(pair.mine.ids, pair.theirs.ids, strict=False)
+    index = next((at for at, (mine, theirs) in enumerate(both) if mine != theirs), None)
+    if index is None or index >= min(
+        len(pair.mine.positions), len(pair.seen_there), len(pair.theirs.positions)
+    ):
+        return None  # or beyond what fits into a prompt again
+    mine, theirs = pair.mine.ids[index], pair.theirs.ids[index]
+    here, there = pair.mine.positions[index], pair.seen_there[index]
+    gaps = _gap(here, mine, theirs), _gap(there, theirs, mine)
+    return Parting(
+        prompt=pair.mine.prompt,
+        index=index,
+        before=before(pair.mine.positions, index),
+        here=here.text,
+        there=pair.theirs.positions[index].text,
+        gap_here=gaps[0],
+        gap_there=gaps[1],
+        is_near_tie=max(map(abs, gaps)) <= tie_tolerance,
+    )
+
+
+def _gap(position: Position, one: int, other: int) -> float:
+    """How much likelier `one` is than `other`; at least that, where one of them is beyond the likeliest."""
+    known = {**dict(position.top), position.token: position.logprob}
+    last = position.top[-1][1]
+    return known.get(one, last) - known.get(other, last)

@@ -1,0 +1,310 @@
+"""One verification from the first request to the verdict. Starts no server, prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from specserve.errors import TrafficError
+from specserve.measure.verify import against, greedy, sampled
+from specserve.measure.verify.crew import Crew
+from specserve.measure.verify.prompts import Prompt
+from specserve.measure.verify.result import (
+    Against,
+    Greedy,
+    Sampled,
+    Sampling,
+    Smoke,
+    Speculation,
+    Verdict,
+    Verification,
+)
+from specserve.measure.verify.sampled import Tally
+from specserve.measure.verify.scored import Answer
+from specserve.measure.verify.session import Session
+from specserve.measure.verify.smoke import all as smoke
+from specserve.measure.verify.smoke.context import NAME as CONTEXT
+from specserve.measure.verify.smoke.context import long_context, place
+from specserve.measure.verify.smoke.requests import skipped, tried
+from specserve.metrics.acceptance import since_by_engine
+from specserve.metrics.prometheus import Metrics
+from specserve.serve.failures import Refused
+
+MOST_TOKENS = 20_000
+"""Per temperature: enough to see a temperature that is wrong by 5 %."""
+_GREEDY_TOKENS = 64
+_LOOK_EVERY = 500
+_MOST_SUSPECTS = 32
+_SMOKE_AT_ONCE = 4
+_CONTEXT_SHARE = 6
+"""A long text may take this part of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be verified, and how much it may cost."""
+
+    samplings: tuple[Sampling, ...]
+    prompts: tuple[Prompt, ...]
+    max_tokens: int = 128
+    concurrency: int = 8
+    limit_s: float = 60.0
+    tie_tolerance: float = greedy.TIE_TOLERANCE
+    smoke: bool = True
+    draft_limit: int | None = None
+    """The most tokens that the draft can follow, where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far it is."""
+
+    phase: str
+    elapsed_s: float
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class _State:
+    """What has come so far."""
+
+    answers: list[Answer] = field(default_factory=list)
+    tallies: dict[Sampling, list[Tally]] = field(default_factory=dict)
+    decided: set[Sampling] = field(default_factory=set)
+    looked_at: dict[Sampling, int] = field(default_factory=dict)
+    unused: dict[str, str] = field(default_factory=dict)
+    requests: int = 0
+    tokens: int = 0
+    longest_s: float = 0.0
+    scored: int = 0
+    scoring_s: float = 0.0
+
+
+Tell = Callable[[Progress], None]
+
+
+class Verifier:
+    """One run. `on_tick` is called often, and may raise to end it."""
+
+    def __init__(self, session: Session, wish: Wish, *, tell: Tell, on_tick: Callable[[], None]) -> None:
+        self._session = session
+        self._wish = wish
+        self._tell = tell
+        self._on_tick = on_tick
+        self._state = _State()
+        self._began = time.monotonic()
+        self._phase = "asking what is served"
+
+    def run(self, *, other: Session | None = None) -> Verification:
+        """All of it. Raises TrafficError where the server cannot be verified, and what `on_tick` raises."""
+        self._probe()
+        before = self._session.client.metrics()
+        tests = self._smoke() if self._wish.smoke else []
+        self._sample()
+        self._phase = "scoring what looks wrong a second time"
+        greedy_result = self._greedy()
+        results = tuple(
+            sampled.judge(self._state.tallies.get(one, []), one)
+            for one in self._wish.samplings
+            if one.temperature > 0
+        )
+        likeness = self._against(other) if other is not None else None
+        if self._wish.smoke:
+            tests.append(self._context())
+        speculation = _speculation(before, self._session.client.metrics())
+        if self._wish.smoke:
+            tests.append(smoke.drafts(speculation, tokens=self._state.tokens))
+        return Verification(
+            url=self._session.client.root,
+            model=self._session.model,
+            mode=self._session.mode,
+            verdict=overall([*([greedy_result] if greedy_result else []), *results]),
+            elapsed_s=self._elapsed_s,
+            requests=self._state.requests,
+            concurrency=self._wish.concurrency,
+            speculation=speculation,
+            greedy=greedy_result,
+            sampled=results,
+            smoke=tuple(tests),
+            against=likeness,
+            unused_prompts=dict(self._state.unused),
+        )
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _tick(self) -> None:
+        self._on_tick()
+        self._tell(Progress(self._phase, self._elapsed_s, self._state.tokens))
+
+    def _probe(self) -> None:
+        """The first prompt that the server takes, generated and scored: what is missing there ends it."""
+        refusal: Refused | None = None
+        for prompt in self._wish.prompts:
+            self._tick()
+            try:
+                self._session.find_mode(prompt)
+                one = self._session.generate(prompt, Sampling(0.0), max_tokens=4)
+            except Refused as error:
+                refusal = error
+                continue
+            self._session.score(one.prompt_ids, one.ids)
+            return
+        assert refusal is not None
+        raise refusal
+
+    def _smoke(self) -> list[Smoke]:
+        self._phase = "smoke tests"
+        jobs = [partial(_numbered, number, test) for number, test in enumerate(smoke.tests(self._session))]
+        found = Crew(iter(jobs), concurrency=_SMOKE_AT_ONCE).results(on_tick=self._tick)
+        return [result for _, result in sorted(found, key=lambda item: item[0])]
+
+    def _sample(self) -> None:
+        self._phase = "comparing tokens with a plain prefill"
+        crew = Crew(self._jobs(), concurrency=self._wish.concurrency)
+        for sampling, one, took_s, scoring_s in crew.results(on_tick=self._tick):
+            if one is not None:
+                self._take(sampling, one, took_s, scoring_s)
+        if not self._state.requests:
+            name, said = next(iter(self._state.unused.items()), ("", "no prompt"))
+            raise TrafficError(f"the server took none of the prompts; the one of `{name}`: {said}")
+
+    def _jobs(self) -> Iterator[Callable[[], _Result]]:
+        """Greedy requests first, then all kinds mixed in one batch: both are paths of their own in vLLM."""
+        wish = self._wish
+        hot = [one for one in wish.samplings if one.temperature > 0]
+        cold = [prompt for prompt in wish.prompts if Sampling(0.0) in wish.samplings]
+        turn = 0
+        while self._has_time():
+            open_ones = [one for one in hot if one not in self._state.decided]
+            if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
+                tokens = min(_GREEDY_TOKENS, wish.max_tokens)
+                yield partial(self._one, Sampling(0.0), cold.pop(0), tokens)
+            elif open_ones:
+                prompt = wish.prompts[turn % len(wish.prompts)]
+                yield partial(self._one, open_ones[turn // 2 % len(open_ones)], prompt, wish.max_tokens)
+            else:
+                return
+            turn += 1
+
+    def _has_time(self) -> bool:
+        return self._elapsed_s + self._state.longest_s + self._reserved_s() < self._wish.limit_s
+
+    def _one(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Result:
+        began = time.monotonic()
+        try:
+            one = self._session.generate(prompt, sampling, max_tokens=max_tokens)
+            generated = time.monotonic()
+            one = self._session.scored(one)
+        except Refused as error:
+            self._state.unused[prompt.name] = error.message
+            return sampling, None, 0.0, 0.0
+        ended = time.monotonic()
+        return sampling, one, ended - began, ended - generated
+
+    def _take(self, sampling: Sampling, one: Answer, took_s: float, scoring_s: float) -> None:
+        state = self._state
+        state.requests += 1
+        state.tokens += len(one.positions)
+        state.longest_s = max(state.longest_s, took_s)
+        state.scored += len(one.prompt_ids) + len(one.ids)
+        state.scoring_s += scoring_s / self._wish.concurrency
+        if sampling.temperature == 0:
+            state.answers.append(one)
+            return
+        tallies = state.tallies.setdefault(sampling, [])
+        tallies.append(sampled.tally(one.positions, sampling))
+        tokens = sum(item.tokens for item in tallies)
+        if tokens - state.looked_at.get(sampling, 0) >= _LOOK_EVERY:
+            state.looked_at[sampling] = tokens
+            verdict = sampled.judge(tallies, sampling, is_last=False).verdict
+            if verdict is not Verdict.INCONCLUSIVE or tokens >= MOST_TOKENS:
+                state.decided.add(sampling)
+
+    def _greedy(self) -> Greedy | None:
+        """Every suspect is scored again, alone, nothing behind it: what passes then is the prefill's own noise."""
+        if Sampling(0.0) not in self._wish.samplings:
+            return None
+        tolerance = self._wish.tie_tolerance
+        found = [
+            item for one in self._state.answers for item in greedy.suspects(one, tie_tolerance=tolerance)
+        ]
+        confirmed = []
+        for item in found[:_MOST_SUSPECTS]:
+            self._tick()
+            ids = item.answer.ids[: item.index + 1]
+            again = self._session.score(item.answer.prompt_ids, ids)
+            if not again or again[-1].gap > tolerance:
+                confirmed.append(item)
+        unstable = min(len(found), _MOST_SUSPECTS) - len(confirmed)
+        return greedy.judge(self._state.answers, confirmed, unstable=unstable, tie_tolerance=tolerance)
+
+    def _against(self, other: Session) -> Against:
+        self._phase = "comparing with the other server"
+        jobs = (partial(_pair, other, mine) for mine in self._state.answers)
+        pairs = list(Crew(jobs, concurrency=self._wish.concurrency).results(on_tick=self._tick))
+        return against.compare(
+            pairs, url=other.client.root, model=other.model, tie_tolerance=self._wish.tie_tolerance
+        )
+
+    def _reserved_s(self) -> float:
+        """What the long text is expected to take, where it is to be written."""
+        cost_s = self._context_s()
+        return cost_s if cost_s is not None and cost_s <= self._wish.limit_s / _CONTEXT_SHARE else 0.0
+
+    def _context_s(self) -> float | None:
+        limit = place(self._session.max_model_len, self._wish.draft_limit)
+        if not self._wish.smoke or limit is None or not self._state.scoring_s:
+            return None
+        return 2 * limit * self._state.scoring_s / self._state.scored
+
+    def _context(self) -> Smoke:
+        limit, cost_s = place(self._session.max_model_len, self._wish.draft_limit), self._context_s()
+        if limit is None:
+            return skipped(CONTEXT, "the server does not say how long a text may be")
+        if cost_s is None or not self._state.requests:
+            return skipped(CONTEXT, "nothing was scored: how long it takes is not known")
+        if cost_s > self._wish.limit_s / _CONTEXT_SHARE:
+            return skipped(
+                CONTEXT,
+                f"{limit} tokens would take about {cost_s:.0f} s: `--seconds {cost_s * _CONTEXT_SHARE:.0f}`",
+            )
+        self._phase = f"a text of {limit} tokens"
+        self._tick()
+        ids = [token for one in self._state.answers[:4] for token in (*one.prompt_ids, *one.ids)]
+        return tried(CONTEXT, lambda session: long_context(session, ids, limit), self._session)
+
+
+_Result = tuple[Sampling, Answer | None, float, float]
+
+
+def _numbered(number: int, test: Callable[[], Smoke]) -> tuple[int, Smoke]:
+    return number, test()
+
+
+def _pair(other: Session, mine: Answer) -> against.Pair:
+    """The same prompt, as token ids, to the other server; and what it thinks of this one's text."""
+    theirs = replace(
+        other.go_on(mine.prompt_ids, max_tokens=len(mine.ids)), prompt=mine.prompt, prompt_ids=mine.prompt_ids
+    )
+    return against.Pair(mine, other.score(mine.prompt_ids, mine.ids), other.scored(theirs))
+
+
+def _speculation(before: Metrics | None, after: Metrics | None) -> Speculation:
+    if before is None or after is None:
+        return Speculation(None)
+    if not after.speculates:
+        return Speculation(is_on=False)
+    return Speculation(is_on=True, acceptance=since_by_engine(before.acceptance, now=after.acceptance))
+
+
+def overall(parts: Sequence[Greedy | Sampled]) -> Verdict:
+    """The worst of them; INCONCLUSIVE where there is none."""
+    verdicts = {part.verdict for part in parts} or {Verdict.INCONCLUSIVE}
+    for verdict in (Verdict.LOSSY, Verdict.INCONCLUSIVE):
+        if verdict in verdicts:
+            return verdict
+    return Verdict.LOSSLESS

@@ -1,0 +1,277 @@
+"""A verification in words and in JSON, and how far it is. Does not know how it was done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from specserve.measure.verify.result import (
+    CONFIDENCE,
+    Against,
+    Difference,
+    Estimate,
+    Greedy,
+    Likeness,
+    Outcome,
+    Parting,
+    Sampled,
+    Sampling,
+    Smoke,
+    Verdict,
+    Verification,
+)
+from specserve.measure.verify.run import Progress
+from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS
+from specserve.report.acceptance import acceptance_json
+from specserve.report.console import filled, in_one_line, is_terminal, json_text, say, styled
+
+_EVERY_S = 10.0
+_COLOURS = {
+    Verdict.LOSSLESS: "green", Verdict.LOSSY: "red", Verdict.INCONCLUSIVE: "yellow",
+    Likeness.SAME: "green", Likeness.DIFFERENT: "red", Likeness.INCONCLUSIVE: "yellow",
+    Outcome.OK: "green", Outcome.NOT_OK: "red", Outcome.SKIPPED: "dim",
+}  # fmt: skip
+NOT_SEEN = (
+    "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
+    "(`--against URL` compares it with another)",
+    "settings and contents that were not asked for: other temperatures, penalties, adapters, images, long contexts",
+    "that other requests of the same moment were right: only those of this run were looked at",
+)
+_SHOWN = 3
+
+
+class VerifyProgress:
+    """What `verify` is at: a live line on a terminal, a line now and then in a pipe."""
+
+    def __init__(self, *, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._live = is_terminal(sys.stderr)
+        self._spoke = time.monotonic()
+        self._drawn = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it."""
+        now = time.monotonic()
+        tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
+        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of at most {self._limit_s:.0f} s"
+        if self._live:
+            if now - self._drawn >= 0.2:
+                self._drawn = now
+                sys.stderr.write(f"\r\x1b[K  {text[:78]}")
+                sys.stderr.flush()
+        elif now - self._spoke >= _EVERY_S:
+            self._spoke = now
+            say(f"  {text}")
+
+    def finish(self) -> None:
+        """Take the live line away."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def verify_text(found: Verification) -> str:
+    """The whole report, for people."""
+    lines = [_headline(found), ""]
+    if found.greedy is not None:
+        lines += _part("T = 0", found.greedy.verdict, _greedy_words(found.greedy))
+        lines += [line for item in found.greedy.differences[:_SHOWN] for line in _difference(item)]
+        more = len(found.greedy.differences) - _SHOWN
+        lines += [f"    and {more} more"] if more > 0 else []
+    for item in found.sampled:
+        lines += _part(sampling_words(item.sampling), item.verdict, _sampled_words(item))
+    if found.against is not None:
+        lines += ["", *_against(found.against)]
+    if found.smoke:
+        lines += ["", *_smoke(found.smoke)]
+    for name, said in found.unused_prompts.items():
+        lines += ["", _filled(f"the prompt `{in_one_line(name)}` was left out: {in_one_line(said)}", "")]
+    lines += ["", *_hints(found), "What this cannot see:"]
+    lines += [_filled(text, "  - ") for text in NOT_SEEN]
+    return "\n".join(lines)
+
+
+def summary(found: Verification) -> str:
+    """The verdict in one line, for `up --verify`."""
+    return _headline(found, stream=sys.stderr)
+
+
+def _headline(found: Verification, *, stream: Any = None) -> str:
+    tokens = (found.greedy.tokens if found.greedy else 0) + sum(item.tokens for item in found.sampled)
+    bad = sum(item.outcome is Outcome.NOT_OK for item in found.smoke)
+    parts = [f"{tokens:,} tokens measured in {found.elapsed_s:.0f} s at concurrency {found.concurrency}"]
+    if bad:
+        parts.append(f"{bad} of {len(found.smoke)} smoke tests not ok")
+    verdict = _coloured(found.verdict, stream=stream)
+    return f"{verdict}: `{in_one_line(found.model)}` at {in_one_line(found.url)}, {', '.join(parts)}"
+
+
+def sampling_words(sampling: Sampling) -> str:
+    """`T = 0.7, top_p 0.9`."""
+    words = [f"T = {sampling.temperature:g}"]
+    plain = Sampling(sampling.temperature)
+    for name in ("top_p", "top_k", "presence_penalty", "frequency_penalty"):
+        if getattr(sampling, name) != getattr(plain, name):
+            words.append(f"{name} {getattr(sampling, name):g}")
+    return ", ".join(words)
+
+
+def _part(label: str, verdict: Verdict, words: list[str]) -> list[str]:
+    return [f"{label}: {_coloured(verdict)}", *(_filled(text, "  ") for text in words)]
+
+
+def _greedy_words(found: Greedy) -> list[str]:
+    words = [
+        f"{found.tokens:,} tokens of {found.requests} requests: {found.best:,} are the target's best one, "
+        f"{_count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats"
+        + (f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")")
+        + (f", {len(found.differences)} wrong" if found.differences else "")
+    ]
+    if found.unstable:
+        words.append(f"{_count(found.unstable, 'token')} looked wrong once, and not when scored again")
+    if found.tokens_needed:
+        words.append(f"a verdict takes about {found.tokens_needed} more tokens")
+    return words
+
+
+def _sampled_words(found: Sampled) -> list[str]:
+    points, heat = found.deviation_points, found.temperature_error_percent
+    words = [
+        f"{found.tokens:,} tokens of {found.requests} requests: the best token comes {points.value:+.2f} points "
+        f"off its share (99 %: {points.low:+.2f} to {points.high:+.2f}, allowed {MARGIN_POINTS:g}), "
+        f"z = {found.z:.1f}",
+        f"drawn {heat.value:+.1f} % hotter than asked (99 %: {heat.low:+.1f} to {heat.high:+.1f}), "
+        f"to first order",
+        f"{found.outside:,} tokens beyond the likeliest that are told; at most {found.outside_expected:,.0f} expected",
+    ]
+    if found.skipped:
+        words.append(f"{found.skipped:,} tokens left out: these settings hide their distribution")
+    words += [f"wrong: {reason}" for reason in found.reasons]
+    if found.verdict is Verdict.INCONCLUSIVE:
+        words.append(
+            "no number of tokens that could be had decides it"
+            if found.tokens_needed is None
+            else f"nothing wrong is sure; a verdict takes about {found.tokens_needed:,} more tokens"
+        )
+    return words
+
+
+def _difference(item: Difference) -> list[str]:
+    return [
+        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came "
+        f"{_quoted(item.emitted)},",
+        f"    the target wants {_quoted(item.best)} (by {item.gap:.2f} nats)",
+    ]
+
+
+def _against(found: Against) -> list[str]:
+    where = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}"
+    lines = [
+        f"against {where}: {_coloured(found.verdict)}",
+        _filled(
+            f"{found.equal} of {found.texts} greedy texts are equal, "
+            f"{sum(item.is_near_tie for item in found.partings)} part at a near-tie, "
+            f"{sum(not item.is_near_tie for item in found.partings)} part elsewhere",
+            "  ",
+        ),
+        _filled(
+            f"the same {found.tokens:,} tokens differ by {found.mean_difference:.3f} nats on average, "
+            f"{found.largest_difference:.2f} at most; another best token {found.other_best} times",
+            "  ",
+        ),
+    ]
+    lines += [_filled(f"wrong: {reason}", "  ") for reason in found.reasons]
+    shown = sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]
+    return lines + [line for item in shown for line in _parting(item)]
+
+
+def _parting(item: Parting) -> list[str]:
+    kind = "a near-tie" if item.is_near_tie else "no near-tie"
+    return [
+        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} "
+        f"{_quoted(item.here)} here, {_quoted(item.there)} there:",
+        f"    {kind} (each server's gap for its own: {item.gap_here:.2f} and {item.gap_there:.2f} nats)",
+    ]
+
+
+def _smoke(found: tuple[Smoke, ...]) -> Iterator[str]:
+    wide = max(len(item.name) for item in found)
+    yield "smoke tests"
+    for item in found:
+        lead = f"  {item.outcome.value:<7}  {item.name:<{wide}}  "
+        shown = lead.replace(item.outcome.value, _coloured(item.outcome), 1)
+        yield filled(in_one_line(item.detail), lead=lead, shown=shown, stream=sys.stdout)
+
+
+def _hints(found: Verification) -> list[str]:
+    needed = [item.tokens_needed for item in found.sampled if item.verdict is Verdict.INCONCLUSIVE]
+    if found.verdict is not Verdict.INCONCLUSIVE or not needed or None in needed:
+        return []
+    done = sum(item.tokens for item in found.sampled) or 1
+    seconds = found.elapsed_s * (1 + 1.2 * sum(filter(None, needed)) / done)
+    return [f"`--seconds {max(10, round(seconds, -1)):.0f}` should be enough for a verdict (estimated)", ""]
+
+
+def _filled(text: str, lead: str) -> str:
+    return filled(text, lead=lead, stream=sys.stdout)
+
+
+def _quoted(text: str) -> str:
+    return in_one_line(json.dumps(text, ensure_ascii=False))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _coloured(value: Verdict | Likeness | Outcome, *, stream: Any = None) -> str:
+    return styled(value.value, _COLOURS[value], stream=stream or sys.stdout)
+
+
+def verify_json(found: Verification) -> str:
+    """The same for scripts, version 1."""
+    content = {
+        "version": 1,
+        "verdict": found.verdict.value,
+        "has_failed": found.has_failed,
+        "url": found.url,
+        "model": found.model,
+        "mode": found.mode,
+        "elapsed_s": round(found.elapsed_s, 2),
+        "requests": found.requests,
+        "concurrency": found.concurrency,
+        "basis": "measured",
+        "confidence": CONFIDENCE,
+        "margins": {
+            "deviation_points": MARGIN_POINTS,
+            "temperature_error_percent": {"lossy_beyond": HOT_PERCENT, "lossless_within": COOL_PERCENT},
+        },
+        "speculates": found.speculation.is_on,
+        "speculation": acceptance_json(found.speculation.acceptance),
+        "greedy": dataclasses.asdict(found.greedy) if found.greedy else None,
+        "sampled": [_sampled_json(item) for item in found.sampled],
+        "smoke": [dataclasses.asdict(item) for item in found.smoke],
+        "against": dataclasses.asdict(found.against) if found.against else None,
+        "unused_prompts": dict(found.unused_prompts),
+        "not_seen": list(NOT_SEEN),
+    }
+    return json_text(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _sampled_json(found: Sampled) -> dict[str, Any]:
+    content = dataclasses.asdict(found)
+    for name in ("deviation_points", "temperature_error_percent"):
+        content[name] = _estimate(getattr(found, name))
+    return content | {"z": round(found.z, 3), "outside_expected": round(found.outside_expected, 1)}
+
+
+def _estimate(estimate: Estimate) -> dict[str, float | None]:
+    """Bounds that are not finite are null: JSON has no infinity."""
+    return {
+        name: round(value, 4) if abs(value) < 1e9 else None
+        for name, value in dataclasses.asdict(estimate).items()
+    }
