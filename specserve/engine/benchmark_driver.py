@@ -1,0 +1,245 @@
+"""vLLM's own load generator behind JSON lines on the standard streams. Knows no profile, no arm and no verdict.
+
+In, on stdin: passes, one a line, and the end of input as the end. A pass is `{"pass": id, "url", "model", "endpoint":
+"completions" | "chat/completions", "concurrency": n | null, "request_rate": r | null, "seed": n, "extra_body": {…},
+"ignore_eos": bool, "api_key_env": NAME | null, "ssl_verify": bool, "requests": [{"id", "prompt" | "messages",
+"max_tokens", "extra_body": {…}}]}`. Out, on what was stdout: `ready` once, then for each pass a `request` as each
+is answered and a `pass` at its end; or `failed` with the pass. vLLM's own output goes to stderr. A key comes from the
+variable that the pass names, and from nowhere else.
+
+Requests are sent and timed by vllm.benchmarks (0.26 to 0.33: serve.benchmark and lib.endpoint_request_func), so that
+figures compare with those of `vllm bench serve`; what its results leave out (why an answer ended, acceptance of the
+request) is read from the same stream on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import IO, Any
+
+_NAME = "specserve"
+_SENDERS = {"completions": "openai", "chat/completions": "openai-chat"}
+_LONGEST_ERROR = 600
+
+_heard: ContextVar[dict[str, Any] | None] = ContextVar("_heard", default=None)
+"""What the stream of the request that is being answered said, beside what vLLM keeps of it."""
+
+
+class Streams:
+    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
+
+    def __init__(self) -> None:
+        self.input: IO[str] = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def send(self, event: str, **fields: object) -> None:
+        """Write one message; a parent that no longer reads is gone, and the end of the input says so."""
+        with contextlib.suppress(BrokenPipeError):
+            self._output.write(json.dumps({"event": event, **fields}) + "\n")
+            self._output.flush()
+
+
+def listen_along() -> None:
+    """Have vLLM's reader of streams also keep what its results leave out."""
+    from vllm.benchmarks.lib import endpoint_request_func as module
+
+    class Reader(module.StreamedResponseHandler):  # type: ignore[misc]
+        """vLLM's reader; the few messages that say more than a token are looked at."""
+
+        def add_chunk(self, chunk_bytes: bytes) -> list[str]:
+            messages: list[str] = super().add_chunk(chunk_bytes)
+            heard = _heard.get()
+            if heard is not None:
+                for message in messages:
+                    _hear(message, heard)
+            return messages
+
+    module.StreamedResponseHandler = Reader
+
+
+def _hear(message: str, heard: dict[str, Any]) -> None:
+    if '"finish_reason":null' in message or not message.startswith("data: {"):
+        return
+    with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError):
+        content = json.loads(message.removeprefix("data: "))
+        reason = (content.get("choices") or [{}])[0].get("finish_reason")
+        if reason is not None:
+            heard["finish_reason"] = str(reason)
+        speculation = (content.get("metrics") or {}).get("speculative_decoding")
+        if speculation is not None:
+            heard["speculation"] = speculation
+        if content.get("error") is not None:
+            heard["error"] = str(content["error"])[:_LONGEST_ERROR]
+
+
+def sender(original: Callable[..., Awaitable[Any]], *, report: Callable[[Any, Any, dict[str, Any]], None]) -> Any:
+    """vLLM's function for one request, which then reports it."""
+
+    async def send(request_func_input: Any, session: Any, pbar: Any = None) -> Any:
+        heard: dict[str, Any] = {}
+        _heard.set(heard)
+        output = await original(request_func_input=request_func_input, session=session, pbar=pbar)
+        report(request_func_input, output, heard)
+        return output
+
+    return send
+
+
+class Driver:
+    """Runs passes, one after another."""
+
+    def __init__(self, streams: Streams) -> None:
+        import vllm
+        from vllm.benchmarks import serve
+        from vllm.benchmarks.datasets import SampleRequest
+        from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
+
+        listen_along()
+        self._streams = streams
+        self._serve = serve
+        self._sample = SampleRequest
+        self._functions = ASYNC_REQUEST_FUNCS
+        streams.send("ready", vllm=vllm.__version__)
+
+    async def run(self, wanted: dict[str, Any]) -> None:
+        """One pass: its requests as they are answered, then the pass."""
+        started = 0.0
+
+        def report(request: Any, output: Any, heard: dict[str, Any]) -> None:
+            self._streams.send("request", **_answer(wanted["pass"], request, output, heard, began=started))
+
+        self._functions[_NAME] = sender(self._functions[_SENDERS[wanted["endpoint"]]], report=report)
+        _sow(int(wanted["seed"]))
+        cpu_s, started = time.process_time(), time.perf_counter()
+        result = await self._serve.benchmark(**self._arguments(wanted))
+        took_s = time.perf_counter() - started
+        self._streams.send(
+            "pass",
+            **{"pass": wanted["pass"]},
+            duration_s=round(float(result["duration"]), 6),
+            completed=result["completed"],
+            failed=result["failed"],
+            client_cpu=round((time.process_time() - cpu_s) / took_s, 4),
+        )
+
+    def _arguments(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """For `vllm.benchmarks.serve.benchmark`, which has the same names from 0.26 to 0.33."""
+        url, rate = wanted["url"], wanted.get("request_rate")
+        requests = [
+            self._sample(
+                prompt=each.get("prompt") or "",
+                prompt_len=1,
+                expected_output_len=each["max_tokens"],
+                request_id=each["id"],
+                chat_messages=each.get("messages"),
+                request_overrides=each.get("extra_body") or None,
+            )
+            for each in wanted["requests"]
+        ]
+        return {
+            "task_type": self._serve.TaskType.GENERATION,
+            "endpoint_type": _NAME,
+            "api_url": f"{url}/v1/{wanted['endpoint']}",
+            "base_url": url,
+            "model_id": wanted["model"],
+            "model_name": wanted["model"],
+            "tokenizer": None,
+            "input_requests": requests,
+            "logprobs": None,
+            "request_rate": float("inf") if rate is None else float(rate),
+            "burstiness": 1.0,
+            "disable_tqdm": True,
+            "num_warmups": 0,
+            "profile": False,
+            "selected_percentile_metrics": [],
+            "selected_percentiles": [99.0],
+            "ignore_eos": bool(wanted.get("ignore_eos")),
+            "goodput_config_dict": {},
+            "max_concurrency": wanted.get("concurrency"),
+            "lora_modules": None,
+            "extra_headers": _headers(wanted.get("api_key_env")),
+            "extra_body": wanted.get("extra_body") or {},
+            "ready_check_timeout_sec": 0,
+            "ssl_context": None if wanted.get("ssl_verify", True) else False,
+        }
+
+
+def _headers(name: str | None) -> dict[str, str] | None:
+    key = os.environ.get(name, "").strip() if name else ""
+    return {"Authorization": f"Bearer {key}"} if key else None
+
+
+def _sow(seed: int) -> None:
+    """Arrival times are drawn from the global generators."""
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, began: float) -> dict[str, Any]:
+    """What is kept of one request; times in seconds, `start_s` since the pass began."""
+    error = heard.get("error") or output.error
+    return {
+        "pass": number,
+        "id": request.request_id,
+        "ok": bool(output.success) and not heard.get("error"),
+        "error": " ".join(error.split())[-_LONGEST_ERROR:] if error else None,
+        "prompt_tokens": int(output.prompt_len or 0),
+        "output_tokens": int(output.output_tokens or 0),
+        "start_s": round(output.start_time - began, 6),
+        "ttft_s": round(output.ttft, 6),
+        "latency_s": round(output.latency, 6),
+        "chunk_gaps_ms": [round(gap * 1000, 2) for gap in output.itl],
+        "finish_reason": heard.get("finish_reason"),
+        "speculation": heard.get("speculation"),
+        "text_sha256": hashlib.sha256(output.generated_text.encode()).hexdigest(),
+        "text": output.generated_text,
+    }
+
+
+async def drive(streams: Streams) -> None:
+    """Passes until there is no more input. Reading blocks a thread, so that nothing waits for it."""
+    driver = Driver(streams)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, streams.input.readline):
+        wanted = json.loads(line)
+        try:
+            await driver.run(wanted)
+        except Exception as error:  # one pass that cannot be done does not end the others
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
+            streams.send("failed", **{"pass": wanted["pass"]}, error=text)
+
+
+def main() -> int:
+    """Serve the protocol until the parent closes it or sends SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
+    os.environ.pop("OPENAI_API_KEY", None)  # vLLM's functions would send it to whatever answers
+    streams = Streams()
+    try:
+        asyncio.run(drive(streams))
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        streams.send("failed", **{"pass": None}, error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
