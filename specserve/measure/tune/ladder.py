@@ -1,0 +1,82 @@
+"""Several K in one launch: a schedule that gives neighbouring batch sizes different K. Pure.
+
+vLLM looks K up by the number of requests in a step, so a closed loop at each of these loads measures another K
+without a restart. Where the drafter ignores the schedule, or CUDA graphs depend on it, a ladder measures something
+else than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
+"""vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
+FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
+"""`_maybe_disable_dynamic_sd_for_v1` in vllm/config/vllm.py 0.33."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What decides whether a schedule holds."""
+
+    method: str
+    runner: str
+    """`v1` or `v2`."""
+    platform: str
+    """`cpu` or `cuda`."""
+    data_parallel_size: int = 1
+    enforce_eager: bool = False
+
+
+def follows_schedule(situation: Situation) -> str | None:
+    """None where the drafter drafts what the schedule says; else why not, as a clause."""
+    method, runner = situation.method, situation.runner
+    if situation.data_parallel_size > 1:
+        return "vLLM has no schedule with data parallelism"
+    if runner == "v2" and method not in FOLLOWS_ON_V2:
+        return f"`{method}` on vLLM's V2 runner drafts num_speculative_tokens whatever the schedule says"
+    if runner == "v1" and method not in FOLLOWS_ON_V1:
+        return f"`{method}` follows no schedule on vLLM's V1 runner"
+    return None
+
+
+def why_no_ladder(situation: Situation) -> str | None:
+    """None where several K can be measured in one launch; else why not."""
+    reason = follows_schedule(situation)
+    if (
+        reason is None
+        and situation.runner == "v1"
+        and situation.platform != "cpu"
+        and not situation.enforce_eager
+    ):
+        return "a schedule makes vLLM's V1 runner use other CUDA graphs"
+    return reason
+
+
+def rungs(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> Mapping[int, int]:
+    """K by batch size, for every batch from 1 to one above the largest load.
+
+    The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
+    does; each load also has a neighbour with a quite different K, so that cost by K and cost by load can be told apart.
+    """
+    largest = min(max(loads) + 1, most_requests)
+    found: dict[int, int] = {}
+    ordered = sorted(set(loads))
+    for place, load in enumerate(ordered):
+        found[load] = most_tokens if place == 0 else max(1, round(most_tokens / (place + 1)))
+    other = (1, most_tokens, max(1, most_tokens // 2))
+    for place, batch in enumerate(item for item in range(1, largest + 1) if item not in found):
+        found[batch] = other[place % len(other)]
+    return {batch: found[batch] for batch in sorted(found) if batch <= most_requests}
+
+
+def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
+    """vLLM's `num_speculative_tokens_per_batch_size` of K by batch size; equal neighbours are one range."""
+    ranges: list[list[int]] = []
+    for batch in sorted(found):
+        if ranges and ranges[-1][2] == found[batch]:
+            ranges[-1][1] = batch
+        else:
+            ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, found[batch]])
+    return ranges

@@ -1,0 +1,162 @@
+"""From the rates of each K at each load to vLLM's schedule by batch size. Pure; knows no server.
+
+vLLM's `num_speculative_tokens_per_batch_size` is a list of `[first, last, K]`; what lies above the last range keeps
+its K (v1/spec_decode/dynamic/utils.py, 0.32 and 0.33).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+Rates = Mapping[int, Mapping[int, float]]
+"""By concurrency, then by K: tokens/s, or whatever else is better the larger it is."""
+Range = tuple[int, int, int]
+
+MOST_LOSS = 0.01
+"""Neighbouring ranges become one where no load loses more by it."""
+LEAST_GAIN = 0.02
+"""A K other than the neighbour's must be better by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A choice for every load that was looked at."""
+
+    chosen: Mapping[int, int]
+    """K by concurrency."""
+    ranges: tuple[Range, ...]
+    """As vLLM takes them; one range where one K serves all."""
+
+    @property
+    def largest(self) -> int:
+        """`num_speculative_tokens`: the most that any range drafts. 0: speculation is best left out."""
+        return max(self.chosen.values())
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no schedule is needed."""
+        return len(set(self.chosen.values())) == 1
+
+    def at(self, batch: int) -> int:
+        """The K of a batch, as vLLM looks it up."""
+        found = [tokens for first, _, tokens in self.ranges if first <= batch]
+        return found[-1]
+
+
+def build(rates: Rates, *, zero_wins_at: Collection[int] = (), may_vary: bool = True) -> Schedule:
+    """The schedule of the best rates.
+
+    `zero_wins_at`: loads where a K = 0 range was measured, and won; nowhere else is K = 0 chosen beside others.
+    `may_vary`: whether runner and method follow a schedule. Raises ValueError without rates.
+    """
+    loads = sorted(rates)
+    if not loads or not all(rates[load] for load in loads):
+        raise ValueError("a schedule needs rates at every load")
+    allowed = {load: _allowed(rates[load], zero=load in zero_wins_at) for load in loads}
+    constant = _one_for_all(allowed)
+    if not may_vary:
+        return _schedule(dict.fromkeys(loads, constant))
+    chosen = {load: max(sorted(allowed[load]), key=lambda tokens: allowed[load][tokens]) for load in loads}
+    chosen = _merged(allowed, chosen)
+    if _worst(allowed, dict.fromkeys(loads, constant), chosen) < LEAST_GAIN:
+        return _schedule(dict.fromkeys(loads, constant))
+    return _schedule(chosen)
+
+
+def _allowed(rates: Mapping[int, float], *, zero: bool) -> Mapping[int, float]:
+    """Without K = 0 where it was not measured to win, unless there is nothing else."""
+    kept = {tokens: rate for tokens, rate in rates.items() if tokens > 0 or zero}
+    return kept or dict(rates)
+
+
+def _one_for_all(allowed: Mapping[int, Mapping[int, float]]) -> int:
+    """The K whose worst loss over the loads is least."""
+    common = set.intersection(*(set(rates) for rates in allowed.values()))
+    if not common:
+        raise ValueError("no K was looked at at every load")
+    return min(sorted(common), key=lambda tokens: max(_loss(rates, tokens) for rates in allowed.values()))
+
+
+def _loss(rates: Mapping[int, float], tokens: int) -> float:
+    """What choosing this K costs against the best, as a share; all of it where its rate is not known."""
+    best = max(rates.values())
+    return 1.0 if tokens not in rates or best <= 0 else 1.0 - rates[tokens] / best
+
+
+def _worst(
+    allowed: Mapping[int, Mapping[int, float]], simple: Mapping[int, int], fine: Mapping[int, int]
+) -> float:
+    """The largest share that the simple choice loses against the fine one."""
+    return max(_loss(rates, simple[load]) - _loss(rates, fine[load]) for load, rates in allowed.items())
+
+
+def _merged(allowed: Mapping[int, Mapping[int, float]], chosen: Mapping[int, int]) -> dict[int, int]:
+    """Groups of neighbouring loads under one K, as few as cost no load more than MOST_LOSS."""
+    groups: list[tuple[list[int], int]] = [([load], chosen[load]) for load in sorted(chosen)]
+    while len(groups) > 1:
+        offers = []
+        for index, ((mine, _), (theirs, _)) in enumerate(pairwise(groups)):
+            loads = [*mine, *theirs]
+            tokens = _one_for_all({load: allowed[load] for load in loads})
+            offers.append((max(_loss(allowed[load], tokens) for load in loads), index, loads, tokens))
+        cost, index, loads, tokens = min(offers)
+        if cost > MOST_LOSS:
+            break
+        groups[index : index + 2] = [(loads, tokens)]
+    return {load: tokens for loads, tokens in groups for load in loads}
+
+
+def _schedule(chosen: Mapping[int, int]) -> Schedule:
+    return Schedule(dict(chosen), ranges(chosen))
+
+
+def ranges(chosen: Mapping[int, int]) -> tuple[Range, ...]:
+    """Ranges whose bounds lie between loads, at their geometric mean, never on one.
+
+    A batch at a bound would change its K from step to step. The last range ends at the largest load: vLLM carries
+    its K on.
+    """
+    groups: list[list[int]] = []
+    for load in sorted(chosen):
+        if groups and chosen[groups[-1][-1]] == chosen[load]:
+            groups[-1].append(load)
+        else:
+            groups.append([load])
+    found, first = [], 1
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        last = group[-1] if after is None else _between(group[-1], after[0])
+        found.append((first, last, chosen[group[0]]))
+        first = last + 1
+    return tuple(found)
+
+
+def _between(low: int, high: int) -> int:
+    """The last batch size of the lower range.
+
+    A closed loop's batch may be one smaller for a step, never larger: so the upper load gets the room first.
+    """
+    if high - low < 3:
+        return low
+    return min(max(math.isqrt(low * high), low + 1), high - 2)
+
+
+def problems(found: Sequence[Range], *, loads: Collection[int]) -> list[str]:
+    """What vLLM would refuse of it, and loads whose neighbour has another K though there was room between them."""
+    told = []
+    if not found or found[0][0] != 1:
+        told.append("the first range must start at 1")
+    for (_, last, tokens), (first, _, after) in pairwise(found):
+        if first != last + 1:
+            told.append(f"there is a gap or an overlap at {first}")
+        if tokens == after:
+            told.append(f"two ranges that meet at {first} have the same K")
+        room = [load for load in loads if load > last]
+        below = [load for load in loads if load <= last]
+        if room and below and min(room) - max(below) > 2 and (last in loads or first in loads):
+            told.append(f"a bound lies on a load, at {last}")
+    if any(tokens < 0 or last < first for first, last, tokens in found):
+        told.append("a range is empty, or its K negative")
+    return told

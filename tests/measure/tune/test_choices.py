@@ -1,0 +1,183 @@
+"""Pareto front, time budget, ladder, intervals: what holds whatever was measured."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.tune import budget, ladder
+from specserve.measure.tune.ladder import Situation, as_ranges, follows_schedule, rungs, why_no_ladder
+from specserve.measure.tune.pareto import Choice, ends, front
+from specserve.measure.tune.resample import length_interval, length_ratio_interval
+from specserve.measure.tune.schedule import problems
+from specserve.measure.tune.walk import Steps
+
+choices = st.lists(
+    st.builds(Choice, st.integers(1, 64), st.integers(0, 8), st.floats(0.001, 1), st.floats(1, 1000)),
+    max_size=30,
+)
+
+
+@given(choices)
+def test_the_front_holds_just_what_nothing_else_beats(found: list[Choice]) -> None:
+    def beats(one: Choice, other: Choice) -> bool:
+        better = one.tpot_s < other.tpot_s or one.tokens_per_s > other.tokens_per_s
+        return better and one.tpot_s <= other.tpot_s and one.tokens_per_s >= other.tokens_per_s
+
+    kept = front(found)
+    for each in kept:
+        assert not any(beats(other, each) for other in found)
+    for each in found:
+        assert (
+            each in kept
+            or any(beats(other, each) or other == each for other in found)
+            or any((other.tpot_s, other.tokens_per_s) == (each.tpot_s, each.tokens_per_s) for other in kept)
+        )
+    assert all(one.tpot_s < two.tpot_s and one.tokens_per_s < two.tokens_per_s for one, two in pairwise(kept))
+
+
+def test_the_ends_of_the_front_are_lowest_latency_and_highest_throughput() -> None:
+    low, middle, high = Choice(1, 4, 0.01, 90), Choice(4, 3, 0.02, 200), Choice(8, 2, 0.03, 300)
+    assert ends([middle, high, low]) == (low, high)
+    assert ends([]) is None
+
+
+wanted = st.lists(
+    st.builds(
+        budget.Wanted, st.text(min_size=1, max_size=3), st.floats(0, 100), st.floats(0, 600), st.booleans()
+    ),
+    max_size=8,
+    unique_by=lambda each: each.name,
+)
+
+
+@given(wanted, st.none() | st.floats(0, 3000), st.none() | st.integers(0, 8))
+def test_a_plan_keeps_its_limits_or_says_that_it_cannot(
+    launches: list[budget.Wanted], seconds: float | None, most: int | None
+) -> None:
+    found = budget.fit(launches, budget_s=seconds, most_launches=most)
+    names = [each.name for each in launches]
+    assert set(found.kept) | {name for name, _ in found.left_out} == set(names)
+    assert [name for name in names if name in found.kept] == list(found.kept)
+    assert all(each.name in found.kept for each in launches if each.is_needed)
+    assert budget.LEAST_SHARE <= found.share <= 1.0
+    if found.fits:
+        assert seconds is None or found.seconds <= seconds + 1e-6
+        assert most is None or len(found.kept) <= most
+
+
+def test_with_time_enough_nothing_is_left_out() -> None:
+    launches = [budget.Wanted("plain", 20, 60, is_needed=True), budget.Wanted("ngram", 20, 60)]
+    found = budget.fit(launches, budget_s=1000, most_launches=5)
+    assert (found.kept, found.left_out, found.share) == (("plain", "ngram"), (), 1.0)
+
+
+def test_what_is_least_needed_goes_first_with_the_reason() -> None:
+    launches = [budget.Wanted("plain", 20, 60, is_needed=True), budget.Wanted("ngram", 20, 60)]
+    assert budget.fit(launches, budget_s=40, most_launches=None).left_out == (("ngram", "--budget 40s"),)
+    assert budget.fit(launches, budget_s=None, most_launches=1).left_out == (("ngram", "--max-launches 1"),)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (45, "45s"), (1200, "20m"), (5400, "1h30m"), (61, "1m1s")]
+)
+def test_a_duration_reads_as_it_is_typed(seconds: float, text: str) -> None:
+    assert budget.duration(seconds) == text
+
+
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True), st.integers(1, 12), st.integers(1, 128)
+)
+def test_a_ladder_is_a_schedule_that_vllm_takes(loads: list[int], most: int, requests: int) -> None:
+    found = rungs(loads, most_tokens=most, most_requests=requests)
+    assert list(found) == list(range(1, len(found) + 1))
+    assert all(1 <= tokens <= most for tokens in found.values())
+    assert max(found) <= requests
+    if min(loads) <= requests:
+        assert found[min(loads)] == most
+    ranges = [(row[0], row[1], row[2]) for row in as_ranges(found)]
+    assert problems(ranges, loads=[]) == []
+    assert {
+        batch: tokens for first, last, tokens in as_ranges(found) for batch in range(first, last + 1)
+    } == found
+
+
+@pytest.mark.parametrize(
+    ("situation", "reason"),
+    [
+        (Situation("draft_model", "v1", "cpu"), None),
+        (Situation("ngram", "v1", "cpu"), None),
+        (Situation("eagle3", "v2", "cuda"), None),
+        (Situation("draft_model", "v2", "cuda"), "whatever the schedule says"),
+        (Situation("ngram", "v2", "cuda"), "whatever the schedule says"),
+        (Situation("eagle3", "v2", "cuda", data_parallel_size=2), "data parallelism"),
+        (Situation("suffix", "v1", "cpu"), "no schedule"),
+        (Situation("draft_model", "v1", "cuda"), "CUDA graphs"),
+        (Situation("draft_model", "v1", "cuda", enforce_eager=True), None),
+    ],
+)
+def test_where_several_k_can_be_measured_in_one_launch(situation: Situation, reason: str | None) -> None:
+    found = why_no_ladder(situation)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_a_draft_model_on_v2_saves_no_drafting_by_a_schedule() -> None:
+    assert follows_schedule(Situation("draft_model", "v2", "cuda")) is not None
+    assert follows_schedule(Situation("draft_model", "v1", "cuda")) is None
+    assert "eagle3" in ladder.FOLLOWS_ON_V2
+
+
+def uneven_requests(count: int) -> list[Steps]:
+    """Of some requests nearly all is accepted, of others nearly nothing; a few are very long."""
+    draw = random.Random(4)
+    found = []
+    for index in range(count):
+        chance, steps = draw.choice((0.2, 0.9)), 400 if index % 10 == 0 else 40
+        took = []
+        for _ in range(steps):
+            here = 0
+            while here < 5 and draw.random() < chance:
+                here += 1
+            took.append(here)
+        found.append(Steps(tuple(took), (5,) * steps))
+    return found
+
+
+def test_intervals_by_request_are_wider_than_if_steps_were_independent() -> None:
+    requests = uneven_requests(100)
+    steps = [took + 1 for each in requests for took in each.accepted]
+    mean = sum(steps) / len(steps)
+    spread = (sum((value - mean) ** 2 for value in steps) / len(steps)) ** 0.5
+    independent = 1.96 * spread / len(steps) ** 0.5
+    found = length_interval(requests, tokens=5, times=400)
+    assert found is not None
+    assert (found.high - found.low) / 2 > 1.5 * independent
+
+
+def test_a_ratio_of_two_k_over_the_same_requests_is_known_better_than_each() -> None:
+    requests = uneven_requests(100)
+    alone = length_interval(requests, tokens=5, times=400)
+    paired = length_ratio_interval(requests, tokens=5, against=3, times=400)
+    assert alone is not None and paired is not None
+    assert (paired.high - paired.low) / paired.value < (alone.high - alone.low) / alone.value
+    assert paired.low <= paired.value <= paired.high
+
+
+@given(st.integers(1, 5))
+def test_an_interval_holds_its_value_and_is_the_same_each_time(tokens: int) -> None:
+    requests = uneven_requests(12)
+    found = length_interval(requests, tokens=tokens, times=100)
+    assert found is not None
+    assert found.low <= found.value <= found.high
+    assert found == length_interval(requests, tokens=tokens, times=100)
+
+
+def test_one_request_says_nothing_of_others() -> None:
+    found = length_interval([Steps((1, 2), (3, 3))], tokens=3)
+    assert found is not None
+    assert found.high == float("inf")
+    assert length_interval([], tokens=3) is None
