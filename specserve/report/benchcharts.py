@@ -50,6 +50,9 @@ def _rates(section: Section, colours: Colours, identity: str) -> Iterator[str]:
 
 
 def _latency(section: Section, colours: Colours, identity: str) -> Iterator[str]:
+    def of_ttft(known: Figures) -> Value | None:
+        return _span(known.ttft_ms, 1)
+
     def of_tpot(known: Figures) -> Value | None:
         return _span(known.tpot_ms, 1)
 
@@ -57,6 +60,7 @@ def _latency(section: Section, colours: Colours, identity: str) -> Iterator[str]
         return _span(known.e2e_ms, 1000)
 
     wanted = (
+        ("ttft", "Time to the first token", "ms, P50 (mark) to P99 (bar)", of_ttft),
         ("tpot", "Time per output token", "ms, P50 (mark) to P99 (bar)", of_tpot),
         ("e2e", "Time for a whole answer", "s, P50 (mark) to P99 (bar)", of_e2e),
     )

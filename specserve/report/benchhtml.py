@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from specserve.measure.bench.result import ArmInfo, Comparison, Result
 from specserve.report.benchcharts import Colours, charts, colours
 from specserve.report.benchview import (
-    LEGEND,
     Section,
     arm_words,
     basis,
-    headlines,
+    counted,
+    extremes,
     load,
     promise_words,
     sections,
@@ -23,10 +23,14 @@ from specserve.report.benchview import (
     where,
 )
 from specserve.report.charts import mark
-from specserve.report.figures import NONE, moment, number, pair_ms, pair_s, percent, rate, spread, took
+from specserve.report.figures import NONE, moment, number, percent, rate, spread, thirds, took
 from specserve.report.html import Column, chip, listed, page, pairs, table
 from specserve.report.markup import escaped
 
+_LEGEND = (
+    "Speedup: output tokens/s over those of the first arm, with its 95 % interval. Acceptance length: tokens that one "
+    "step of the target yields, its own included; at the break-even length speculation neither gains nor loses."
+)
 _NAME = Column("arm", is_name=True)
 
 
@@ -52,50 +56,56 @@ def _lead(result: Result) -> Iterator[str]:
 
 
 def _cards(result: Result) -> str:
-    told = dict(zip(dict.fromkeys(item.arm for item in result.comparisons), headlines(result), strict=True))
+    """An arm each: from its least to its best speedup, and how often it pays."""
     lines = []
     for arm in result.arms:
-        if arm.name in told:
-            best = _best([item for item in result.comparisons if item.arm == arm.name])
+        mine = [item for item in result.comparisons if item.arm == arm.name]
+        if mine:
             lines += ['<div class="card">', f"<h3>{escaped(arm.name)}</h3>"]
             lines.append(f'<p class="muted small">{escaped(arm_words(arm))}</p>')
-            if best is not None and best.speedup is not None:
-                value = f"up to {number(best.speedup.value)}x"
-                lines.append(
-                    f'<p class="figure">{value} <span class="muted small">{spread(best.speedup)}</span></p>'
-                )
-            lines += [f"<p>{escaped(_sentence(told[arm.name].removeprefix(f'{arm.name}: ')))}</p>", "</div>"]
+            lines += [*_range(mine), f"<p>{escaped(_sentence(counted(mine)))}</p>", "</div>"]
     return "\n".join(['<div class="cards">', *lines, "</div>"]) if lines else ""
 
 
-def _best(comparisons: list[Comparison]) -> Comparison | None:
-    known = [item for item in comparisons if item.speedup is not None]
-    return max(known, key=lambda item: item.speedup.value if item.speedup else 0.0, default=None)
+def _range(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    found = extremes(comparisons)
+    if found is None:
+        return
+    point, best, least = found
+    low, high = number(least.value), number(best.value)
+    yield f'<p class="figure">{low}x</p>' if low == high else f'<p class="figure">{low}x to {high}x</p>'
+    yield f'<p class="muted small">{"best" if low != high else "95 %"}: {spread(best)}, {escaped(where(point))}</p>'
 
 
-def _matrix(result: Result, every: list[Section]) -> str:
+def _matrix(result: Result, every: Sequence[Section]) -> str:
     """Every verdict at one glance: a row per workload and arm, a column per load."""
-    loads = sorted(
+    points = sorted(
         {item.point for item in result.comparisons}, key=lambda at: at.concurrency or at.request_rate or 0
     )
-    names = list(dict.fromkeys(load(point) for point in loads))
-    rows = []
+    names = list(dict.fromkeys(map(load, points)))
+    rows: list[tuple[str, ...]] = []
+    starts = []
     for section in every:
-        for arm in section.arms:
-            found = [section.row(arm, name) for name in names]
-            if any(row is not None and row.comparison is not None for row in found):
-                cells = []
-                for row in found:
-                    value = speedup_words(row).partition(" ")[0] if row else ""
-                    cells.append(
-                        f'<span class="value">{value or NONE}</span>{chip(row.verdict)}' if row else ""
-                    )
-                rows.append((escaped(section.title), escaped(arm), *cells))
+        arms = [arm for arm in section.arms if any(row.comparison for row in section.rows if row.arm == arm)]
+        starts.append(len(rows))
+        rows += [
+            (
+                f'<span class="over">{escaped(section.title)}</span>{escaped(arm)}',
+                *_verdicts(section, arm, names),
+            )
+            for arm in arms
+        ]
     if not rows:
         return ""
-    columns = (Column("workload", is_name=True, wraps=True), _NAME, *map(Column, names))
-    shown = table(columns, rows, caption="Speedup and verdict by load (requests at once, or requests/s)")
-    return shown.replace("<table>", '<table class="matrix">', 1)
+    caption = "Speedup and verdict by load: requests at once, or requests/s"
+    return table((_NAME, *map(Column, names)), rows, caption=caption, starts=starts, kind="matrix")
+
+
+def _verdicts(section: Section, arm: str, loads: Sequence[str]) -> Iterator[str]:
+    for name in loads:
+        row = section.row(arm, name)
+        value = speedup_words(row).partition(" ")[0] if row else ""
+        yield f'<span class="value">{value or NONE}</span>{chip(row.verdict)}' if row else ""
 
 
 def _promises(result: Result) -> str:
@@ -113,7 +123,7 @@ def _promises(result: Result) -> str:
         Column("where", is_name=True, wraps=True),
         Column("written in", is_name=True),
     )
-    return f"<h2>Promises of the profile</h2>\n{table(columns, rows)}"
+    return f"<h2>Promises of the profile</h2>\n{table(columns, rows, stacks=True)}"
 
 
 def _section(result: Result, section: Section, shown: Colours, *, identity: str) -> Iterator[str]:
@@ -124,7 +134,8 @@ def _section(result: Result, section: Section, shown: Colours, *, identity: str)
     told = [(f"{row.arm} at {row.load}", why) for row, why in (*undecided(section), *tails(section))]
     told += stops(result, section)
     yield listed(f"<b>{escaped(name)}</b>: {escaped(why)}" for name, why in told)
-    yield _table(section)
+    yield _speedups(section)
+    yield _latencies(section)
 
 
 def _legend(section: Section, shown: Colours) -> str:
@@ -136,40 +147,57 @@ def _legend(section: Section, shown: Colours) -> str:
     return "\n".join(['<ul class="legend">', *lines, "</ul>"])
 
 
-def _table(section: Section) -> str:
-    names = ("tokens/s", "speedup, 95 %", "verdict", "accepted", "length", "needed", "TTFT, ms", "TPOT, ms", "E2E, s",
-             "chunk gap P99, ms", "requests")  # fmt: skip
-    rows, starts = [], []
-    for index, row in enumerate(section.rows):
-        if index and row.load != section.rows[index - 1].load:
-            starts.append(index)
+def _speedups(section: Section) -> str:
+    head = (Column("load"), _NAME, Column("speedup, 95 %"), Column("verdict", is_name=True), Column("tokens/s"),
+            Column("accepted"), Column("acceptance\nlength"), Column("break-even\nlength"),
+            Column("cost per\nmillion tokens"), Column("requests"), Column("failed"))  # fmt: skip
+    rows = []
+    for row in section.rows:
         known = row.cell.figures if row.cell.invalid is None else None
-        rows.append([
-            row.load, escaped(row.arm), rate(known.output_tokens_per_s) if known else NONE, speedup_words(row),
-            chip(row.verdict),
+        against = row.comparison
+        rows.append((
+            row.load, escaped(row.arm), speedup_words(row), chip(row.verdict),
+            rate(known.output_tokens_per_s) if known else NONE,
             percent(known.acceptance.acceptance_rate) if known and known.acceptance else "",
-            number(row.comparison.mean_acceptance_length) if row.comparison else "",
-            number(row.comparison.break_even_mean_acceptance_length) if row.comparison else "",
-            pair_ms(known.ttft_ms if known else None), pair_ms(known.tpot_ms if known else None),
-            pair_s(known.e2e_ms if known else None), rate(known.inter_chunk_p99_ms if known else None),
+            number(against.mean_acceptance_length) if against else "",
+            number(against.break_even_mean_acceptance_length) if against else "",
+            number(known.cost_per_million_tokens) if known else NONE,
             str(known.requests) if known else NONE,
-            rate(known.goodput_per_s if known else None), number(known.cost_per_million_tokens if known else None),
             str(known.failed_requests) if known and known.failed_requests else NONE,
-        ])  # fmt: skip
-    columns = [Column("load"), _NAME, *(Column(name, is_name=name == "verdict") for name in names)]
-    columns += [Column("goodput, requests/s"), Column("cost per million tokens"), Column("failed")]
-    kept = [at for at in range(len(columns)) if at < 13 or any(row[at] != NONE for row in rows)]
-    return table(
-        [columns[at] for at in kept],
-        [[row[at] for at in kept] for row in rows],
-        caption=f"Measured. Load: {section.load_words}; TTFT, TPOT and E2E: P50/P99 of requests",
-        starts=starts,
-    )
+        ))  # fmt: skip
+    caption = f"Throughput, measured. Load: {section.load_words}"
+    return table(*_filled(head, rows), caption=caption, starts=_starts(section))
+
+
+def _latencies(section: Section) -> str:
+    head = (Column("load"), _NAME, Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"),
+            Column("chunk gap\nP99, ms"), Column("goodput,\nrequests/s"))  # fmt: skip
+    rows = []
+    for row in section.rows:
+        known = row.cell.figures if row.cell.invalid is None else None
+        rows.append((
+            row.load, escaped(row.arm),
+            thirds(known.ttft_ms) if known else NONE, thirds(known.tpot_ms) if known else NONE,
+            thirds(known.e2e_ms, divisor=1000) if known else NONE,
+            rate(known.inter_chunk_p99_ms) if known else NONE, rate(known.goodput_per_s) if known else NONE,
+        ))  # fmt: skip
+    caption = "Latencies, measured: P50, P90 and P99 of requests"
+    return table(*_filled(head, rows), caption=caption, starts=_starts(section))
+
+
+def _filled(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> tuple[list[Column], list[list[str]]]:
+    """The columns in which anything stands."""
+    kept = [at for at in range(len(head)) if any(row[at] not in ("", NONE) for row in rows)]
+    return [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _starts(section: Section) -> list[int]:
+    return [at for at, row in enumerate(section.rows) if at and row.load != section.rows[at - 1].load]
 
 
 def _method(result: Result) -> Iterator[str]:
     yield "<h2>How this was measured</h2>"
-    yield f"<p>{escaped(_sentence(LEGEND))}</p>"
+    yield f"<p>{_LEGEND}</p>"
     yield (
         "<p>PAYS: the whole interval is above 1.03. COSTS: it is below 0.97. NO DIFFERENCE: it lies between. "
         "INCONCLUSIVE: more requests are needed. The gap between two chunks of a stream is no measure across "
@@ -218,7 +246,7 @@ def _workloads(result: Result) -> str:
         )
         for item in result.workloads
     ]
-    return f"<h2>Workloads</h2>\n{table(columns, rows)}" if rows else ""
+    return f"<h2>Workloads</h2>\n{table(columns, rows, stacks=True)}" if rows else ""
 
 
 def _notes(result: Result) -> Iterator[str]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Promise, Result, Verdict
+from specserve.measure.bench.result import (
+    ArmInfo,
+    Cell,
+    Comparison,
+    Interval,
+    Point,
+    Promise,
+    Result,
+    Verdict,
+)
 from specserve.report.figures import number, percent, spread
 
 _WORSE = 1.03
@@ -115,13 +124,30 @@ def arm_words(arm: ArmInfo) -> str:
 def headlines(result: Result) -> list[str]:
     """One sentence an arm: where it pays and where it costs."""
     lines = []
-    for arm in dict.fromkeys(item.arm for item in result.comparisons):
+    for arm in compared_arms(result):
         mine = [item for item in result.comparisons if item.arm == arm]
-        lines.append(f"{arm}: {_counted(mine)}{_extremes(mine)}")
+        best = extremes(mine)
+        more = f"; at best {number(best[1].value)}x ({spread(best[1])}) on {where(best[0])}" if best else ""
+        lines.append(f"{arm}: {counted(mine)}{more}")
     return lines
 
 
-def _counted(comparisons: list[Comparison]) -> str:
+def compared_arms(result: Result) -> list[str]:
+    """Those with a verdict."""
+    return list(dict.fromkeys(item.arm for item in result.comparisons))
+
+
+def extremes(comparisons: Sequence[Comparison]) -> tuple[Point, Interval, Interval] | None:
+    """Where the best speedup is, that speedup, and the least one."""
+    known = [(item.point, item.speedup) for item in comparisons if item.speedup is not None]
+    if not known:
+        return None
+    point, best = max(known, key=lambda item: item[1].value)
+    return point, best, min((speedup for _, speedup in known), key=lambda item: item.value)
+
+
+def counted(comparisons: Sequence[Comparison]) -> str:
+    """`pays at 3, costs at 1 of 4 points`."""
     counts = Counter(item.verdict for item in comparisons)
     (only, of_all) = counts.most_common(1)[0]
     words = {
@@ -134,15 +160,6 @@ def _counted(comparisons: list[Comparison]) -> str:
         return f"{words[only]} at {'the one point' if of_all == 1 else f'all {of_all} points'}"
     parts = [f"{words[verdict]} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
     return f"{', '.join(parts)} of {len(comparisons)} points"
-
-
-def _extremes(comparisons: list[Comparison]) -> str:
-    known = [item for item in comparisons if item.speedup is not None]
-    if not known:
-        return ""
-    best = max(known, key=lambda item: item.speedup.value if item.speedup else 0)
-    assert best.speedup is not None
-    return f"; at best {number(best.speedup.value)}x ({spread(best.speedup)}) on {where(best.point)}"
 
 
 def basis(result: Result) -> str:

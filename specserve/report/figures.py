@@ -50,6 +50,11 @@ def pair_s(quantiles: Quantiles | None) -> str:
     return NONE if quantiles is None else f"{seconds(quantiles.p50)}/{seconds(quantiles.p99)}"
 
 
+def thirds(quantiles: Quantiles, *, divisor: float = 1) -> str:
+    """P50, P90 and P99."""
+    return " / ".join(_digits(value / divisor) for value in (quantiles.p50, quantiles.p90, quantiles.p99))
+
+
 def took(duration_s: float) -> str:
     """`42 s`, `12 min`, `3 h 07 min`."""
     if not math.isfinite(duration_s):

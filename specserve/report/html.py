@@ -19,12 +19,13 @@ _CHIPS = {
 }
 
 
+_BREAK, _BLANK = "\n", " "
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's head; `is_name`: text to the left, not a number; `wraps`: long text."""
+    """A column's head, which may have two lines; `is_name`: text to the left, not a number; `wraps`: long text."""
 
     name: str
     is_name: bool = False
@@ -67,16 +68,29 @@ def page(*, kind: str, title: str, lead: Iterable[str], body: Iterable[str]) -> 
 
 
 def table(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], *, caption: str = "", starts: Iterable[int] = ()
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[str]],
+    *,
+    caption: str = "",
+    starts: Iterable[int] = (),
+    stacks: bool = False,
+    kind: str = "",
 ) -> str:
-    """Cells are HTML already. `starts`: the rows at which a group begins."""
+    """Cells are HTML already. `starts`: rows at which a group begins. `stacks`: on a phone a row is a small list."""
     beginnings = set(starts)
-    head = "".join(f'<th scope="col"{_kind(column)}>{escaped(column.name)}</th>' for column in columns)
-    lines = ['<div class="scroll" tabindex="0"><table>']
-    lines += [f"<caption>{escaped(caption)}</caption>"] if caption else []
+    head = "".join(f'<th scope="col"{_kind(column)}>{_broken(column.name)}</th>' for column in columns)
+    names = " ".join(filter(None, [kind, "stacks" if stacks else ""]))
+    lines = [f'<p class="caption">{escaped(caption)}</p>'] if caption else []
+    lines.append(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escaped(caption or columns[0].name)}">'
+    )
+    lines.append(f'<table class="{names}">' if names else "<table>")
     lines += [f"<thead><tr>{head}</tr></thead>", "<tbody>"]
     for index, row in enumerate(rows):
-        cells = "".join(f"<td{_kind(column)}>{cell}</td>" for column, cell in zip(columns, row, strict=True))
+        cells = "".join(
+            f'<td{_kind(column)} data-name="{escaped(column.name.replace(_BREAK, _BLANK))}">{cell}</td>'
+            for column, cell in zip(columns, row, strict=True)
+        )
         lines.append(f'<tr class="first">{cells}</tr>' if index in beginnings else f"<tr>{cells}</tr>")
     return "\n".join([*lines, "</tbody></table></div>"])
 
@@ -101,6 +115,10 @@ def pairs(values: Mapping[str, str]) -> str:
 def figure(title: str, unit: str, picture: str) -> str:
     """A chart with its caption."""
     return f"<figure><figcaption><b>{escaped(title)}</b>{escaped(unit)}</figcaption>\n{picture}\n</figure>"
+
+
+def _broken(name: str) -> str:
+    return "<br>".join(escaped(line) for line in name.split(_BREAK))
 
 
 def _kind(column: Column) -> str:
