@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure.watch.verdict import State
-from specserve.report.console import is_terminal, out, say, styled
+from specserve.report.console import filled, is_terminal, out, say, styled
 
 if TYPE_CHECKING:
     from specserve.measure.watch.exporter import Exporter
@@ -178,7 +178,7 @@ class Shown:
             out(line(report))
         if report.verdict.state is not self._state:
             for text in verdict_lines(report):
-                out(f"{clock(report)}  {text}")
+                out(filled(text, lead=f"{clock(report)}  ", stream=sys.stdout))
         self._state = report.verdict.state
 
     def _whole(self, report: Report, *, url: str) -> None:
@@ -187,9 +187,12 @@ class Shown:
         if report.figures is None and report.trouble is not None:
             return  # the error that ends the command says it
         rows = block(report, url=url)
-        out("".join(f"{label:<13}{text}\n" for label, text in rows))
+        for label, text in rows:
+            out(filled(text, lead=f"{label:<13}", stream=sys.stdout))
         head, *rest = verdict_lines(report)
-        out("\n".join([coloured(head, report, stream=sys.stdout), *rest]))
+        out("\n" + coloured(filled(head, lead="", stream=sys.stdout), report, stream=sys.stdout))
+        for text in rest:
+            out(filled(text, lead="", stream=sys.stdout))
 
 
 def _takes_screen() -> bool:

@@ -198,8 +198,8 @@ def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, An
             timespec="milliseconds"
         ),
         "url": url,
-        "profile": labels.get("profile"),
-        "fingerprint": labels.get("fingerprint"),
+        "profile": labels.get("profile") or None,
+        "fingerprint": labels.get("fingerprint") or None,
         "final": report.is_final,
         "reachable": error is None,
         "error": error.message if error is not None else None,

@@ -12,7 +12,8 @@ from specserve.metrics.counters import EngineName
 LENGTH = 1.05
 """Mean acceptance length under which speculation is dead: of 20 steps, one accepts one draft token."""
 LEAST_S = 15.0
-"""A collapse lasts at least so long: one odd request of a quiet server shall not raise an alarm."""
+SURE_DRAFTS = 1000
+"""A collapse lasts so long, or shows in so many drafts: one odd request of a quiet server shall not raise an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,8 @@ class Collapse:
 def collapses(stretches: tuple[Stretch, ...]) -> tuple[Collapse, ...]:
     """The engines that collapsed. Each is judged alone: in the sum of eight, one dead one does not show.
 
-    An engine is judged by the shortest newest time that holds 200 of its drafts and is 15 s long, so that what
-    went well before does not hide it.
+    An engine is judged by the shortest newest time that holds 200 of its drafts and is 15 s long, or holds
+    1,000, so that what went well before does not hide it.
     """
     names = dict.fromkeys(name for part in stretches for name in part.engines)
     found = (_collapse(stretches, name) for name in names)
@@ -44,7 +45,7 @@ def _collapse(stretches: tuple[Stretch, ...], name: EngineName) -> Collapse | No
         counted = stretches[index].engines.get(name)
         newest += counted.acceptance if counted else Acceptance()
         for_s = stretches[-1].ended_s - stretches[index].began_s
-        if newest.drafts < NUMBER_DRAFTS or for_s < LEAST_S:
+        if newest.drafts < NUMBER_DRAFTS or (for_s < LEAST_S and newest.drafts < SURE_DRAFTS):
             continue
         length = newest.mean_acceptance_length
         if length is None or length >= LENGTH:

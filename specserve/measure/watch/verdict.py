@@ -112,7 +112,7 @@ def _too_little(seen: Figures) -> str:
 
 
 def _steady(length: float) -> str:
-    return f"a step yields {length:.2f} tokens: it pays while a step costs less than {length:.2f} plain ones"
+    return f"a step yields {length:.2f} tokens: speculation pays while a step costs under {length:.2f} plain ones"
 
 
 def _count(number: int, thing: str) -> str:
