@@ -29,6 +29,10 @@ class Accelerator:
     """What the driver reports as total, not the nameplate."""
     compute_capability: tuple[int, int] | None = None
     vendor: str = "nvidia"
+    bandwidth_bytes_per_s: float | None = None
+    """Of its memory, the datasheet's peak; None where it is not known. Only for estimates, as is the next."""
+    flops: float | None = None
+    """Dense 16-bit matrix products, a second, the datasheet's peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Entry:
     """Words of the product name that the driver reports."""
     seen: str
     """Where the memory figure was read."""
+    rates: str | None = None
+    """Where bandwidth and FLOP/s were read."""
 
 
 @lru_cache
@@ -77,8 +83,16 @@ def entries() -> tuple[Entry, ...]:
         major, minor = row.get("capability", (0, 0))
         capability = (int(major), int(minor)) if major else None
         total = int(row["gib"] * _GIB)
-        accelerator = Accelerator(name, total, capability, row.get("vendor", "nvidia"))
-        found.append(Entry(accelerator, tuple(row["device"]), row["seen"]))
+        bandwidth, flops = row.get("bandwidth_gb_s"), row.get("tflops")
+        accelerator = Accelerator(
+            name,
+            total,
+            capability,
+            row.get("vendor", "nvidia"),
+            bandwidth_bytes_per_s=bandwidth * 1e9 if bandwidth else None,
+            flops=flops * 1e12 if flops else None,
+        )
+        found.append(Entry(accelerator, tuple(row["device"]), row["seen"], row.get("rates")))
     return tuple(found)
 
 

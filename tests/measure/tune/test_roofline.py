@@ -1,0 +1,165 @@
+"""Estimates from bytes and operations, against the one published fit of a running engine and the roofline's ridges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.facts.accelerators import Machine, accelerator, catalogue, entries
+from specserve.facts.model import ModelFacts
+from specserve.measure.tune.roofline import Pair, Rates, Work, draft_s, estimate, free_tokens, model_s, step_s
+from specserve.measure.tune.work import pair
+from specserve.plan.memory.situation import Situation, situation
+from specserve.profile.load import load_profile
+
+LLAMA_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA_1B = {
+    **LLAMA_8B, "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def rates(name: str) -> Rates:
+    known = accelerator(name)
+    assert known.bandwidth_bytes_per_s is not None and known.flops is not None
+    return Rates(known.bandwidth_bytes_per_s, known.flops)
+
+
+def arm(tmp_path: Any, *, name: str = "H100-80GB", tensor_parallel_size: int = 1) -> Situation:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        f"target: {{model: m/8b, tensor_parallel_size: {tensor_parallel_size}, max_model_len: 8192}}\n"
+        "speculation: {method: draft_model, model: m/1b, num_speculative_tokens: 4}\n"
+    )
+    profile = load_profile(str(file))
+    return situation(
+        profile,
+        target=ModelFacts("m/8b", "hub", LLAMA_8B),
+        machine=Machine(accelerator(name), tensor_parallel_size),
+        version="0.33",
+        speculation=profile.speculation,
+        draft=ModelFacts("m/1b", "hub", LLAMA_1B),
+    )
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 128, 512])
+def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Any, tokens: int) -> None:
+    found = pair(arm(tmp_path), context_tokens=0)
+    published_s = 5.886e-3 + 21.0e-6 * tokens
+    assert model_s(found.target, tokens=tokens, context=0, rates=rates("H100-80GB")) == pytest.approx(
+        published_s, rel=0.02
+    )
+
+
+def test_a_token_of_context_costs_what_was_published(tmp_path: Any) -> None:
+    found, by = pair(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
+    more = model_s(found, tokens=1, context=1_000_000, rates=by) - model_s(
+        found, tokens=1, context=0, rates=by
+    )
+    assert more / 1e6 == pytest.approx(0.0393e-6, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("name", "ridge"),
+    [
+        ("A100-80GB", 153), ("H100-80GB", 295), ("H200-141GB", 206), ("B200-180GB", 281), ("L40S-48GB", 419),
+        ("RTX-4090-24GB", 164),
+    ],
+)  # fmt: skip
+def test_ridges_of_the_roofline_are_those_that_were_published(name: str, ridge: float) -> None:
+    assert free_tokens(weight_bytes=2, rates=rates(name)) == pytest.approx(ridge, abs=1)
+
+
+def test_weights_of_four_bits_cross_over_four_times_as_early() -> None:
+    assert free_tokens(weight_bytes=0.5, rates=rates("H100-80GB")) == pytest.approx(74, abs=1)
+    assert free_tokens(weight_bytes=0.5, rates=rates("H200-141GB")) == pytest.approx(52, abs=1)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(32, 5), (64, 2), (128, 0.6)])
+def test_tokens_that_are_free_fall_with_the_batch(batch: int, tokens: float) -> None:
+    # H200 in 16 bits: 5 at 32 requests, 2 at 64, 0 to 1 at 128
+    assert free_tokens(weight_bytes=2, rates=rates("H200-141GB")) / batch - 1 == pytest.approx(
+        tokens, abs=0.5
+    )
+
+
+def test_every_accelerator_with_rates_names_where_they_were_read() -> None:
+    for entry in entries():
+        known = entry.accelerator
+        has_rates = known.bandwidth_bytes_per_s is not None and known.flops is not None
+        assert has_rates == (entry.rates is not None)
+    assert sum(known.flops is not None for known in catalogue()) >= 25
+
+
+works = st.builds(
+    Work,
+    dense_bytes=st.floats(1e8, 2e11),
+    expert_bytes=st.floats(0, 2e11),
+    experts=st.sampled_from([0, 8, 128]),
+    experts_per_token=st.sampled_from([1, 8]),
+    operations_per_token=st.floats(1e8, 4e11),
+    kv_bytes_per_token=st.floats(0, 1e6),
+    layers=st.integers(1, 120),
+    gpus=st.sampled_from([1, 8]),
+)
+pairs = st.builds(
+    Pair,
+    works,
+    st.none() | works,
+    st.sampled_from(["draft_model", "eagle3", "dflash", "ngram"]),
+    st.floats(0, 1e4),
+)
+
+
+@given(pairs, st.integers(1, 256), st.integers(0, 15))
+def test_a_step_takes_longer_with_more_requests_and_with_more_draft_tokens(
+    found: Pair, batch: int, tokens: int
+) -> None:
+    by = rates("H100-80GB")
+    here = step_s(found, batch=batch, tokens=tokens, rates=by)
+    assert here < step_s(found, batch=batch + 1, tokens=tokens, rates=by)
+    assert here < step_s(found, batch=batch, tokens=tokens + 1, rates=by)
+    assert 0 <= draft_s(found, batch=batch, tokens=tokens, rates=by) < here
+
+
+@given(pairs, st.integers(1, 256), st.floats(0.0, 0.99))
+def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Pair, batch: int, alpha: float) -> None:
+    got = estimate(found, acceptance=alpha, batch=batch, most_tokens=8, rates=rates("H100-80GB"))
+    assert got.speedup.low <= got.speedup.value <= got.speedup.high
+    if got.tokens:
+        assert got.speedup.value >= 1.0
+        assert got.mean_length >= got.break_even * 0.999
+    else:
+        assert got.speedup.value <= 1.0 + 1e-9
+        assert got.tpot_ms == pytest.approx(got.plain_step_ms)
+
+
+def test_the_best_k_falls_with_the_load_of_a_dense_model(tmp_path: Any) -> None:
+    found, by = pair(arm(tmp_path), context_tokens=1000), rates("H100-80GB")
+    best = [
+        estimate(found, acceptance=0.7, batch=batch, most_tokens=8, rates=by).tokens
+        for batch in (1, 8, 64, 256)
+    ]
+    assert best == sorted(best, reverse=True)
+    assert best[0] >= 2
+
+
+def test_experts_are_read_as_tokens_reach_them() -> None:
+    mixture = Work(1e9, 1e11, 128, 8)
+    assert mixture.bytes_read(1) == pytest.approx(1e9 + 1e11 * 8 / 128)
+    assert mixture.bytes_read(10_000) == pytest.approx(1.01e11)
+
+
+def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Any) -> None:
+    one, four = (
+        pair(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
+        for count in (1, 4)
+    )
+    assert four == pytest.approx(one / 4, rel=0.01)
