@@ -1,0 +1,295 @@
+"""A benchmark's report in all forms: what it says, and that a name from outside stays a name."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.measure.bench import resultfile
+from specserve.measure.bench.result import Result, Verdict
+from specserve.report.bench import FORMS, rendered
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from bench_result import example
+
+Golden = Callable[[str, str], None]
+VOID = {"meta", "br", "line", "rect", "circle", "polygon", "polyline"}
+EVIL = (
+    "</title></script><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' | `a` "
+    "@team #12 https://e.x \x1b[2J\u202e"
+)
+
+
+class Page(HTMLParser):
+    """A strict reader: every element is closed, in its order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+
+def with_everything(value: Any, text: str) -> Any:
+    """The same data with every text that comes from outside replaced."""
+    if isinstance(value, Verdict):
+        return value
+    if isinstance(value, str):
+        return f"{value}{text}"
+    if isinstance(value, tuple):
+        return tuple(with_everything(item, text) for item in value)
+    if isinstance(value, dict):
+        return {key: with_everything(item, text) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return type(value)(**{name: with_everything(item, text) for name, item in fields.items()})
+    return value
+
+
+def with_names(text: str) -> Result:
+    """The example with `text` behind every text in it."""
+    result: Result = with_everything(example(), text)
+    stops = {
+        "/".join([arm + text, workload + text, temperature]): clause
+        for (arm, workload, temperature), clause in (
+            (key.split("/"), clause) for key, clause in result.stops_paying.items()
+        )
+    }
+    settings = {f"{key}{text}": value for key, value in result.settings.items()}
+    return dataclasses.replace(result, stops_paying=stops, settings=settings)
+
+
+def plain(result: Result, form: str) -> str:
+    return rendered(result, form=form, stream=io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("form", "ending"), [("text", "txt"), ("markdown", "md"), ("html", "html"), ("json", "json")]
+)
+def test_the_example_in_all_forms(golden: Golden, form: str, ending: str) -> None:
+    golden(f"report/bench.{ending}", plain(example(), form))
+
+
+def test_text_has_80_columns() -> None:
+    long = with_names("-and-a-long-name-behind-it")
+    for result in (example(), dataclasses.replace(long, promises=(), notes=())):
+        tables = [
+            line for line in plain(result, "text").splitlines() if re.search(r"\d\.\d\d \(|\d/\d", line)
+        ]
+        assert tables and max(map(len, tables)) <= 80
+
+
+def test_arms_with_long_names_stay_apart_in_text() -> None:
+    arms = tuple(dataclasses.replace(arm, name=f"{arm.name} of the same long name") for arm in example().arms)
+    cells = tuple(
+        dataclasses.replace(cell, arm=f"{cell.arm} of the same long name") for cell in example().cells
+    )
+    shown = plain(dataclasses.replace(example(), arms=arms, cells=cells, comparisons=()), "text")
+    for short, name in {"…me long name": "baseline", "… long name#2": "profile"}.items():
+        (told,) = [
+            line for line in shown.replace("\n              ", " ").splitlines() if f" ({name} of" in line
+        ]
+        assert told.startswith(f"  {short}  ")
+        assert re.search(rf"\n +(\d+)?  {short} +\d", shown)
+
+
+def test_a_terminal_sees_verdicts_in_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    shown = rendered(example(), form="text", stream=Terminal())
+    assert "\x1b[32mPAYS\x1b[0m" in shown and "\x1b[31mCOSTS\x1b[0m" in shown and "\x1b[31mmissed" in shown
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(form: str) -> None:
+    several = dataclasses.replace(example(), launches=3)
+    if form == "json":
+        assert json.loads(plain(several, form))["launches"] == 3
+    else:
+        assert "within one launch" in plain(example(), form)
+        assert "within one launch" not in plain(several, form)
+        assert "3 launches" in plain(several, form)
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
+    shown = plain(example(), form)
+    assert "the load generator used 0.97 of its core" in shown
+    assert "289.0" not in shown
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
+    assert re.search(r"eagle3 at 16(</b>)?: P99 of E2E is 24 % longer than without", plain(example(), form))
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_a_run_that_is_not_complete_says_so(form: str) -> None:
+    assert "ot complete: some cells" in plain(dataclasses.replace(example(), is_complete=False), form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_result_without_any_cell_can_be_shown(form: str) -> None:
+    empty = Result("x", None, "yesterday", 0.0, {}, {}, 1, (), (), (), ())
+    assert plain(empty, form).endswith("\n")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_figures_that_are_none_or_infinite_can_be_shown(form: str) -> None:
+    def spoilt(value: float) -> Result:
+        cells = []
+        for cell in example().cells:
+            assert cell.figures is not None
+            quantiles = dataclasses.replace(cell.figures.ttft_ms, p50=value, p99=value)
+            cells.append(
+                dataclasses.replace(
+                    cell,
+                    figures=dataclasses.replace(cell.figures, output_tokens_per_s=value, ttft_ms=quantiles),
+                )
+            )
+        spoilt_result: Result = dataclasses.replace(example(), cells=tuple(cells), duration_s=value)
+        return spoilt_result
+
+    for value in (float("nan"), float("inf"), -1e308, 1e308, 5e-324, 0.0):
+        assert plain(spoilt(value), form)
+
+
+def test_the_page_is_well_formed_and_loads_nothing() -> None:
+    page = Page(plain(example(), "html"))
+    assert page.open == []
+    assert not set(page.tags) & {"script", "link", "img", "iframe", "object", "image", "use", "foreignobject"}
+    assert not [
+        item for item in page.attributes if item[1] in ("src", "href", "xlink:href", "style", "srcset")
+    ]
+    assert not [item for item in page.attributes if item[1].startswith("on")]
+    text = plain(example(), "html")
+    assert not re.search(r"url\(|@import|https?://", text)
+    ids = [value for _, name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids)) == 24
+    described = {
+        word for _, name, value in page.attributes if name == "aria-labelledby" for word in value.split()
+    }
+    assert described == set(ids)
+
+
+def test_a_chart_says_its_values_in_words() -> None:
+    page = plain(example(), "html")
+    assert "profile by requests at once: 1: 2.168 (95 % interval 2.081 to 2.255); 4: 1.567" in page
+    assert page.count("<svg viewBox") == page.count('role="img"') + page.count('aria-hidden="true"')
+
+
+def test_series_differ_in_shape_and_dash_not_in_colour_alone() -> None:
+    page = plain(example(), "html")
+    assert all(
+        mark in page for mark in ('circle class="mark s0"', 'rect class="mark s1"', 'polygon class="mark s2"')
+    )
+    assert ".line.s2 { stroke-dasharray" in page
+
+
+def test_the_page_follows_light_and_dark_and_paper() -> None:
+    page = plain(example(), "html")
+    assert (
+        "prefers-color-scheme: dark" in page and "@media print" in page and "color-scheme: light dark" in page
+    )
+
+
+def test_no_name_from_outside_becomes_more_than_text_on_a_page() -> None:
+    tame, wild = Page(plain(example(), "html")), Page(plain(with_names(EVIL), "html"))
+    assert wild.open == [] and wild.tags == tame.tags
+    assert [item[:2] for item in wild.attributes] == [item[:2] for item in tame.attributes]
+    assert any("<script>alert(1)" in words for words in wild.words)
+    assert not re.search("[\x1b\u202e]", plain(with_names(EVIL), "html"))
+
+
+def code_spans_removed(text: str) -> Iterator[str]:
+    """Lines without what stands in backticks."""
+    for line in text.splitlines():
+        yield re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", line)
+
+
+def test_no_name_from_outside_becomes_more_than_text_in_markdown() -> None:
+    tame, wild = plain(example(), "markdown"), plain(with_names(EVIL), "markdown")
+    assert len(tame.splitlines()) == len(wild.splitlines())
+    for line, before in zip(code_spans_removed(wild), code_spans_removed(tame), strict=True):
+        if before.startswith("|"):
+            assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", before))
+        assert "<script" not in line and "<img" not in line
+        assert not re.search(r"@(?!&#8203;)|#(?!&#8203;|\d+;|#)\d|://", line.replace("###", ""))
+    assert not re.search("[\x1b\u202e]", wild)
+
+
+def test_no_name_from_outside_gives_the_terminal_orders() -> None:
+    for form in ("text", "json"):
+        assert not re.search("[\x1b\u202e]", plain(with_names(EVIL), form))
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_user_and_password_of_a_url_are_not_shown(form: str) -> None:
+    arms = tuple(
+        dataclasses.replace(arm, url="http://me:geheim@host:8000", argv=("x", "http://me:geheim@host"))
+        for arm in example().arms
+    )
+    shown = plain(dataclasses.replace(example(), arms=arms, notes=("http://me:geheim@host failed",)), form)
+    assert "geheim" not in shown
+
+
+FIGURES = st.none() | st.integers(-(10**13), 10**13) | st.floats(allow_nan=False, allow_infinity=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> None:
+    """Some of the file's numbers replaced by others, or by none."""
+    tree = json.loads(resultfile.text(example()))
+    for part in ("cells", "comparisons"):
+        for item in data.draw(st.lists(st.sampled_from(tree[part]), max_size=4)):
+            holder = item.get("figures") or item
+            key = data.draw(st.sampled_from(sorted(holder)))
+            inner = holder[key]
+            if isinstance(inner, dict):
+                inner[data.draw(st.sampled_from(sorted(inner)))] = data.draw(FIGURES)
+            else:
+                holder[key] = data.draw(FIGURES)
+    try:
+        result = resultfile.from_json(tree)
+    except ValueError:
+        return
+    for form in FORMS:
+        assert plain(result, form)
+    assert Page(plain(result, "html")).open == []
