@@ -111,10 +111,10 @@ def test_any_value_anywhere_gives_a_result_or_a_reason(data: st.DataObject) -> N
     path: list[str | int] = []
     inner: Any = tree
     while isinstance(inner, dict | list) and inner and (not path or data.draw(st.integers(0, 4))):
-        path.append(
-            data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-        )
-        inner = inner[path[-1]]
+        keys: list[Any] = sorted(inner) if isinstance(inner, dict) else list(range(len(inner)))
+        step: Any = data.draw(st.sampled_from(keys))
+        path.append(step)
+        inner = inner[step]
     try:
         assert isinstance(resultfile.from_json(at(tree, path, data.draw(JSON))), Result)
     except ValueError as error:
