@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any
@@ -24,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "convert": "specserve.cli.convert:convert",
     "lock": "specserve.cli.lock:lock",
     "pull": "specserve.cli.pull:pull",
+    "render": "specserve.cli.render:render",
     "generate": "specserve.cli.generate:generate",
     "ask": "specserve.cli.ask:ask",
     "watch": "specserve.cli.watch:watch",
@@ -36,6 +38,8 @@ COMMANDS: Mapping[str, str] = {
     "schema": "specserve.cli.schema:schema",
 }
 
+_TYPE = re.compile(r"<(?:list\[)?(int|float|str)\]?(?: range)?>")
+_LETTERS = {"int": "N", "float": "X", "str": "TEXT"}
 _ClickUsageError: Any = typer.BadParameter.__base__  # Typer brings its own copy of Click, and not its name
 
 
@@ -75,12 +79,16 @@ def _plain(command: Any) -> Any:
             pieces = [name if parameter.required else f"[{name}]"]
             parameter.get_usage_pieces = lambda _ctx, pieces=pieces: pieces
             parameter.get_help_record = partial(_record, parameter.get_help_record, name)
+        else:
+            parameter.get_help_record = partial(_record, parameter.get_help_record, None)
     return command
 
 
-def _record(original: Callable[[Any], tuple[str, str] | None], name: str, ctx: Any) -> tuple[str, str] | None:
+def _record(
+    original: Callable[[Any], tuple[str, str] | None], name: str | None, ctx: Any
+) -> tuple[str, str] | None:
     found = original(ctx)
-    return found and (name, found[1])
+    return found and (name or _TYPE.sub(lambda match: _LETTERS[match[1]], found[0]), found[1])
 
 
 app = typer.Typer(
