@@ -63,6 +63,11 @@ def on_node(
     )
 
 
+def rank_at(plan: LaunchPlan) -> int:
+    """Where in the argv of one of several nodes its number stands, for whoever learns it later."""
+    return plan.argv.index("--node-rank") + 1
+
+
 def _refuse(profile: Profile, nodes: int, rank: int, *, given: bool) -> None:
     """Raises UsageError for what no command could run. Source: vllm/engine/arg_utils.py 0.32, `--nnodes`."""
     target = profile.target

@@ -1,0 +1,227 @@
+"""`specserve render`: one profile to files for production."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specserve.cli.options import Alternative, NoLock, Settings
+from specserve.errors import UsageError
+
+if TYPE_CHECKING:
+    from specserve.deploy.artifact import Artifact
+    from specserve.deploy.deployment import Deployment
+    from specserve.profile.schema import Profile
+
+
+class Target(StrEnum):
+    """What the files are for."""
+
+    COMPOSE = "compose"
+    KUBERNETES = "kubernetes"
+    SYSTEMD = "systemd"
+    RAY = "ray"
+    MONITORING = "monitoring"
+
+
+class Format(StrEnum):
+    """How they are written where there is no folder."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def render(
+    profile: Annotated[
+        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
+    ],
+    *,
+    to: Annotated[Target, typer.Option("--to", help="What the files are for.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", show_default=False, help="Where to write; default: stdout."
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit code 1 where the files in DIR are stale.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that specserve did not write.")
+    ] = False,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGE", show_default=False, help="Instead of vLLM's official one; by digest, to pin it."
+        ),
+    ] = None,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
+    alternative: Alternative = None,
+    vllm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", show_default=False, help="Default: the newest that the profile is for."
+        ),
+    ] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Write even if the rules object.")] = False,
+    no_lock: NoLock = False,
+    settings: Settings = None,
+    format: Annotated[
+        Format, typer.Option(help="Without DIR: the text, or JSON of all files.")
+    ] = Format.TEXT,
+) -> None:
+    """Write a profile's launch for compose, Kubernetes, systemd or Ray: the exact command, no specserve inside.
+
+    The same profile gives the same bytes on every machine, so the files can be committed and --check holds
+    them in CI. Keys and tokens are named, never written. docs/render.md says what is in which file.
+
+    \b
+    specserve render configs/demo.yaml --to compose -o deploy/demo
+    specserve render configs/llama70b-8b.yaml --to kubernetes -o deploy/llama --image vllm/vllm-openai:v0.33.0@sha256:…
+    specserve render configs/llama70b-8b.yaml --to systemd
+    specserve render configs/llama70b-8b.yaml --to kubernetes -o deploy/llama --check
+    """
+    from specserve.cli.prepare import prepare
+    from specserve.deploy.targets import Place
+    from specserve.deploy.targets import render as rendered
+
+    if (check or force) and output is None:
+        raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
+    if format is Format.JSON and output is not None:
+        raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
+    version = vllm or _version(profile, settings=settings or ())
+    source, plan = prepare(
+        profile,
+        settings=settings or (),
+        alternative=alternative,
+        baseline=baseline,
+        vllm=version,
+        check=not no_check,
+        starts=False,
+        use_lock=not no_lock,
+    )
+    made = _deployment(source, version=version, platform=plan.platform, image=image, use_lock=not no_lock)
+    folder = output or (Path(source.file).parent if source.file != "-" else Path())
+    artifacts = rendered(to.value, made, Place(str(folder.absolute()), source.server.host))
+    if check and output is not None:
+        _compare(artifacts, output, again=f"specserve render {profile} --to {to.value} -o {output}")
+    elif output is not None:
+        _write(artifacts, output, force=force)
+        _notes(made, to)
+    else:
+        _print(artifacts, to, format)
+        _notes(made, to)
+
+
+def _version(path: str, *, settings: object) -> str:
+    """The newest known minor that the profile is for."""
+    from specserve.plan.support import in_range, known_versions
+    from specserve.profile.load import load_profile
+
+    profile = load_profile(path, settings=settings)  # type: ignore[arg-type]
+    return (in_range(profile.vllm or "") or known_versions())[-1]
+
+
+def _deployment(
+    profile: Profile, *, version: str, platform: str, image: str | None, use_lock: bool
+) -> Deployment:
+    from specserve.deploy.deployment import deployment
+    from specserve.plan.support import table
+
+    weights = _weights_bytes(profile) if use_lock else None
+    return deployment(
+        profile, table=table(version), version=version, platform=platform, image=image, weights_bytes=weights
+    )
+
+
+def _weights_bytes(profile: Profile) -> float | None:
+    """What the lock says that target and draft weigh on disk; None where it does not know both."""
+    from specserve.plan.locked import lock_of
+    from specserve.plan.uses import model_uses
+
+    lock = lock_of(profile)
+    total = 0
+    for use in model_uses(profile, alternatives=False) if lock else ():
+        if use.tokenizer_only:
+            continue
+        facts = lock.find(use.model, revision=use.revision) if lock else None
+        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
+        if None in sizes:
+            return None
+        total += sum(size or 0 for size in sizes)
+    return total or None
+
+
+def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
+    from specserve.report.console import out, say
+
+    if format is Format.JSON:
+        files = [{"path": one.path, "text": one.text} for one in artifacts]
+        out(json.dumps({"version": 1, "target": to.value, "files": files}, indent=2, ensure_ascii=False))
+        return
+    alone = [one for one in artifacts if one.alone]
+    if not alone:
+        names = ", ".join(one.path for one in artifacts)
+        raise UsageError(
+            f"`--to {to.value}` is several files: {names}",
+            hint="`-o DIR` writes them, `--format json` prints them",
+        )
+    between = "" if to is Target.SYSTEMD else "---\n"
+    out(between.join(one.text for one in alone).rstrip("\n"))
+    if len(alone) < len(artifacts):
+        say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
+
+
+def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> None:
+    from specserve.report.console import clean, out, say
+    from specserve.deploy.files import foreign, put
+
+    strangers = [] if force else foreign(artifacts, folder)
+    if strangers:
+        raise UsageError(
+            f"`{clean(str(folder / strangers[0]))}` was not written by specserve",
+            hint="another folder, or `--force` to overwrite it",
+        )
+    changed = put(artifacts, folder)
+    for one in artifacts:
+        out(clean(str(folder / one.path)))
+    say(
+        f"{len(artifacts)} files, {changed} of them changed"
+        if changed
+        else f"{len(artifacts)} files, none changed"
+    )
+
+
+def _compare(artifacts: tuple[Artifact, ...], folder: Path, *, again: str) -> None:
+    """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
+    from specserve.report.console import clean, out, say, styled
+    from specserve.deploy.files import stale
+
+    found = stale(artifacts, folder)
+    for path, state in found:
+        out(f"{state}: {clean(str(folder / path))}")
+    if not found:
+        say(f"up to date: {len(artifacts)} files")
+        return
+    say(f"{len(found)} of {len(artifacts)} files are stale")
+    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them anew")
+    raise typer.Exit(1)
+
+
+def _notes(made: Deployment, to: Target) -> None:
+    """What the files rest on that a profile, a lock or an option would fix."""
+    from specserve.report.console import say
+
+    if to in (Target.COMPOSE, Target.KUBERNETES) and not made.image.is_pinned:
+        say(f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it")
+    unpinned = [one.model for one in made.downloads if not one.revision]
+    if unpinned:
+        say(
+            f"note: {len(unpinned)} models are taken at whatever their main branch is; `specserve lock` pins them"
+        )
+    if to in (Target.KUBERNETES, Target.RAY) and not made.has_key:
+        say("note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`")

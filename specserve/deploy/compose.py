@@ -1,0 +1,185 @@
+"""Docker compose: one host, the server, and on demand Prometheus and Grafana beside it. Starts none of them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from typing import Any
+
+from specserve.deploy.artifact import Artifact
+from specserve.deploy.container import HOME_NOTE, environment, question, staging
+from specserve.deploy.deployment import MODELS, Deployment
+from specserve.deploy.yamltext import Note, yaml_text
+from specserve.errors import UsageError
+from specserve.plan.launchplan import FromEnv
+
+PROMETHEUS = "prom/prometheus:v3.7.3"
+GRAFANA = "grafana/grafana:12.3.0"
+_START = """\
+docker compose up --wait          (first: export HF_TOKEN=… for gated models)
+docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"""
+
+
+def compose(made: Deployment, *, folder: str, monitoring: tuple[Artifact, ...] = ()) -> tuple[Artifact, ...]:
+    """compose.yaml, and what Prometheus and Grafana read. `folder`: where it is to lie, for relative paths.
+
+    Raises UsageError for a server that spans several hosts.
+    """
+    if made.nodes > 1:
+        raise UsageError(
+            f"{made.profile.span('hardware.nodes')}: compose runs on one host, and this takes {made.nodes}",
+            hint="`--to kubernetes`, or `--to systemd` for a unit on each host",
+        )
+    services: dict[str, Any] = {}
+    if made.downloads:
+        services["stage"] = _stage(made)
+    services["vllm"] = _server(made, folder=folder)
+    volumes: dict[str, Any] = {"home": {}}
+    if monitoring:
+        services |= _monitoring()
+        volumes |= {"prometheus": {}, "grafana": {}}
+    content = {"name": made.name, "services": services, "volumes": volumes}
+    head = f"{made.head}\n\n{_START if monitoring else _START.splitlines()[0]}"
+    return (Artifact("compose.yaml", yaml_text(content, head=head)), *monitoring)
+
+
+def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
+    plan = made.plan
+    note = "" if made.image.is_pinned else "a tag can move: `--image …@sha256:…` pins it"
+    service: dict[str, Any] = {
+        "image": Note(note, made.image.reference) if note else made.image.reference,
+        "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()},
+        "entrypoint": list(plan.argv[:2]),
+        "command": [_literal(word) for word in plan.argv[2:]],
+    }
+    if made.mounts:
+        service["working_dir"] = Note("paths in the command are seen from here", MODELS)
+    service |= {
+        "environment": {
+            name: _literal(value) for name, value in environment(made, cache=_cache(made)).items()
+        }
+        | _secrets(made),
+        "ports": Note(
+            "this host only; a proxy with TLS in front of it may be reached by others",
+            [f"127.0.0.1:{plan.port}:{plan.port}"],
+        ),
+        "volumes": _volumes(made, folder=folder),
+        "shm_size": Note("NCCL and vLLM's message queues", f"{made.shm_bytes // 2**30}gb"),
+        "healthcheck": {
+            "test": ["CMD", *question(made, port=plan.port)],
+            "start_period": Note(made.start_limit_from, f"{made.start_limit_s}s"),
+            "start_interval": "5s",
+            "interval": "15s",
+            "timeout": "10s",
+            "retries": 6,
+        },
+        "stop_grace_period": Note("server.shutdown_timeout_s and 30 s more", f"{made.grace_s}s"),
+        **_confined(made),
+        "restart": "unless-stopped",
+    }
+    if not made.is_cpu:
+        service["deploy"] = {"resources": {"reservations": {"devices": [_devices(made)]}}}
+    if made.downloads:
+        service["depends_on"] = {"stage": {"condition": "service_completed_successfully"}}
+    return service
+
+
+def _stage(made: Deployment) -> dict[str, Any]:
+    """Downloads every repository, or fails: vLLM starts only then."""
+    script = " && ".join(shlex.join(staging(download)) for download in made.downloads)
+    return {
+        "image": made.image.reference,
+        "entrypoint": ["sh", "-ec"],
+        "command": [_literal(script)],
+        "environment": {"HOME": made.image.home, "HF_HOME": _cache(made), "HF_TOKEN": "${HF_TOKEN:-}"},
+        "volumes": [f"home:{made.image.home}"],
+        **_confined(made),
+        "restart": "on-failure:3",
+    }
+
+
+def _cache(made: Deployment) -> str:
+    """In the user's home, for a new volume has the owner that the image gives its place."""
+    return f"{made.image.home}/.cache/huggingface"
+
+
+def _confined(made: Deployment) -> dict[str, Any]:
+    """No root, no privilege, and nothing to write but the volumes."""
+    return {
+        "user": Note(
+            "a user that the image knows: torch dies of any other", f"{made.image.uid}:{made.image.gid}"
+        ),
+        "read_only": True,
+        "tmpfs": ["/tmp"],  # noqa: S108  # a path of the container
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "init": True,
+    }
+
+
+def _secrets(made: Deployment) -> dict[str, str]:
+    """By reference to variables of whoever starts it."""
+    found = {
+        name: f"${{{value.name}:?the server's API key}}"
+        for name, value in made.plan.env.items()
+        if isinstance(value, FromEnv)
+    }
+    return found if made.may_be_offline else {**found, "HF_TOKEN": "${HF_TOKEN:-}"}
+
+
+def _volumes(made: Deployment, *, folder: str) -> list[Any]:
+    found: list[Any] = [Note(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
+    for mount in made.mounts:
+        source = seen_from(mount.path, folder)
+        found.append(
+            {"type": "bind", "source": _literal(source), "target": f"{MODELS}/{mount.name}", "read_only": True,
+             "bind": {"create_host_path": False}}
+        )  # fmt: skip
+    return found
+
+
+def seen_from(path: str, folder: str) -> str:
+    """A path as a file in `folder` names it: relative where both lie in one tree, else as it is."""
+    relative = os.path.relpath(path, folder)
+    if os.path.commonpath([path, folder]) == "/" or relative.split("/").count("..") > 4:
+        return path
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def _devices(made: Deployment) -> dict[str, Any]:
+    which = Note('of this host; or `device_ids: ["0", "1"]` for certain ones', made.accelerators)
+    return {"driver": "nvidia", "count": which, "capabilities": ["gpu"]}
+
+
+def _monitoring() -> dict[str, Any]:
+    shared: dict[str, Any] = {"profiles": ["monitoring"], "restart": "unless-stopped", "cap_drop": ["ALL"],
+                              "security_opt": ["no-new-privileges:true"]}  # fmt: skip
+    return {
+        "prometheus": {
+            "image": PROMETHEUS,
+            **shared,
+            "command": ["--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.retention.time=30d"],
+            "ports": ["127.0.0.1:9090:9090"],
+            "volumes": ["./prometheus:/etc/prometheus:ro", "prometheus:/prometheus"],
+        },
+        "grafana": {
+            "image": GRAFANA,
+            **shared,
+            "environment": {
+                "GF_SECURITY_ADMIN_PASSWORD": "${GRAFANA_PASSWORD:-admin}",
+                "GF_ANALYTICS_REPORTING_ENABLED": "false",
+            },
+            "ports": ["127.0.0.1:3000:3000"],
+            "volumes": [
+                "./grafana/provisioning:/etc/grafana/provisioning:ro",
+                "./grafana/dashboards:/etc/dashboards:ro",
+                "grafana:/var/lib/grafana",
+            ],
+            "depends_on": ["prometheus"],
+        },
+    }
+
+
+def _literal(text: str) -> str:
+    """Compose would replace `$NAME` in it."""
+    return text.replace("$", "$$")

@@ -1,0 +1,222 @@
+"""What every target writes down, worked out once: commands, image, models, sizes, labels. Writes nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from specserve.deploy.image import Image, official, release
+from specserve.facts.accelerators import catalogue
+from specserve.plan.contained import Mount, contained
+from specserve.plan.launch import launch
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.nodes import node_count, on_node
+from specserve.plan.table import VllmTable
+from specserve.plan.uses import model_uses
+from specserve.profile.schema import Profile
+
+PORT = 8000
+MODELS = "/models"
+"""Where a container finds the folders and files that the profile names by a path: its working folder."""
+CACHE = "/cache"
+"""Where it finds what comes from the Hub."""
+LEADER = "{leader}"
+"""Stands in the plans of several nodes for node 0's address, which a target knows."""
+_GIB = 2**30
+_BASE_START_S = 600
+_BYTES_PER_S = 100e6
+_UNKNOWN_BYTES = 60e9
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """A repository of the Hub that must be there before vLLM starts."""
+
+    step: str
+    """`target`, `tokenizer` or `draft`."""
+    model: str
+    revision: str | None
+    tokenizer_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One profile, ready to be written for a target. Paths are those inside of a container."""
+
+    name: str
+    """The profile's name as a DNS label of 40 characters at most."""
+    profile: Profile
+    plan: LaunchPlan
+    """One process, or one node's share without the flags of nodes; listens on all interfaces of its container."""
+    plain: LaunchPlan | None
+    """The same server without speculation; None where the profile speculates not."""
+    ranks: tuple[LaunchPlan, ...]
+    """One plan per node, where there are several."""
+    image: Image
+    devices: tuple[int | str, ...]
+    """The accelerators of one host, by index or UUID, where the profile names them."""
+    mounts: tuple[Mount, ...]
+    downloads: tuple[Download, ...]
+    weights_bytes: float | None
+    """Of target and draft together, by the lock; None where there is none."""
+    memory_bytes: float | None
+    """Of all its accelerators, by the profile's `hardware`; None where that names none."""
+
+    @property
+    def nodes(self) -> int:
+        """How many."""
+        return max(1, len(self.ranks))
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it computes on processors."""
+        return self.plan.platform == "cpu"
+
+    @property
+    def accelerators(self) -> int:
+        """GPUs per node; 0 on the CPU."""
+        return 0 if self.is_cpu else max(1, self.world // self.nodes)
+
+    @property
+    def world(self) -> int:
+        """vLLM's ranks over all nodes."""
+        target, ranks = self.profile.target, self.profile.engine.get("data_parallel_size")
+        return target.tensor_parallel_size * target.pipeline_parallel_size * int(ranks or 1)
+
+    @property
+    def shm_bytes(self) -> int:
+        """Room in /dev/shm: 2 GiB per rank, at least 2, for NCCL and vLLM's message queues."""
+        return 2 * _GIB * max(1, self.world // self.nodes)
+
+    @property
+    def start_limit_s(self) -> int:
+        """How long a start may take: ten minutes, and the time to read the weights at 100 MB/s, in whole minutes."""
+        size = next((size for size in (self.weights_bytes, self.memory_bytes) if size), _UNKNOWN_BYTES)
+        return math.ceil((_BASE_START_S + size / _BYTES_PER_S) / 60) * 60
+
+    @property
+    def start_limit_from(self) -> str:
+        """Where that comes from, for a comment."""
+        read = "at 100 MB/s, and ten minutes"
+        if self.weights_bytes:
+            return f"{self.weights_bytes / 1e9:.3g} GB of weights (by the lock) {read}"
+        lock = "; `specserve lock` records their size"
+        if self.memory_bytes:
+            return f"weights that fill the accelerators, {self.memory_bytes / 1e9:.3g} GB, {read}{lock}"
+        return f"60 GB of weights (assumed) {read}{lock}"
+
+    @property
+    def grace_s(self) -> int:
+        """From the request to stop to the kill: what the profile gives running requests, and half a minute."""
+        return math.ceil(self.profile.server.shutdown_timeout_s) + 30
+
+    @property
+    def model_len(self) -> int | None:
+        """The longest context, where the profile says it."""
+        return self.profile.target.max_model_len
+
+    @property
+    def may_be_offline(self) -> bool:
+        """Whether vLLM needs nothing of the Hub but what is staged: no code of others, no adapters."""
+        engine, frontend = self.profile.engine, self.profile.frontend
+        return not (
+            engine.get("trust_remote_code") or engine.get("enable_lora") or frontend.get("lora_modules")
+        )
+
+    @property
+    def has_key(self) -> bool:
+        """Whether requests need a key."""
+        return any(isinstance(value, FromEnv) for value in self.plan.env.values())
+
+    @property
+    def scheme(self) -> str:
+        """`http`, or `https` where the profile has a certificate."""
+        return "https" if self.profile.frontend.get("ssl_certfile") else "http"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What every object carries: name, vLLM's version, the fingerprint's begin."""
+        return {
+            "app.kubernetes.io/name": self.name,
+            "app.kubernetes.io/version": release(self.plan.vllm),
+            "app.kubernetes.io/managed-by": "specserve",
+            "specserve/fingerprint": self.plan.fingerprint[:16],
+        }
+
+    @property
+    def head(self) -> str:
+        """The comment on top of every file."""
+        return (
+            f"Rendered by specserve from `{self.profile.name}`, fingerprint {self.plan.fingerprint[:16]}, "
+            f"for vLLM {release(self.plan.vllm)}.\n"
+            "Change the profile and render again; what is meant to be changed here says so."
+        )
+
+
+def deployment(
+    profile: Profile,
+    *,
+    table: VllmTable,
+    version: str,
+    platform: str,
+    image: str | None = None,
+    weights_bytes: float | None = None,
+) -> Deployment:
+    """A profile (at its lock) as containers run it. `image`: instead of vLLM's official one.
+
+    Raises UsageError for arguments that this vLLM does not have, and for nodes that cannot be planned.
+    """
+    inside, mounts = contained(profile)
+    server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104
+    hardware = replace(inside.hardware, devices=None) if inside.hardware else None
+    spans = {**inside.spans, "server.host": inside.span("server.host")}
+    inside = replace(inside, server=server, hardware=hardware, spans=spans)
+
+    def planned(one: Profile) -> LaunchPlan:
+        return launch(one, table=table, platform=platform, version=version)
+
+    plan = planned(inside)
+    nodes = node_count(inside)
+    leader = None if inside.engine.get("master_addr") else LEADER
+    ranks = tuple(
+        on_node(plan, rank, profile=inside, table=table, master_addr=leader)
+        for rank in range(nodes if nodes > 1 else 0)
+    )
+    return Deployment(
+        name=dns_label(profile.name),
+        profile=inside,
+        plan=plan,
+        plain=planned(replace(inside, speculation=None)) if inside.speculation else None,
+        ranks=ranks,
+        image=official(version, platform=platform, reference=image),
+        devices=(profile.hardware and profile.hardware.devices) or (),
+        mounts=mounts,
+        downloads=_downloads(inside),
+        weights_bytes=weights_bytes,
+        memory_bytes=_memory_bytes(profile),
+    )
+
+
+def _memory_bytes(profile: Profile) -> float | None:
+    """Of all accelerators that the profile names; of processors a profile does not say it."""
+    hardware = profile.hardware
+    known = [one for one in catalogue() if hardware and one.name == hardware.accelerator]
+    return known[0].total_bytes * hardware.count * hardware.nodes if hardware and known else None
+
+
+def _downloads(profile: Profile) -> tuple[Download, ...]:
+    """The repositories of the Hub, each once at each revision."""
+    found: dict[tuple[str, str | None], Download] = {}
+    for use in model_uses(profile, alternatives=False):
+        key = (use.model, use.revision)
+        if not use.model.startswith(".") and key not in found:
+            step = "tokenizer" if use.tokenizer_only else "draft" if found else "target"
+            found[key] = Download(step, *key, tokenizer_only=use.tokenizer_only)
+    return tuple(found.values())
+
+
+def dns_label(name: str) -> str:
+    """A name that Kubernetes takes for a Service, with room for an ending: letters, digits and dashes."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "vllm-server"
+    return plain if plain[0].isalpha() else f"m-{plain}"[:40].strip("-")

@@ -1,0 +1,1 @@
+"""Kubernetes: the objects of one deployment, laid out for kustomize. Applies none of them."""

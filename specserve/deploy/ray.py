@@ -1,0 +1,89 @@
+"""Ray Serve LLM: an application's configuration for `serve deploy`. Knows no cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specserve.deploy.artifact import Artifact
+from specserve.deploy.deployment import MODELS, Deployment
+from specserve.deploy.yamltext import Note, yaml_text
+from specserve.plan.launchplan import FromEnv
+from specserve.profile.fingerprint import jsonable
+
+_OWN = frozenset({"model", "nnodes", "node_rank", "master_addr", "master_port"})
+_TYPES = {
+    "H100-80GB": "H100", "H100-94GB": "H100", "H200-141GB": "H200", "H20-96GB": "H20", "B200-180GB": "B200",
+    "B300-288GB": "B300", "GB200-186GB": "GB200", "A100-40GB": "A100", "A100-80GB": "A100", "A10-24GB": "A10G",
+    "L4-24GB": "L4", "L40S-48GB": "L40S", "RTX-PRO-6000-96GB": "RTX-PRO-6000", "V100-16GB": "V100",
+    "V100-32GB": "V100", "T4-16GB": "T4",
+}  # fmt: skip
+"""Ray's names of accelerators. Source: ray/util/accelerators/accelerators.py 2.55."""
+
+
+def ray(made: Deployment) -> tuple[Artifact, ...]:
+    """The configuration. Ray spreads the ranks over its nodes itself."""
+    server = made.profile.server
+    config: dict[str, Any] = {
+        "model_loading_config": {
+            "model_id": server.served_model_name or made.plan.model,
+            "model_source": _source(made),
+        },
+        "engine_kwargs": _engine(made),
+        "deployment_config": {
+            "autoscaling_config": Note(
+                "replicas; Ray adds one where requests wait", {"min_replicas": 1, "max_replicas": 1}
+            ),
+            "graceful_shutdown_timeout_s": made.grace_s,
+            "health_check_timeout_s": 30,
+        },
+    }
+    accelerator = _TYPES.get((made.profile.hardware and made.profile.hardware.accelerator) or "")
+    if accelerator:
+        config["accelerator_type"] = accelerator
+    variables = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
+    if variables:
+        config["runtime_env"] = {"env_vars": variables}
+    content = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": "0.0.0.0", "port": made.plan.port},  # noqa: S104
+        "applications": [
+            {
+                "name": made.name,
+                "route_prefix": "/",
+                "import_path": "ray.serve.llm:build_openai_app",
+                "args": {"llm_configs": [config]},
+            }
+        ],
+    }
+    return (Artifact("serve.yaml", yaml_text(content, head=_head(made))),)
+
+
+def _engine(made: Deployment) -> dict[str, Any]:
+    kwargs = {key: value for key, value in made.plan.engine_kwargs.items() if key not in _OWN}
+    kwargs |= {key: jsonable(value) for key, value in made.profile.frontend.items() if value is not None}
+    kwargs["distributed_executor_backend"] = "ray"
+    return {key: _inside(value) for key, value in kwargs.items()}
+
+
+def _inside(value: Any) -> Any:
+    """The value with the folder of models in the place of the dot: a Ray actor works in a folder of its own."""
+    if isinstance(value, dict):
+        return {key: _inside(item) for key, item in value.items()}
+    return f"{MODELS}/{value[2:]}" if isinstance(value, str) and value.startswith("./") else value
+
+
+def _source(made: Deployment) -> Any:
+    source = _inside(made.profile.target.model)
+    names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
+    return Note(f"{MODELS} of every node must hold {names}", source) if names else source
+
+
+def _head(made: Deployment) -> str:
+    lines = [made.head, "", "pip install 'ray[serve,llm]'; on a cluster that runs: serve deploy serve.yaml"]
+    if made.downloads:
+        lines.append(
+            "Each node downloads the models; HF_TOKEN, where they are gated, comes from its environment."
+        )
+    if any(isinstance(value, FromEnv) for value in made.plan.env.values()):
+        lines.append("Ray's ingress takes no API key: keep it behind a proxy that does.")
+    return "\n".join(lines)

@@ -1,0 +1,187 @@
+"""systemd: one unit per node, with the exact command, a wait until it answers, and little that it may touch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from specserve.deploy.artifact import Artifact
+from specserve.deploy.container import staging
+from specserve.deploy.deployment import LEADER, Deployment
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+
+PROGRAM = "/opt/vllm/bin/vllm"
+_MODELS = "/srv/models"
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def systemd(made: Deployment, *, host: str) -> tuple[Artifact, ...]:
+    """The unit, or one per node. `host`: where the server listens, as the profile says."""
+    if made.nodes == 1:
+        return (_unit(made, made.plan, name=made.name, host=host),)
+    return tuple(
+        _unit(made, plan, name=f"{made.name}-node{rank}", host=host) for rank, plan in enumerate(made.ranks)
+    )
+
+
+def _unit(made: Deployment, plan: LaunchPlan, *, name: str, host: str) -> Artifact:
+    several = made.nodes > 1
+    title = f"vLLM: {made.profile.name}" + (f", node {plan.node_rank} of {made.nodes}" if several else "")
+    sections = [
+        _comment(made, plan, name=name),
+        "[Unit]",
+        f"Description={_specifier(title)}",
+        "Wants=network-online.target",
+        "After=network-online.target nvidia-persistenced.service",
+        "# no endless loop of starts that load for minutes and fail",
+        f"StartLimitIntervalSec={4 * made.start_limit_s}",
+        "StartLimitBurst=3",
+        "",
+        "[Service]",
+        "Type=exec",
+        *_place(made, plan, name=name, several=several),
+        *_staged(made),
+        f"ExecStart={PROGRAM} {_words(_argv(plan, host=host))}",
+        *(_wait(made, host=host, port=plan.port) if plan.answers else ()),
+        f"# {made.start_limit_s // 60} minutes: {made.start_limit_from}",
+        f"TimeoutStartSec={made.start_limit_s}",
+        "# vLLM drains its requests only if its workers do not get the signal too",
+        "KillMode=mixed",
+        "# server.shutdown_timeout_s and 30 s more",
+        f"TimeoutStopSec={made.grace_s}",
+        "# always: vLLM ends with code 0 where its engine was killed",
+        "Restart=always",
+        "RestartSec=10",
+        "OOMPolicy=stop",
+        "LimitNOFILE=65536",
+        "LimitMEMLOCK=infinity",
+        "LimitCORE=0",
+        *_hardening(made),
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return Artifact(f"{name}.service", "\n".join(sections) + "\n")
+
+
+def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
+    lines = [
+        *made.head.split("\n"),
+        "",
+        f"sudo cp {name}.service /etc/systemd/system/ && sudo systemctl daemon-reload",
+        f"sudo systemctl enable --now {name}",
+        f"Change: where vLLM is installed ({PROGRAM})"
+        + (f"; where the profile's models lie ({_MODELS})" if made.mounts else ""),
+    ]
+    if made.mounts:
+        lines.append(f"{_MODELS} must hold {', '.join(f'`{mount.name}`' for mount in made.mounts)}")
+    if made.nodes > 1 and LEADER in plan.argv:
+        lines.append(f"/etc/specserve/{name}.env must hold MASTER_ADDR, the address of node 0")
+    return "\n".join(f"# {line}".rstrip() for line in lines) + "\n"
+
+
+def _place(made: Deployment, plan: LaunchPlan, *, name: str, several: bool) -> list[str]:
+    """User, folders, environment."""
+    secrets = [value.name for value in plan.env.values() if isinstance(value, FromEnv)]
+    lines = [
+        "DynamicUser=yes",
+        f"CacheDirectory={name}",
+        f"WorkingDirectory={_MODELS if made.mounts else f'%C/{name}'}",
+        f"Environment=HOME=%C/{name}",
+        f"Environment=HF_HOME=%C/{name}/huggingface",
+    ]
+    lines += [_assigned(name, value) for name, value in plan.env.items() if isinstance(value, str)]
+    if made.devices and not made.is_cpu:
+        lines.append(_assigned("CUDA_VISIBLE_DEVICES", ",".join(str(device) for device in made.devices)))
+    if made.downloads and made.may_be_offline:
+        lines.append("Environment=HF_HUB_OFFLINE=1")
+    wanted = ["HF_TOKEN=… for gated models"] if made.downloads else []
+    wanted += [
+        f"{key}=… (the profile's {secrets[0]})"
+        for key, value in plan.env.items()
+        if isinstance(value, FromEnv)
+    ]
+    wanted += ["MASTER_ADDR=…"] if several and LEADER in plan.argv else []
+    if wanted:
+        optional = "" if secrets or several else "-"
+        lines += [f"# root's alone (chmod 600), one per line: {'; '.join(wanted)}"]
+        lines += [f"EnvironmentFile={optional}/etc/specserve/{name}.env"]
+    return lines
+
+
+def _staged(made: Deployment) -> list[str]:
+    """All models are there before vLLM starts."""
+    hf = PROGRAM.replace("/vllm/bin/vllm", "/vllm/bin/hf")
+    lines = []
+    for download in made.downloads:
+        words = staging(download)
+        lines.append(f"ExecStartPre=/usr/bin/env HF_HUB_OFFLINE=0 {hf} {_words(words[1:])}")
+    return lines
+
+
+def _argv(plan: LaunchPlan, *, host: str) -> list[str]:
+    """The words behind the program, listening where the profile says."""
+    words = list(plan.argv[1:])
+    words[words.index("--host") + 1] = host
+    return words
+
+
+def _wait(made: Deployment, *, host: str, port: int) -> list[str]:
+    """`systemctl start` returns when it answers, and fails where it died before."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
+    url = f"{made.scheme}://{reached}:{port}/health"
+    insecure = " -k" if made.scheme == "https" else ""
+    script = (
+        f"while kill -0 $$MAINPID; do curl -fsS{insecure} -m 5 -o /dev/null {shlex.quote(url)} 2>/dev/null && exit 0; "
+        "sleep 2; done; exit 1"
+    )
+    return [f'ExecStartPost=/bin/sh -c "{_specifier(script)}"']
+
+
+def _hardening(made: Deployment) -> list[str]:
+    lines = [
+        "NoNewPrivileges=yes",
+        "ProtectSystem=strict",
+        "ProtectHome=yes",
+        "PrivateTmp=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectKernelModules=yes",
+        "ProtectKernelLogs=yes",
+        "ProtectControlGroups=yes",
+        "ProtectClock=yes",
+        "ProtectHostname=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictRealtime=yes",
+        "RestrictNamespaces=yes",
+        "LockPersonality=yes",
+        "SystemCallArchitectures=native",
+        "CapabilityBoundingSet=",
+        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+        "UMask=0077",
+    ]
+    if made.is_cpu:
+        lines.append("PrivateDevices=yes")
+    else:
+        lines.append("# not PrivateDevices: the GPUs are devices; not MemoryDenyWriteExecute: vLLM compiles")
+    return lines
+
+
+def _assigned(name: str, value: str) -> str:
+    return f"Environment={_word(f'{name}={value}', dollar=False)}"
+
+
+def _words(words: list[str]) -> str:
+    return " ".join("${MASTER_ADDR}" if word == LEADER else _word(word) for word in words)
+
+
+def _word(text: str, *, dollar: bool = True) -> str:
+    """One word of a command: systemd knows quotes, `%` and `$` of its own."""
+    escaped = _specifier(text).replace("$", "$$") if dollar else _specifier(text)
+    if _SAFE.fullmatch(escaped) and escaped not in (";",):
+        return escaped
+    inner = escaped.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{inner}"'
+
+
+def _specifier(text: str) -> str:
+    return text.replace("%", "%%")
