@@ -177,8 +177,8 @@ def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
 
 
 def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> None:
-    from specserve.report.console import clean, out, say
     from specserve.deploy.files import foreign, put
+    from specserve.report.console import clean, out, say
 
     strangers = [] if force else foreign(artifacts, folder)
     if strangers:
@@ -198,8 +198,8 @@ def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> Non
 
 def _compare(artifacts: tuple[Artifact, ...], folder: Path, *, again: str) -> None:
     """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
-    from specserve.report.console import clean, out, say, styled
     from specserve.deploy.files import stale
+    from specserve.report.console import clean, out, say, styled
 
     found = stale(artifacts, folder)
     for path, state in found:

@@ -22,7 +22,7 @@ def staging(download: Download) -> list[str]:
     """The command that brings one repository into the cache; `hf` comes with vLLM."""
     words = ["hf", "download", download.model]
     if download.revision:
-        words += ["--revision", download.revision]
+        words.append(f"--revision={download.revision}")
     if download.tokenizer_only:
         for pattern in ("*.json", "*.txt", "*.model", "*.jinja", "*.py"):
             words += ["--include", pattern]
