@@ -166,7 +166,7 @@ def read(text: str) -> Snapshot:
     started_s: float | None = None
     for sample in samples(text, names=NAMES):
         if sample.name == _STARTED:
-            started_s = sample.value
+            started_s = sample.value if math.isfinite(sample.value) else None
             continue
         name = EngineName(sample.labels.get("model_name", ""), sample.labels.get("engine", ""))
         tallies[name].add(sample)

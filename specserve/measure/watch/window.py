@@ -29,7 +29,8 @@ class Window:
         self._kept.append(stretch)
         if self._span_s is not None:
             oldest_s = stretch.ended_s - self._span_s
-            self._kept = [part for part in self._kept if part.began_s + part.seconds / 2 >= oldest_s]
+            older = self._kept[:-1]
+            self._kept = [part for part in older if part.began_s + part.seconds / 2 >= oldest_s] + [stretch]
         elif len(self._kept) > self._most:
             pairs = [self._kept[index : index + 2] for index in range(0, len(self._kept), 2)]
             self._kept = [joined(pair) for pair in pairs]
@@ -41,13 +42,3 @@ class Window:
     def before(self, at_s: float) -> tuple[Stretch, ...]:
         """Those that had ended by that time."""
         return tuple(part for part in self._kept if part.ended_s <= at_s)
-
-
-def newest(stretches: tuple[Stretch, ...], *, least_s: float, least_drafts: int) -> tuple[Stretch, ...]:
-    """The shortest end of them that is so long and holds so many drafts; nothing where all of them do not."""
-    drafts = 0
-    for found, part in enumerate(reversed(stretches), start=1):
-        drafts += part.counters.acceptance.drafts
-        if drafts >= least_drafts and stretches[-1].ended_s - part.began_s >= least_s:
-            return stretches[-found:]
-    return ()

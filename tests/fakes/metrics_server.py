@@ -1,0 +1,179 @@
+"""A server whose /metrics a test scripts: counters that it moves by hand, and every way not to answer."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Traffic:
+    """What an engine has counted; `text` is how vLLM 0.32 writes it."""
+
+    drafts: int = 0
+    accepted: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    finished: int = 0
+    plain_tokens: int = 0
+    """Output tokens that came without a draft."""
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+    preemptions: int = 0
+    ttft_s: list[float] = field(default_factory=list)
+    tpot_s: list[float] = field(default_factory=list)
+    created_s: float | None = 1.79e9
+    speculates: bool = True
+    engine: str = "0"
+    model: str = "demo"
+
+    def step(self, drafts: int, shares: tuple[float, ...], *, finished: int = 0) -> None:
+        """So many more drafts, of which these shares are accepted per position."""
+        self.drafts += drafts
+        self.accepted = [
+            count + round(drafts * share) for count, share in zip(self.accepted, shares, strict=True)
+        ]
+        self.finished += finished
+
+    @property
+    def text(self) -> str:
+        labels = f'engine="{self.engine}",model_name="{self.model}"'
+        rows = {
+            "request_success_total": {f'{labels},finished_reason="stop"': self.finished},
+            "num_requests_running": {labels: self.running},
+            "num_requests_waiting": {labels: self.waiting},
+            "kv_cache_usage_perc": {labels: self.kv_cache_usage},
+            "num_preemptions_total": {labels: self.preemptions},
+            "prompt_tokens_total": {labels: 100 * self.finished},
+            "generation_tokens_total": {labels: self.drafts + sum(self.accepted) + self.plain_tokens},
+        }
+        if self.created_s is not None:
+            rows["generation_tokens_created"] = {labels: self.created_s}
+        if self.speculates:
+            rows |= {
+                "spec_decode_num_drafts_total": {labels: self.drafts},
+                "spec_decode_num_draft_tokens_total": {labels: len(self.accepted) * self.drafts},
+                "spec_decode_num_accepted_tokens_total": {labels: sum(self.accepted)},
+                "spec_decode_num_accepted_tokens_per_pos_total": {
+                    f'{labels},position="{index}"': count for index, count in enumerate(self.accepted)
+                },
+            }
+        lines = [
+            f"vllm:{name}{{{key}}} {value}\n" for name, row in rows.items() for key, value in row.items()
+        ]
+        for name, observed in (
+            ("time_to_first_token_seconds", self.ttft_s),
+            ("request_time_per_output_token_seconds", self.tpot_s),
+        ):
+            for bound in (0.05, 0.1, 0.5, 1.0, float("inf")):
+                count = sum(value <= bound for value in observed)
+                edge = "+Inf" if bound == float("inf") else bound
+                lines.append(f'vllm:{name}_bucket{{{labels},le="{edge}"}} {count}\n')
+            lines.append(f"vllm:{name}_sum{{{labels}}} {sum(observed)}\n")
+        return "".join(lines)
+
+
+@dataclass
+class Script:
+    """What /metrics says, and how it says it."""
+
+    engines: list[Traffic] = field(default_factory=lambda: [Traffic()])
+    extra: str = ""
+    status: int = 200
+    fault: str | None = None
+    """`endless`, `huge`, `drip` (headers), `trickle` (body), `cut`, `gzip`, `silent`, `rubbish`, `elsewhere`."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(engine.text for engine in self.engines) + self.extra
+
+
+class _Handler(BaseHTTPRequestHandler):
+    script: Script
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.script.headers.append({name.lower(): value for name, value in self.headers.items()})
+        with suppress(OSError):
+            self._answer(self.script.fault)
+
+    def _answer(self, fault: str | None) -> None:
+        if fault == "silent":
+            time.sleep(30)
+        elif fault == "rubbish":
+            self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        elif fault == "drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            self._forever(b"X")
+        elif fault in {"endless", "trickle", "huge"}:
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            self.wfile.write(b"Content-Length: 1000000000\r\n\r\n" if fault == "huge" else b"\r\n")
+            if fault == "trickle":
+                self._forever(b"#")
+            while True:
+                self.wfile.write(b'vllm:generation_tokens_total{engine="0"} 1\n' * 1000)
+        elif fault == "elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.1:1/metrics")
+            self.end_headers()
+        else:
+            self._text(fault)
+
+    def _text(self, fault: str | None) -> None:
+        body = self.script.text.encode()
+        self.send_response(self.script.status)
+        self.send_header("Content-Length", str(len(body) + (10 if fault == "cut" else 0)))
+        if fault == "gzip":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _forever(self, byte: bytes) -> None:
+        while True:
+            self.wfile.write(byte)
+            self.wfile.flush()
+            time.sleep(0.02)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_args: object) -> None:
+        pass
+
+
+@contextmanager
+def serving(script: Script, *, port: int = 0) -> Iterator[str]:
+    """The URL at which it answers."""
+    handler = type("Handler", (_Handler,), {"script": script})
+    with _listening(port, handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+
+
+def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return _Server(("127.0.0.1", port), handler)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,187 @@
+"""The figures of `watch` are those that a person computes by hand from two raw scrapes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.measure.watch.figures import figures, latency
+from specserve.measure.watch.interval import quantile_interval, ratio_interval
+from specserve.measure.watch.stretch import Reading, Stretch, between, joined
+from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.histogram import Histogram
+from specserve.metrics.snapshot import read
+
+Series = Callable[..., tuple[Stretch, ...]]
+DATA = Path(__file__).parents[2] / "data" / "metrics"
+APART_S = 30.05  # between the two recorded readings
+
+
+def raw(when: str) -> dict[str, float]:
+    """The samples as they stand in the file, without any of our code."""
+    found = {}
+    for line in DATA.joinpath(f"demo-{when}.txt").read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            name = re.sub(r'engine="0",|,?model_name="demo",?', "", name).replace("{}", "")
+            found[name] = float(value)
+    return found
+
+
+BEFORE, AFTER = raw("before"), raw("after")
+
+
+def gain(name: str) -> float:
+    return AFTER[name] - BEFORE[name]
+
+
+def by_hand(metric: str, share: float) -> float:
+    """histogram_quantile of Prometheus' documentation, on what the buckets gained."""
+    bounds = sorted(
+        (float(found[1].replace("+Inf", "inf")), gain(name))
+        for name in AFTER
+        if (found := re.fullmatch(rf'vllm:{metric}_bucket\{{le="([^"]+)"\}}', name))
+    )
+    rank = share * bounds[-1][1]
+    low, below = 0.0, 0.0
+    for bound, upto in bounds:
+        if upto >= rank:
+            return low + (bound - low) * (rank - below) / (upto - below)
+        low, below = bound, upto
+    raise AssertionError(metric)
+
+
+@pytest.fixture
+def stretch() -> Stretch:
+    before, now = (read(DATA.joinpath(f"demo-{when}.txt").read_text()) for when in ("before", "after"))
+    found = between(Reading(0.0, before), Reading(APART_S, now))
+    assert found is not None
+    return found
+
+
+def test_every_figure_of_a_real_server_equals_the_one_computed_by_hand(stretch: Stretch) -> None:
+    seen = figures([stretch])
+    drafts, accepted, drafted = (
+        gain(f"vllm:spec_decode_num_{name}_total") for name in ("drafts", "accepted_tokens", "draft_tokens")
+    )
+    assert (drafts, accepted, drafted) == (249, 639, 996)
+    assert seen.mean_acceptance_length == pytest.approx(1 + 639 / 249)
+    assert seen.acceptance_rate == pytest.approx(639 / 996)
+    positions = [
+        gain(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{index}"}}')
+        for index in range(4)
+    ]
+    assert seen.per_position == pytest.approx([count / drafts for count in positions])
+    assert seen.conditional == pytest.approx(
+        [count / before for count, before in zip(positions, [drafts, *positions], strict=False)]
+    )
+    assert seen.drafts_per_s == pytest.approx(249 / APART_S)
+    assert seen.output_tokens_per_s == pytest.approx(gain("vllm:generation_tokens_total") / APART_S)
+    assert seen.counters.prompt_tokens == gain("vllm:prompt_tokens_total")
+    assert (
+        seen.counters.finished_requests == gain('vllm:request_success_total{finished_reason="length"}') == 14
+    )
+    assert seen.counters.preemptions == 0
+    assert seen.running_requests == pytest.approx(
+        (BEFORE["vllm:num_requests_running"] + AFTER["vllm:num_requests_running"]) / 2
+    )
+    assert seen.most_kv_cache_usage == max(table["vllm:kv_cache_usage_perc"] for table in (BEFORE, AFTER))
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("ttft", "time_to_first_token_seconds"),
+        ("tpot", "request_time_per_output_token_seconds"),
+        ("e2e", "e2e_request_latency_seconds"),
+    ],
+)
+def test_latencies_of_a_real_server_equal_those_computed_by_hand(
+    stretch: Stretch, name: str, metric: str
+) -> None:
+    found = getattr(figures([stretch]), name)
+    assert found.count == gain(f'vllm:{metric}_bucket{{le="+Inf"}}')
+    assert found.mean_s == pytest.approx(gain(f"vllm:{metric}_sum") / found.count)
+    assert found.quantiles_s[0] == pytest.approx(by_hand(metric, 0.5))
+    assert found.quantiles_s[1] == pytest.approx(by_hand(metric, 0.9))
+    assert found.quantiles_s[2] is None  # 14 requests say nothing of a 99th percentile
+
+
+def test_under_two_hundred_drafts_there_is_no_figure_of_acceptance(stretches: Series) -> None:
+    little, enough = figures(stretches(1, drafts=199)), figures(stretches(1, drafts=200))
+    assert (little.mean_acceptance_length, little.acceptance_rate, little.per_position) == (None, None, ())
+    assert little.drafts_per_s > 0
+    assert enough.mean_acceptance_length == pytest.approx(3.3)
+
+
+def test_a_verdict_needs_a_thousand_drafts_and_thirty_finished_requests(stretches: Series) -> None:
+    assert figures(stretches(10, drafts=100, finished=3)).is_enough
+    assert not figures(stretches(10, drafts=99, finished=3)).is_enough
+    assert not figures(stretches(10, drafts=200, finished=2)).is_enough
+
+
+def test_output_that_came_without_a_draft_is_told(stretches: Series) -> None:
+    assert figures(stretches(4)).undrafted_share == pytest.approx(0.0)
+    # 330 tokens of 100 steps with drafts, and 110 of steps without
+    assert figures(stretches(4, plain_tokens=110)).undrafted_share == pytest.approx(0.25)
+
+
+def test_short_outputs_never_give_a_share_below_zero(stretches: Series) -> None:
+    assert figures(stretches(4, plain_tokens=-50)).undrafted_share == 0.0
+
+
+def test_a_quantile_needs_as_many_requests_as_its_share_is_rare() -> None:
+    bounds = (0.1, float("inf"))
+    assert latency(Histogram(bounds, (9, 0))).quantiles_s[1] is None
+    assert latency(Histogram(bounds, (10, 0))).quantiles_s[1] is not None
+    assert latency(Histogram(bounds, (99, 0))).quantiles_s[2] is None
+    assert latency(Histogram(bounds, (100, 0))).quantiles_s[2] is not None
+
+
+def length(part: Acceptance) -> tuple[int, int]:
+    return part.accepted_tokens, part.drafts
+
+
+def test_an_interval_needs_some_time(stretches: Series) -> None:
+    assert ratio_interval(stretches(4), length) is None
+    assert ratio_interval(stretches(5), length) is not None
+    assert ratio_interval((), length) is None
+
+
+def test_time_in_which_nothing_was_drafted_is_no_sample(stretches: Series) -> None:
+    quiet = stretches(12, drafts=0)
+    assert ratio_interval(quiet, length) is None
+
+
+def test_the_interval_holds_the_truth_in_about_95_of_100_windows(stretches: Series) -> None:
+    # Requests come with acceptance of their own, as in real traffic: twelve groups of five of them each.
+    chance = random.Random(7)
+    truth = 4 * 0.6
+    hits = 0
+    for _ in range(1000):
+        parts = []
+        for index in range(12):
+            shares = [min(max(chance.gauss(0.6, 0.15), 0.0), 1.0) for _ in range(5)]
+            mean = sum(shares) / len(shares)
+            parts += stretches(1, began_s=5.0 * index, drafts=1000, shares=(mean,) * 4)
+        low, high = ratio_interval(parts, length) or (0.0, 0.0)
+        hits += low <= truth <= high
+    assert 930 <= hits <= 970
+
+
+def test_a_quantiles_interval_is_open_above_where_requests_are_few() -> None:
+    bounds = (0.1, 0.5, 1.0, float("inf"))
+    low, high = quantile_interval(Histogram(bounds, (30, 0, 0, 0)), 0.99) or (0, 0)
+    assert (low, high) == (0.0, float("inf"))
+    assert quantile_interval(Histogram(bounds, (1000, 0, 0, 0)), 0.99) == (0.0, 0.1)
+    assert quantile_interval(Histogram(bounds, (900, 0, 100, 0)), 0.99) == (0.5, 1.0)
+    assert quantile_interval(Histogram(bounds, (0, 0, 0, 0)), 0.99) is None
+
+
+def test_joining_keeps_the_fullest_moment(stretches: Series) -> None:
+    quiet, busy = stretches(1, kv_cache_usage=0.1)[0], stretches(1, began_s=5.0, kv_cache_usage=0.9)[0]
+    assert joined([quiet, busy]).most_kv_cache_usage == 0.9

@@ -1,0 +1,156 @@
+"""A whole reading of /metrics, and what is no reading."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.errors import FactError
+from specserve.metrics import counters
+from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import EngineName
+from specserve.metrics.samples import MOST_SAMPLES
+from specserve.metrics.snapshot import MOST_ENGINES, NAMES, read
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from metrics_server import Traffic
+
+DATA = Path(__file__).parents[1] / "data" / "metrics"
+BEFORE, AFTER = (
+    DATA.joinpath(f"demo-{when}.txt").read_text(encoding="utf-8") for when in ("before", "after")
+)
+DEMO = EngineName("demo", "0")
+LINE = 'vllm:generation_tokens_total{engine="0",model_name="demo"} 1\n'
+
+
+def test_a_recorded_reading_of_a_real_server() -> None:
+    engine = read(AFTER).engines[DEMO]
+    assert engine.speculates
+    assert engine.running_requests == 2
+    assert engine.kv_cache_usage == pytest.approx(0.0014657383657)
+    assert engine.created_s == pytest.approx(1.795259980662e9)
+    found = engine.counters
+    assert found.acceptance == Acceptance(297, 1188, 769, (236, 194, 179, 160))
+    assert (found.prompt_tokens, found.generation_tokens, found.preemptions) == (2538, 1056, 0)
+    assert found.finished["length"] == found.finished_requests == 15
+    assert found.ttft_s.count == 17
+    assert found.ttft_s.sum == pytest.approx(30.86626)
+    assert (found.tpot_s.count, found.e2e_s.count, found.queue_s.count) == (15, 15, 15)
+
+
+def test_what_an_engine_counted_between_two_readings() -> None:
+    before, now = (read(text).engines[DEMO].counters for text in (BEFORE, AFTER))
+    gained = counters.since(before, now=now)
+    assert gained is not None
+    assert gained.acceptance == Acceptance(249, 996, 639, (196, 162, 149, 132))
+    assert counters.since(now, now=before) is None
+
+
+def test_old_names_and_names_without_the_counter_suffix_mean_the_same() -> None:
+    old = AFTER.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+    for name in NAMES:
+        if name.endswith("_total"):
+            old = old.replace(f"{name}{{", f"{name.removesuffix('_total')}{{")
+    assert read(old) == read(AFTER)
+
+
+def test_the_engines_of_a_data_parallel_server_are_kept_apart() -> None:
+    text = Traffic(drafts=10, engine="0").text + Traffic(drafts=20, engine="1").text
+    found = read(text)
+    assert [engine.counters.acceptance.drafts for engine in found.engines.values()] == [10, 20]
+    assert found.models == ("demo",)
+
+
+def test_one_of_several_served_models_can_be_picked() -> None:
+    found = read(Traffic(model="a", drafts=1).text + Traffic(model="b", drafts=2).text)
+    assert found.models == ("a", "b")
+    assert [engine.counters.acceptance.drafts for engine in found.of_model("b").engines.values()] == [2]
+
+
+def test_a_server_without_speculation() -> None:
+    engine = read(Traffic(speculates=False).text).engines[DEMO]
+    assert not engine.speculates
+    assert engine.counters.acceptance == Acceptance()
+
+
+def test_the_start_of_the_process_stands_in_for_the_start_of_the_counters() -> None:
+    text = "process_start_time_seconds 1.7e+09\n" + Traffic(created_s=None).text
+    assert read(text).engines[DEMO].created_s == 1.7e9
+
+
+def test_metrics_of_another_program_are_none_of_vllms() -> None:
+    with pytest.raises(FactError, match="nothing of vLLM"):
+        read("go_goroutines 12\n<html>\n")
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", "+Inf", "-Inf", "1e300", "9" * 400])
+def test_a_counter_that_is_no_count_makes_the_reading_useless(value: str) -> None:
+    text = AFTER.replace(
+        'drafts_total{engine="0",model_name="demo"} 297.0', f'drafts_total{{engine="0"}} {value}'
+    )
+    with pytest.raises(FactError, match="cannot be right|not Prometheus"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('vllm:generation_tokens_total{engine="0} 1\n', "not Prometheus text"),
+        ('vllm:generation_tokens_total{engine="0"} one\n', "not Prometheus text"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9999999"} 1\n', "has a position"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1\n', "has a position"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="²"} 1\n', "has a position"),
+        ('vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "has no bound"),
+        ('vllm:time_to_first_token_seconds_bucket{le="1.0"} 1\n', "not complete"),
+        (
+            'vllm:e2e_request_latency_seconds_bucket{le="1.0"} 5\n'
+            'vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 4\n',
+            "not cumulative",
+        ),
+        ("vllm:spec_decode_num_accepted_tokens_total 1000\n", "1,000 draft tokens were accepted of 0"),
+        (f'vllm:generation_tokens_total{{engine="{"x" * 9000}"}} 1\n', "a line of 9,"),
+    ],
+)
+def test_what_vllm_cannot_have_written_is_refused(line: str, message: str) -> None:
+    with pytest.raises(FactError, match=message):
+        read(LINE + line)
+
+
+def test_more_engines_than_any_server_has() -> None:
+    text = "".join(
+        f'vllm:generation_tokens_total{{engine="{number}"}} 1\n' for number in range(MOST_ENGINES + 1)
+    )
+    with pytest.raises(FactError, match="engines"):
+        read(text)
+
+
+def test_more_samples_than_any_server_has() -> None:
+    with pytest.raises(FactError, match="samples"):
+        read(LINE * (MOST_SAMPLES + 1))
+
+
+def test_lines_of_other_programs_are_not_even_parsed() -> None:
+    assert read('other{broken="\n' * 10_000 + LINE).engines[DEMO].counters.generation_tokens == 1
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(FactError):
+        read(f"{text}\nvllm:generation_tokens_total NaN")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NAMES)), st.floats() | st.integers(), max_size=8))
+def test_any_values_give_finite_counts_or_an_error(values: dict[str, float]) -> None:
+    text = "".join(f'{name}{{position="0",le="+Inf"}} {value}\n' for name, value in values.items())
+    try:
+        found = read(text)
+    except FactError:
+        return
+    for engine in found.engines.values():
+        assert engine.counters.acceptance.drafts >= 0
+        assert math.isfinite(engine.counters.ttft_s.sum)
