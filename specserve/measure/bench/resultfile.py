@@ -21,7 +21,7 @@ LARGEST_BYTES = 64 * 2**20
 
 def as_json(result: Result) -> dict[str, Any]:
     """The result as JSON values; what is not finite becomes null."""
-    content = _plain(dataclasses.asdict(result))
+    content = plain(dataclasses.asdict(result))
     assert isinstance(content, dict)
     return {"version": VERSION, **content}
 
@@ -63,15 +63,16 @@ def from_json(content: object) -> Result:
     return result
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: lists, text keys, null for what is not finite."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
