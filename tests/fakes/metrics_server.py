@@ -42,7 +42,7 @@ class Traffic:
     @property
     def text(self) -> str:
         labels = f'engine="{self.engine}",model_name="{self.model}"'
-        rows = {
+        rows: dict[str, dict[str, float]] = {
             "request_success_total": {f'{labels},finished_reason="stop"': self.finished},
             "num_requests_running": {labels: self.running},
             "num_requests_waiting": {labels: self.waiting},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_value_of_that_rank(values: list[fl
 @given(st.lists(st.floats(0, 2), min_size=1, max_size=80))
 def test_quantiles_never_fall(values: list[float]) -> None:
     found = [of(values).quantile(share / 20) or 0.0 for share in range(1, 21)]
-    assert all(after >= before - 1e-9 for before, after in zip(found, found[1:], strict=False))
+    assert all(after >= before - 1e-9 for before, after in pairwise(found))
 
 
 @given(histograms(), histograms())

@@ -163,7 +163,7 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_windows(stretches: Seri
     truth = 4 * 0.6
     hits = 0
     for _ in range(1000):
-        parts = []
+        parts: list[Stretch] = []
         for index in range(12):
             shares = [min(max(chance.gauss(0.6, 0.15), 0.0), 1.0) for _ in range(5)]
             mean = sum(shares) / len(shares)

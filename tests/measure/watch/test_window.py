@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,7 +42,7 @@ def _reading(at_s: float, drafts: int, accepted: int, *, created_s: float | None
 
 
 def stretches_of(found: list[Reading]) -> list[Stretch]:
-    steps = [between(before, now) for before, now in zip(found, found[1:], strict=False)]
+    steps = [between(before, now) for before, now in pairwise(found)]
     assert None not in steps
     return [step for step in steps if step is not None]
 
