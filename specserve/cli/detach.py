@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +14,9 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.report.serving import JsonView, TextView
 from specserve.serve.detached.room import Room
 
+if TYPE_CHECKING:
+    from specserve.cli.gate import Gate
+
 
 def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
     """The profile's name, with the arm that is served: both may run at once."""
@@ -19,8 +24,19 @@ def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
     return re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")[:63]
 
 
-def leave(plan: LaunchPlan, *, name: str, profile: str, room: Room | None, log_format: LogFormat) -> None:
-    """Start it under a name and return when it answers. `room`: what it declares to take, where that was judged."""
+def leave(
+    plan: LaunchPlan,
+    *,
+    name: str,
+    profile: str,
+    room: Room | None,
+    log_format: LogFormat,
+    gate: Gate | None = None,
+) -> None:
+    """Start it under a name and return when it answers, and has passed the gate.
+
+    `room`: what it declares to take, where that was judged.
+    """
     from specserve.serve.detached.launch import launch, refuse_running
     from specserve.serve.detached.registry import folder_of
     from specserve.serve.logfile import default_log
@@ -40,6 +56,7 @@ def leave(plan: LaunchPlan, *, name: str, profile: str, room: Room | None, log_f
                 log_path=default_log(name),
                 stop=stop,
                 on_event=view,
+                first=partial(gate, stop=stop) if gate is not None else None,
             )
     except SpecserveError as error:
         view.failed(error)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,10 @@ from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report.console import out, say
 from specserve.report.serving import JsonView, TextView
+
+if TYPE_CHECKING:
+    from specserve.cli.gate import Gate
+    from specserve.profile.schema import Profile
 
 
 class LogFormat(StrEnum):
@@ -59,6 +64,12 @@ def up(
         bool, typer.Option("--baseline", help="The same server without speculation.")
     ] = False,
     alternative: Alternative = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Then verify it, for about a minute; the port is open by then. See `verify`."
+        ),
+    ] = False,
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
@@ -76,8 +87,8 @@ def up(
 
     Where it is and how to ask it goes to stdout, progress to stderr, vLLM's own log to a file. With
     --log-format json each line on stderr is an object, and one on stdout says where it is. Exit code 0
-    after a stop; 1: the check found errors; 2: it did not come up, or died; 130 or 143: stopped before it
-    was ready.
+    after a stop; 1: the check found errors, or --verify something wrong (the server is stopped then); 2: it
+    did not come up, or died; 130 or 143: stopped before it was ready. systemd hears of it after --verify.
 
     \b
     specserve up configs/demo.yaml
@@ -88,7 +99,9 @@ def up(
     """
     from specserve.cli.preflight import cleared
 
-    _refuse_contradictions(name=name, detach=detach, exec_=exec_, format=format, dry_run=dry_run)
+    _refuse_contradictions(
+        name=name, detach=detach, exec_=exec_, format=format, dry_run=dry_run, verify=verify
+    )
     source, plan = cleared(
         profile,
         settings=settings or (),
@@ -112,27 +125,46 @@ def up(
     refuse_exposed(source, insecure=insecure)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
     room = None if no_check else room_beside(source, plan, name=called)
+    gate = _gate(source, plan, log_format=log_format) if verify else None
     if exec_:
         become(plan)
     elif called is not None:
-        leave(plan, name=called, profile=source.file, room=room, log_format=log_format)
+        leave(plan, name=called, profile=source.file, room=room, log_format=log_format, gate=gate)
     else:
-        launch(plan, log_format=log_format)
+        launch(plan, log_format=log_format, gate=gate)
 
 
 def _refuse_contradictions(
-    *, name: str | None, detach: bool, exec_: bool, format: PlanFormat | None, dry_run: bool
+    *,
+    name: str | None,
+    detach: bool,
+    exec_: bool,
+    format: PlanFormat | None,
+    dry_run: bool,
+    verify: bool,
 ) -> None:
     """Raises UsageError for options that do not go together: none is passed over in silence."""
     if name is not None and not detach:
         raise UsageError("`--name` is for a server that is left: `--detach --name NAME`")
     if detach and exec_:
         raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
+    if verify and exec_:
+        raise UsageError(
+            "`--exec` becomes vLLM, and nobody is left to `--verify` it",
+            hint="`specserve verify` does it from elsewhere",
+        )
     if format is not None and not dry_run:
         raise UsageError(
             "`--format` says how `--dry-run` prints the plan, and nothing else",
             hint="`--log-format json` tells the start as JSON",
         )
+
+
+def _gate(source: Profile, plan: LaunchPlan, *, log_format: LogFormat) -> Gate:
+    """What a server has to pass once it answers."""
+    from specserve.cli.gate import verifying
+
+    return verifying(source, plan, as_json=log_format is LogFormat.JSON)
 
 
 def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
@@ -142,8 +174,17 @@ def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
     out(shell(plan) if format is PlanFormat.SHELL else json.dumps(as_json(plan), indent=2))
 
 
-def launch(plan: LaunchPlan, *, log_format: LogFormat = LogFormat.TEXT, log_path: Path | None = None) -> None:
-    """Serve until a signal asks for the end. Raises LaunchError, UsageError and Interrupted."""
+def launch(
+    plan: LaunchPlan,
+    *,
+    log_format: LogFormat = LogFormat.TEXT,
+    log_path: Path | None = None,
+    gate: Gate | None = None,
+) -> None:
+    """Serve until a signal asks for the end. Raises LaunchError, UsageError, VerifyFailed and Interrupted.
+
+    `gate`: called when it answers; what it raises ends the server.
+    """
     from specserve.serve.logfile import default_log
     from specserve.serve.server import supervise
     from specserve.serve.stop import stop_on_signals
@@ -152,7 +193,9 @@ def launch(plan: LaunchPlan, *, log_format: LogFormat = LogFormat.TEXT, log_path
     try:
         refuse_taken_port(plan)
         with stop_on_signals() as stop:
-            supervise(plan, log_path=log_path or default_log(plan.name), stop=stop, on_event=view)
+            first = partial(gate, stop=stop) if gate is not None else None
+            log_path = log_path or default_log(plan.name)
+            supervise(plan, log_path=log_path, stop=stop, on_event=view, first=first)
     except SpecserveError as error:
         view.failed(error)
         if log_format is LogFormat.JSON:

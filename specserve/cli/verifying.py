@@ -13,7 +13,7 @@ from specserve.errors import Interrupted, TrafficError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.verify.result import Verification
-    from specserve.measure.verify.run import Wish
+    from specserve.measure.verify.run import Tell, Wish
     from specserve.measure.verify.session import Session
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -143,8 +143,13 @@ def draft_limit(profile: Profile) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def verified(url: str, key: str | None, wish: Wish, *, stop: StopRequest, asked: Asked) -> Verification:
-    """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted."""
+def verified(
+    url: str, key: str | None, wish: Wish, *, stop: StopRequest, asked: Asked, tell: Tell | None = None
+) -> Verification:
+    """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted.
+
+    `tell` hears how far it is; by default that goes to stderr.
+    """
     from specserve.measure.verify.run import Verifier
     from specserve.measure.verify.session import Session
     from specserve.report.verify import VerifyProgress
@@ -163,7 +168,7 @@ def verified(url: str, key: str | None, wish: Wish, *, stop: StopRequest, asked:
         session = Session(client, model=asked.model)
         other = stack.enter_context(_other(asked)) if asked.against is not None else None
         stack.callback(progress.finish)
-        return Verifier(session, wish, tell=progress, on_tick=tick).run(other=other)
+        return Verifier(session, wish, tell=tell or progress, on_tick=tick).run(other=other)
 
 
 @contextmanager
@@ -175,7 +180,7 @@ def _other(asked: Asked) -> Iterator[Session]:
     url, key = _place(asked.against, asked.api_key_env)
     with Client(endpoint(url, api_key_env=key)) as client:
         try:
-            yield Session(client)
+            session = Session(client)
         except TrafficError as error:
-            error.hint = error.hint or "this is about the server of `--against`"
-            raise
+            raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
+        yield session

@@ -32,7 +32,7 @@ from specserve.report.console import filled, in_one_line, is_terminal, json_text
 _EVERY_S = 10.0
 _COLOURS = {
     Verdict.LOSSLESS: "green", Verdict.LOSSY: "red", Verdict.INCONCLUSIVE: "yellow",
-    Likeness.SAME: "green", Likeness.DIFFERENT: "red", Likeness.INCONCLUSIVE: "yellow",
+    Likeness.SAME: "green", Likeness.CLOSE: "yellow", Likeness.DIFFERENT: "red", Likeness.INCONCLUSIVE: "yellow",
     Outcome.OK: "green", Outcome.NOT_OK: "red", Outcome.SKIPPED: "dim",
 }  # fmt: skip
 NOT_SEEN = (
@@ -95,9 +95,33 @@ def verify_text(found: Verification) -> str:
     return "\n".join(lines)
 
 
-def summary(found: Verification) -> str:
-    """The verdict in one line, for `up --verify`."""
-    return _headline(found, stream=sys.stderr)
+def brief(found: Verification) -> str:
+    """The verdict in a line, and what is wrong, for `up --verify`."""
+    lines = [_headline(found, stream=sys.stderr)]
+    if found.greedy is not None:
+        lines += [line for item in found.greedy.differences[:1] for line in _difference(item)]
+    for item in found.sampled:
+        lines += [f"  {sampling_words(item.sampling)}: {reason}" for reason in item.reasons]
+    lines += [
+        f"  not ok: {item.name}: {in_one_line(item.detail)}"
+        for item in found.smoke
+        if item.outcome is Outcome.NOT_OK
+    ]
+    return "\n".join(lines)
+
+
+def brief_json(found: Verification) -> dict[str, Any]:
+    """The same as fields of an event."""
+    return {
+        "verdict": found.verdict.value,
+        "has_failed": found.has_failed,
+        "elapsed_s": round(found.elapsed_s, 2),
+        "reasons": [reason for item in found.sampled for reason in item.reasons],
+        "differences": [dataclasses.asdict(item) for item in found.greedy.differences]
+        if found.greedy
+        else [],
+        "not_ok": [item.name for item in found.smoke if item.outcome is Outcome.NOT_OK],
+    }
 
 
 def _headline(found: Verification, *, stream: Any = None) -> str:
@@ -144,8 +168,8 @@ def _sampled_words(found: Sampled) -> list[str]:
         f"{found.tokens:,} tokens of {found.requests} requests: the best token comes {points.value:+.2f} points "
         f"off its share (99 %: {points.low:+.2f} to {points.high:+.2f}, allowed {MARGIN_POINTS:g}), "
         f"z = {found.z:.1f}",
-        f"drawn {heat.value:+.1f} % hotter than asked (99 %: {heat.low:+.1f} to {heat.high:+.1f}), "
-        f"to first order",
+        f"drawn as at a temperature {heat.value:+.1f} % off (99 %: {heat.low:+.1f} to {heat.high:+.1f}, "
+        "to first order)",
         f"{found.outside:,} tokens beyond the likeliest that are told; at most {found.outside_expected:,.0f} expected",
     ]
     if found.skipped:
@@ -179,12 +203,16 @@ def _against(found: Against) -> list[str]:
             "  ",
         ),
         _filled(
-            f"the same {found.tokens:,} tokens differ by {found.mean_difference:.3f} nats on average, "
-            f"{found.largest_difference:.2f} at most; another best token {found.other_best} times",
+            f"the same {found.tokens:,} tokens differ by {found.mean_difference:.4f} nats on average, "
+            f"{found.largest_difference:.2f} at most; a second score of this server by "
+            f"{found.own_difference:.4f}; another best token {found.other_best} times",
             "  ",
         ),
     ]
     lines += [_filled(f"wrong: {reason}", "  ") for reason in found.reasons]
+    if found.verdict is Likeness.CLOSE:
+        text = "not the same numbers: another version or machine, or slightly other weights"
+        lines.append(_filled(text, "  "))
     shown = sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]
     return lines + [line for item in shown for line in _parting(item)]
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from specserve.errors import Interrupted, LaunchError
@@ -37,6 +37,8 @@ class Server:
         self.figures = Figures()
         self.phase = Phase.ENGINE
         self.log_path = child.log_path
+        self.tells_ready = True
+        """Whether the service manager hears of it as soon as it answers."""
         self._stop = stop
         self._emit = emit
         self._traces: frozenset[Path] = frozenset()
@@ -67,7 +69,8 @@ class Server:
         self.check()
         self.phase = Phase.SERVING
         self._note()
-        notify("READY=1", f"STATUS=serving {self.plan.model} at {self.url}")
+        if self.tells_ready:
+            self.tell_ready()
         self._emit(
             events.Ready(
                 self.url,
@@ -77,6 +80,10 @@ class Server:
                 resident_bytes(self.child.members()),
             )
         )
+
+    def tell_ready(self) -> None:
+        """Tell the service manager, if there is one."""
+        notify("READY=1", f"STATUS=serving {self.plan.model} at {self.url}")
 
     def wait(self) -> None:
         """Until someone asks for the stop. Raises LaunchError where it ends by itself."""
@@ -147,7 +154,12 @@ class Server:
 
 @contextlib.contextmanager
 def running(
-    plan: LaunchPlan, *, log_path: Path, on_event: OnEvent = events.ignore, stop: StopRequest | None = None
+    plan: LaunchPlan,
+    *,
+    log_path: Path,
+    on_event: OnEvent = events.ignore,
+    stop: StopRequest | None = None,
+    tells_ready: bool = True,
 ) -> Iterator[Server]:
     """Start the plan's server, hand it over when it answers, stop it at the end whatever happens.
 
@@ -160,6 +172,7 @@ def running(
         env = stack.enter_context(scratch_env(env))
         child = Child(plan.argv, env=env, log_path=log_path)
         server = Server(plan, child, stop=stop, emit=never_failing(on_event))
+        server.tells_ready = tells_ready
         stack.callback(server.end)
         server.start()
         try:
@@ -175,10 +188,21 @@ def running(
 
 
 def supervise(
-    plan: LaunchPlan, *, log_path: Path, stop: StopRequest, on_event: OnEvent = events.ignore
+    plan: LaunchPlan,
+    *,
+    log_path: Path,
+    stop: StopRequest,
+    on_event: OnEvent = events.ignore,
+    first: Callable[[Server], None] | None = None,
 ) -> None:
-    """Run the server until `stop` is requested. Raises as `running` does."""
-    with running(plan, log_path=log_path, on_event=on_event, stop=stop) as server:
+    """Run the server until `stop` is requested. Raises as `running` does.
+
+    `first` is called when it answers, before the service manager hears that it is ready; what it raises ends it.
+    """
+    with running(plan, log_path=log_path, on_event=on_event, stop=stop, tells_ready=first is None) as server:
+        if first is not None:
+            first(server)
+            server.tell_ready()
         server.wait()
 
 

@@ -12,6 +12,9 @@ from specserve.measure.verify.scored import Answer, Position
 
 MEAN_TOLERANCE = 0.1
 """Nats: the same weights on other kernels differ by a few hundredths on average, other weights by more."""
+OWN_TOLERANCE = 0.002
+"""Nats on average that are rounding in any case; beside it, what a server differs from itself."""
+_TIMES_OWN = 5.0
 _MARGIN = 0.015
 
 
@@ -22,17 +25,18 @@ class Pair:
     mine: Answer
     seen_there: tuple[Position, ...]
     theirs: Answer
+    seen_again: tuple[Position, ...] = ()
+    """What this server thinks of the text a second time."""
 
 
 def compare(pairs: Sequence[Pair], *, url: str, model: str, tie_tolerance: float) -> Against:
     """What the pairs say together."""
     partings = tuple(found for pair in pairs if (found := parting(pair, tie_tolerance=tie_tolerance)))
-    differences, other_best = [], 0
-    for pair in pairs:
-        for here, there in zip(pair.mine.positions, pair.seen_there, strict=False):
-            differences.append(abs(here.logprob - there.logprob))
-            other_best += _prefers_another(here, there, tie_tolerance)
-    mean = math.fsum(differences) / len(differences) if differences else 0.0
+    both = [item for pair in pairs for item in zip(pair.mine.positions, pair.seen_there, strict=False)]
+    again = [item for pair in pairs for item in zip(pair.mine.positions, pair.seen_again, strict=False)]
+    other_best = sum(_prefers_another(here, there, tie_tolerance) for here, there in both)
+    differences = [abs(here.logprob - there.logprob) for here, there in both]
+    mean, own = _mean(differences), _mean([abs(here.logprob - there.logprob) for here, there in again])
     reasons = []
     if faults := sum(not item.is_near_tie for item in partings):
         reasons.append(f"{faults} text{'s' if faults > 1 else ''} part where neither server sees a near-tie")
@@ -40,8 +44,12 @@ def compare(pairs: Sequence[Pair], *, url: str, model: str, tie_tolerance: float
         reasons.append(f"after the same text the best token is another one {_times(other_best)}")
     if mean > MEAN_TOLERANCE:
         reasons.append(f"the same tokens are {mean:.2f} nats more or less likely")
-    enough = len(differences) >= tokens_for(_MARGIN)
-    verdict = Likeness.DIFFERENT if reasons else Likeness.SAME if enough else Likeness.INCONCLUSIVE
+    is_rounding = mean <= max(OWN_TOLERANCE, _TIMES_OWN * own)
+    verdict = Likeness.SAME if is_rounding else Likeness.CLOSE
+    if reasons:
+        verdict = Likeness.DIFFERENT
+    elif len(differences) < tokens_for(_MARGIN):
+        verdict = Likeness.INCONCLUSIVE
     return Against(
         url=url,
         model=model,
@@ -52,9 +60,14 @@ def compare(pairs: Sequence[Pair], *, url: str, model: str, tie_tolerance: float
         partings=partings,
         mean_difference=mean,
         largest_difference=max(differences, default=0.0),
+        own_difference=own,
         other_best=other_best,
         reasons=tuple(reasons),
     )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def _times(count: int) -> str:

@@ -125,6 +125,9 @@ class Likeness(StrEnum):
     """Whether two servers are of one mind."""
 
     SAME = "SAME"
+    """No further apart than rounding takes one server from itself."""
+    CLOSE = "CLOSE"
+    """The same text, and other numbers: another version or machine, or slightly other weights."""
     DIFFERENT = "DIFFERENT"
     INCONCLUSIVE = "INCONCLUSIVE"
 
@@ -158,6 +161,8 @@ class Against:
     mean_difference: float
     """Of the log-probabilities of the same tokens after the same texts, in nats, absolute."""
     largest_difference: float
+    own_difference: float
+    """The mean between two scores of this server for the same tokens, in batches of another size."""
     other_best: int
     """Tokens where the best one differs by more than a near-tie."""
     reasons: tuple[str, ...] = ()
@@ -203,5 +208,5 @@ class Verification:
     def is_open(self) -> bool:
         """Whether something could not be decided."""
         return self.verdict is Verdict.INCONCLUSIVE or (
-            self.against is not None and self.against.verdict is Likeness.INCONCLUSIVE
+            self.against is not None and self.against.verdict in (Likeness.CLOSE, Likeness.INCONCLUSIVE)
         )

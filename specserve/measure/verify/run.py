@@ -244,7 +244,7 @@ class Verifier:
 
     def _against(self, other: Session) -> Against:
         self._phase = "comparing with the other server"
-        jobs = (partial(_pair, other, mine) for mine in self._state.answers)
+        jobs = (partial(_pair, self._session, other, mine) for mine in self._state.answers)
         pairs = list(Crew(jobs, concurrency=self._wish.concurrency).results(on_tick=self._tick))
         return against.compare(
             pairs, url=other.client.root, model=other.model, tie_tolerance=self._wish.tie_tolerance
@@ -285,12 +285,14 @@ def _numbered(number: int, test: Callable[[], Smoke]) -> tuple[int, Smoke]:
     return number, test()
 
 
-def _pair(other: Session, mine: Answer) -> against.Pair:
-    """The same prompt, as token ids, to the other server; and what it thinks of this one's text."""
+def _pair(session: Session, other: Session, mine: Answer) -> against.Pair:
+    """The same prompt, as token ids, to the other server; and what both think of this one's text."""
     theirs = replace(
         other.go_on(mine.prompt_ids, max_tokens=len(mine.ids)), prompt=mine.prompt, prompt_ids=mine.prompt_ids
     )
-    return against.Pair(mine, other.score(mine.prompt_ids, mine.ids), other.scored(theirs))
+    seen_there = other.score(mine.prompt_ids, mine.ids)
+    seen_again = session.score(mine.prompt_ids, mine.ids)
+    return against.Pair(mine, seen_there, other.scored(theirs), seen_again)
 
 
 def _speculation(before: Metrics | None, after: Metrics | None) -> Speculation:

@@ -81,6 +81,11 @@ def tally(positions: Sequence[Position], sampling: Sampling) -> Tally:
     return Tally(tokens, skipped, excess, variance, heat, information, seen, outside, expected)
 
 
+def is_cut(sampling: Sampling) -> bool:
+    """Whether top-p or top-k leave few tokens: those say little of the temperature, and it moves the cut too."""
+    return sampling.top_p < 1 or sampling.top_k > 0
+
+
 def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True) -> Sampled:
     """The verdict on the requests so far. `is_last`: no more tokens will come."""
     used = [item for item in tallies if item.tokens]
@@ -103,7 +108,11 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     needed: int | None = 0
     if not reasons:
         verdict, needed = _open(
-            (points, points_error), (heat, heat_error), quantile, tokens=tokens, requests=len(used)
+            (points, points_error),
+            None if is_cut(sampling) else (heat, heat_error),
+            quantile,
+            tokens=tokens,
+            requests=len(used),
         )
     return Sampled(
         sampling=sampling,
@@ -154,7 +163,7 @@ def _reasons(
 
 def _open(
     points: tuple[float, float],
-    heat: tuple[float, float],
+    heat: tuple[float, float] | None,
     quantile: float,
     *,
     tokens: int,
@@ -163,8 +172,9 @@ def _open(
     """LOSSLESS, or how many more tokens would decide it."""
     needed = [
         _needed(points, quantile, tokens, inside=MARGIN_POINTS, outside=MARGIN_POINTS),
-        _needed(heat, quantile, tokens, inside=COOL_PERCENT, outside=HOT_PERCENT),
     ]
+    if heat is not None:
+        needed.append(_needed(heat, quantile, tokens, inside=COOL_PERCENT, outside=HOT_PERCENT))
     if not tokens or requests < _FEWEST_REQUESTS:
         needed.append(max(100, tokens))
     if all(item == 0 for item in needed):

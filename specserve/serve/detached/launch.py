@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,11 @@ def launch(
     log_path: Path,
     stop: StopRequest,
     on_event: OnEvent = events.ignore,
+    first: Callable[[Server], None] | None = None,
 ) -> Record:
     """Start the plan's server under a name; return when it answers, and leave it.
+
+    `first` is called when it answers; what it raises ends the server.
 
     Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up) and Interrupted;
     nothing is left then, and nothing in the registry.
@@ -55,10 +59,14 @@ def launch(
         record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})
         group = Detached(record)
         server = Server(plan, group, stop=stop, emit=never_failing(on_event))
+        server.tells_ready = first is None
         undo.callback(server.end)
         _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
         _start(server, record)
         record = _keep(record, ready_at_s=time.time(), **noted(group))
+        if first is not None:
+            first(server)
+            server.tell_ready()
         undo.pop_all()
     return record
 

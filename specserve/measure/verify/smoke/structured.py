@@ -14,7 +14,16 @@ from specserve.measure.verify.smoke.requests import (
     skipped,
 )
 
-_WEATHER = Prompt("smoke", "What will the weather be in Oslo for the next three days? Answer as JSON.")
+_WEATHER = Prompt(
+    "smoke",
+    """Write one more line of the same kind.
+{"days": 2, "city": "Lima"}
+{"days": 5, "city": "Oslo"}
+{"days": 7, "city": "Lima"}
+{"days": 3, "city": "Oslo"}
+""",
+)
+"""Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
 _TOOL = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather of a city", "parameters": SCHEMA},

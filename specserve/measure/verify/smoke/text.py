@@ -33,8 +33,8 @@ def stop_string(session: Session) -> Smoke:
 
 
 def _middle(text: str) -> str | None:
-    """Three characters near the middle that come for the first time there."""
-    for start in range(len(text) // 2, len(text) - 3):
+    """Three characters from inside that come for the first time there."""
+    for start in range(len(text) // 4, len(text) - 3):
         part = text[start : start + 3]
         if len(part.strip()) == 3 and text.index(part) == start:
             return part
