@@ -9,7 +9,7 @@ from specserve.report.benchcompare import HEAD, cells, groups, refusals, summary
 from specserve.report.benchmarkdown import table as markdown_table
 from specserve.report.figures import moment
 from specserve.report.html import Column, listed, page, table
-from specserve.report.markup import code_cell, escaped, markdown
+from specserve.report.markup import code_cell, escaped, html_sentence, markdown, markdown_sentence
 
 
 def markdown_comparison(comparison: RunComparison) -> str:
@@ -28,7 +28,9 @@ def markdown_comparison(comparison: RunComparison) -> str:
         found = [(row[0], code_cell(row[1]), *row[2:]) for row in map(cells, changes)]
         parts.append(f"**{markdown(title)}**\n\n{markdown_table(HEAD, found, numbers=numbers)}")
         parts.append("\n".join(f"- {markdown(line)}" for line in turns(changes)))
-    parts.append("\n".join(f"- {markdown(line)}" for line in (*refusals(comparison), *comparison.notes)))
+    parts.append(
+        "\n".join(f"- {markdown_sentence(line)}" for line in (*refusals(comparison), *comparison.notes))
+    )
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -61,7 +63,7 @@ def _body(comparison: RunComparison) -> Iterator[str]:
     notes = [*refusals(comparison), *comparison.notes]
     if notes:
         yield "<h2>Notes</h2>"
-        yield listed(map(escaped, notes))
+        yield listed(map(html_sentence, notes))
 
 
 def _when(comparison: RunComparison) -> str:

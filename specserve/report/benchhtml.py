@@ -14,6 +14,7 @@ from specserve.report.benchview import (
     counted,
     extremes,
     load,
+    machine,
     promise_words,
     sections,
     speedup_words,
@@ -25,7 +26,7 @@ from specserve.report.benchview import (
 from specserve.report.charts import mark
 from specserve.report.figures import NONE, moment, number, percent, rate, spread, thirds, took
 from specserve.report.html import Column, chip, listed, page, pairs, table
-from specserve.report.markup import escaped
+from specserve.report.markup import escaped, html_sentence
 
 _LEGEND = (
     "Speedup: output tokens/s over those of the first arm, with its 95 % interval. Acceptance length: tokens that one "
@@ -45,10 +46,9 @@ def html_report(result: Result) -> str:
 
 
 def _lead(result: Result) -> Iterator[str]:
-    machine = result.host.get("accelerator") or result.host.get("cpu") or "an unknown machine"
     vllm = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "an unknown version of vLLM"
     when = f"{moment(result.created)}, {took(result.duration_s)}"
-    told = escaped(f"{machine}, {vllm}, {when}")
+    told = escaped(f"{machine(result)}, {vllm}, {when}")
     yield f"<p>Speculation against the same server without it: {told}.</p>"
     yield f'<p class="muted">{escaped(_sentence(basis(result)))}</p>'
     if not result.is_complete:
@@ -133,7 +133,7 @@ def _section(result: Result, section: Section, shown: Colours, *, identity: str)
     yield "\n".join(['<div class="charts">', *pictures, "</div>"]) if pictures else ""
     told = [(f"{row.arm} at {row.load}", why) for row, why in (*undecided(section), *tails(section))]
     told += stops(result, section)
-    yield listed(f"<b>{escaped(name)}</b>: {escaped(why)}" for name, why in told)
+    yield listed(f"<b>{escaped(name)}</b>: {html_sentence(why)}" for name, why in told)
     yield _speedups(section)
     yield _latencies(section)
 
@@ -252,7 +252,7 @@ def _workloads(result: Result) -> str:
 def _notes(result: Result) -> Iterator[str]:
     if result.notes:
         yield "<h2>Notes</h2>"
-        yield listed(map(escaped, result.notes))
+        yield listed(map(html_sentence, result.notes))
 
 
 def _sentence(words: str) -> str:

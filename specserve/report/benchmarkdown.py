@@ -20,7 +20,7 @@ from specserve.report.benchview import (
     where,
 )
 from specserve.report.figures import NONE, moment, number, pair_ms, pair_s, percent, rate, took
-from specserve.report.markup import code, code_cell, escaped, markdown
+from specserve.report.markup import code, code_cell, escaped, markdown, markdown_sentence
 
 _HEAD = (
     *("load", "arm", "tokens/s", "speedup, 95 %", "verdict", "accepted", "length", "needed"),
@@ -51,7 +51,7 @@ def _section(result: Result, section: Section) -> str:
     lines.append(table(_HEAD, [_row(section, at) for at in range(len(section.rows))], numbers=_NUMBERS))
     after = [f"{row.arm} at {row.load}: {why}" for row, why in (*undecided(section), *tails(section))]
     after += [f"{arm}: {clause}" for arm, clause in stops(result, section)]
-    return "\n".join([*lines, *([""] if after else []), *(f"- {markdown(item)}" for item in after)])
+    return "\n".join([*lines, *([""] if after else []), *(f"- {markdown_sentence(item)}" for item in after)])
 
 
 def _row(section: Section, at: int) -> tuple[str, ...]:
@@ -104,4 +104,4 @@ def _facts(result: Result) -> Iterator[str]:
     for item in result.workloads:
         note = f": {markdown(item.note)}" if item.note else ""
         yield f"workload {code(item.name)}: {item.prompts} prompts, sha256 {code(item.sha256[:12])}{note}"
-    yield from map(markdown, result.notes)
+    yield from map(markdown_sentence, result.notes)

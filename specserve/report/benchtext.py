@@ -14,6 +14,7 @@ from specserve.report.benchview import (
     arm_words,
     basis,
     headlines,
+    machine,
     promise_words,
     sections,
     speedup_words,
@@ -44,8 +45,7 @@ def text(result: Result, *, stream: TextIO | None = None) -> str:
 
 def _head(result: Result, names: Mapping[str, str], stream: TextIO) -> str:
     versions = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "vLLM of unknown version"
-    machine = result.host.get("accelerator") or result.host.get("cpu") or "unknown machine"
-    told = ", ".join([moment(result.created), took(result.duration_s), machine, versions])
+    told = ", ".join([moment(result.created), took(result.duration_s), machine(result), versions])
     lines = [f"Benchmark of {in_one_line(result.name)}", _line(told, "  ", stream)]
     if not result.is_complete:
         lines.append(_line("not complete: some cells are still to be measured", "  ", stream))

@@ -162,6 +162,15 @@ def counted(comparisons: Sequence[Comparison]) -> str:
     return f"{', '.join(parts)} of {len(comparisons)} points"
 
 
+def machine(result: Result) -> str:
+    """`4xH100-80GB`, or the processor where there is no accelerator."""
+    found = result.host.get("accelerator", "")
+    if found and found != "cpu":
+        return found
+    cores, processor = result.host.get("cores"), result.host.get("cpu", "an unknown machine")
+    return f"{cores} cores of {processor}" if cores else processor
+
+
 def basis(result: Result) -> str:
     """What the intervals hold for."""
     if result.launches > 1:

@@ -40,3 +40,29 @@ def code_cell(text: object) -> str:
     if "|" not in str(text):
         return code(text)
     return "<code>" + markdown(text).replace("\\|", "&#124;") + "</code>"
+
+
+def html_sentence(text: object) -> str:
+    """A sentence of specserve's own, in which names stand in backticks: they become code."""
+    return "".join(
+        f"<code>{escaped(part)}</code>" if is_code else escaped(part) for part, is_code in _parts(text)
+    )
+
+
+def markdown_sentence(text: object) -> str:
+    """The same for markdown."""
+    return "".join(code(part) if is_code else _inner(part) for part, is_code in _parts(text)).strip()
+
+
+def _inner(part: str) -> str:
+    """Markdown of a piece, with the blanks around it."""
+    words = markdown(part)
+    return f"{' ' if part[:1] == ' ' else ''}{words}{' ' if words and part[-1:] == ' ' else ''}"
+
+
+def _parts(text: object) -> list[tuple[str, bool]]:
+    """The pieces of a sentence and whether each stood in backticks; one tick alone is a character."""
+    pieces = str(text).split("`")
+    if len(pieces) % 2 == 0:
+        return [(str(text), False)]
+    return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]

