@@ -54,7 +54,7 @@ def load(
         ]
         prompts, remarks = kept_whole(capped, room=room)
         remarks = (*left_out, *spread, *remarks)
-        source, note, name = str(path), None, _name(path)
+        source, note, name = str(path), None, name_of(path)
     if not prompts:
         raise UsageError(
             f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}",
@@ -126,5 +126,6 @@ def _spread(prompts: tuple[Prompt, ...], *, limit: int | None) -> tuple[tuple[Pr
     return kept, (f"{most} of {len(prompts)} prompts were taken, evenly spread",)
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
+    """What the workload of a file is called: its stem, as names of profiles are made."""
     return re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "prompts"
