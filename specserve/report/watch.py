@@ -32,23 +32,11 @@ def line(report: Report) -> str:
     seen = report.figures
     if seen is None:
         return f"{clock(report)}  {in_one_line(report.verdict.sentence)}"
-    parts = [
-        f"length {number(seen.mean_acceptance_length)}",
-        f"accepted {number(seen.acceptance_rate)}",
-        f"{seen.output_tokens_per_s:.0f} tokens/s",
-        f"{seen.drafts_per_s:.0f} drafts/s",
-        f"running {report.running_requests}",
-        f"waiting {report.waiting_requests}",
-    ]
-    return f"{clock(report)}  {'  '.join(parts)}"
-
-
-def verdict_lines(report: Report) -> list[str]:
-    """The verdict, and the advice where there is one."""
-    lines = [f"{report.verdict.state}: {in_one_line(report.verdict.sentence)}"]
-    if report.advice is not None:
-        lines.append(f"advice: {in_one_line(report.advice.sentence)}")
-    return lines
+    return (
+        f"{clock(report)}  length {number(seen.mean_acceptance_length):>4}  accepted {number(seen.acceptance_rate):>4}"
+        f"  {seen.output_tokens_per_s:>6,.0f} tokens/s  running {report.running_requests:>3}"
+        f"  waiting {report.waiting_requests:>3}"
+    )
 
 
 def coloured(head: str, report: Report, *, stream: TextIO) -> str:

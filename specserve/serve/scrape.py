@@ -31,9 +31,9 @@ def scrape(endpoint: Endpoint, *, timeout_s: float = 5.0) -> str:
         connection.connect()
         with _cut(connection.sock, after_s=_PATIENCE * timeout_s, late=late):
             connection.request("GET", urlsplit(f"{endpoint.root}/metrics").path, headers=_headers(endpoint))
-            response = connection.getresponse()
-            _refuse(endpoint, response)
-            text = _text(endpoint, response)
+            with connection.getresponse() as response:
+                _refuse(endpoint, response)
+                text = _text(endpoint, response)
         if late.is_set():
             raise TimeoutError
         return text

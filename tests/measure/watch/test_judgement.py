@@ -14,7 +14,7 @@ from specserve.measure.watch.promises import Kept, Promise, promises
 from specserve.measure.watch.stretch import Stretch, joined
 from specserve.measure.watch.verdict import State, judge
 from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import EngineName
+from specserve.metrics.counters import Counters, EngineName
 from specserve.metrics.histogram import Histogram
 from specserve.profile.schema import Profile
 
@@ -68,7 +68,7 @@ class TestCollapse:
     def test_one_dead_engine_of_eight_is_told(self, stretches: Series) -> None:
         parts = []
         for index in range(12):
-            engines = {}
+            engines: dict[EngineName, Counters] = {}
             for number in range(8):
                 name = EngineName("demo", str(number))
                 shares = DEAD if number == 5 else (0.8, 0.6, 0.5, 0.4)

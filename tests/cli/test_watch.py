@@ -1,0 +1,340 @@
+"""`specserve watch` as a user runs it, against a stand-in server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.app import _run as run
+from specserve.serve.detached import registry
+from specserve.serve.detached.identity import boot_id
+from specserve.serve.detached.record import Record
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from metrics_server import Script, Traffic, free_port, serving
+
+GOOD = (0.8, 0.6, 0.5, 0.3)
+DEAD = (0.01, 0.0, 0.0, 0.0)
+QUICK = ("--window", "1s", "--interval", "0.2s")
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+
+
+@contextmanager
+def traffic(script: Script, shares: tuple[float, ...] = GOOD, *, drafts: int = 200) -> Iterator[None]:
+    """Steps and finished requests, until it ends."""
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(0.02):
+            for engine in script.engines:
+                engine.step(drafts, shares, finished=2)
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script([Traffic(running=3, kv_cache_usage=0.25)])
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    with serving(script) as found:
+        yield found
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_one_report_in_words(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script):
+        assert run(["watch", url, "--once", *QUICK]) == 0
+    out, err = capsys.readouterr()
+    assert f"watching {url} for 1 s: measured over the last 1 s" in err
+    assert "mean length  3.20 tokens per step" in out
+    assert "per position 0.80 0.60 0.50 0.30" in out
+    assert "conditional  0.80 0.75 0.83 0.60" in out
+    assert "STEADY: a step yields 3.20 tokens" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_one_report_for_programs(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script):
+        assert run(["watch", url, "--once", *QUICK, "--format", "json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["version"], found["final"], found["reachable"], found["url"]) == (1, True, True, url)
+    assert found["verdict"]["state"] == "STEADY"
+    speculation = found["window"]["speculation"]
+    assert speculation["mean_acceptance_length"] == pytest.approx(3.2)
+    assert speculation["acceptance_rate"] == pytest.approx(0.55)
+    assert speculation["acceptance_rate_per_position"] == pytest.approx([0.8, 0.6, 0.5, 0.3])
+    assert found["running_requests"] == 3
+    assert found["window"]["engines"][0]["engine"] == "0"
+    assert found["profile"] is None
+
+
+def test_a_line_for_each_reading_in_a_pipe(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script):
+        assert run(["watch", url, "--for", "1s", "--interval", "0.2s"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum("tokens/s  " in line and "running 3" in line for line in lines) >= 4
+    assert all(len(line) <= 80 for line in lines)
+    assert "measured     over 1 s" in "\n".join(lines)
+
+
+def test_a_json_object_for_each_reading_and_one_of_all(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script):
+        assert run(["watch", url, "--for", "1s", "--interval", "0.2s", "--format", "json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(found) >= 5
+    assert [entry["final"] for entry in found[:-1]] == [False] * (len(found) - 1)
+    assert found[-1]["final"]
+
+
+def test_a_dead_draft_is_exit_code_1(url: str, script: Script, capsys: Captured) -> None:
+    with traffic(script, DEAD):
+        assert run(["watch", url, "--once", *QUICK]) == 1
+    assert "COLLAPSED: the draft is dead: 1.01 tokens per step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("promised", "strict", "code"), [(3.0, False, 0), (3.9, False, 1), (3.9, True, 1), (3.0, True, 0)]
+)
+def test_the_promises_of_the_profile_decide(
+    url: str,
+    script: Script,
+    write: Callable[..., Path],
+    promised: float,
+    strict: bool,
+    code: int,
+    capsys: Captured,
+) -> None:
+    file = write(f"""
+        target: {{model: org/target}}
+        speculation: {{method: ngram, num_speculative_tokens: 4}}
+        expect: [{{min_mean_acceptance_length: {promised}, min_speedup: 2}}]
+    """)
+    options = ["--profile", str(file), *(["--strict"] if strict else [])]
+    with traffic(script):
+        assert run(["watch", url, "--for", "1.5s", "--interval", "0.2s", *options]) == code
+    out = " ".join(capsys.readouterr().out.split())
+    kept = "kept" if code == 0 else "missed"
+    assert f"promise {kept}: `min_mean_acceptance_length` {promised:g}, measured 3.20" in out
+    assert "unseen: `min_speedup` 2" in out
+    assert f"{file}:4:" in out
+
+
+def test_without_traffic_nothing_is_decided(url: str, capsys: Captured) -> None:
+    assert run(["watch", url, "--once", *QUICK]) == 0
+    assert "IDLE: no traffic in the last 1 s" in capsys.readouterr().out
+    assert run(["watch", url, "--once", *QUICK, "--strict"]) == 1
+
+
+def test_nobody_answers(capsys: Captured) -> None:
+    place = f"http://127.0.0.1:{free_port()}"
+    assert run(["watch", place, "--once", *QUICK]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"warning: nothing listens at {place}; waiting for it" in err
+    assert f"error: nothing listens at {place}" in err
+    assert "`specserve up PROFILE --detach` starts a server" in err
+
+
+def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) -> None:
+    script.engines, script.extra = [], "go_goroutines 12\n"
+    assert run(["watch", url, "--once", *QUICK]) == 2
+    assert "error: the metrics hold nothing of vLLM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--once", "--for", "60s"], "`--once` and `--for` both say when it ends"),
+        (["--for", "soon"], "`--for` is no time: 'soon'"),
+        (["--window", "0s"], "`--window` is 0s, and must be 1 s to"),
+        (["--interval", "5m"], "`--interval` is longer than the time to look at"),
+        (["--for", "1s", "--interval", "2s"], "`--interval` is longer than the time to look at"),
+        (["--exporter", "here"], "`--exporter` is no address: 'here'"),
+        (["--exporter", "127.0.0.1:99999"], "`--exporter` is no address"),
+        (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
+        (["--profile", "no/such.yaml"], "no/such.yaml"),
+    ],
+)
+def test_what_cannot_be_meant_ends_before_it_begins(
+    url: str, arguments: list[str], message: str, capsys: Captured
+) -> None:
+    assert run(["watch", url, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert "watching" not in err
+    assert out == ""
+
+
+def test_a_name_that_no_server_has(capsys: Captured) -> None:
+    assert run(["watch", "nobody"]) == 2
+    assert "there is no server 'nobody'" in capsys.readouterr().err
+
+
+def detached(url: str, *, name: str = "demo", profile: str = "-", key: str | None = None) -> None:
+    """A detached server's state, of one that answers there."""
+    registry.write(
+        Record(
+            name=name,
+            run="1",
+            boot_id=boot_id(),
+            started_at_s=time.time(),
+            log_path="/nowhere",
+            profile=profile,
+            fingerprint="f" * 64,
+            vllm="0.32.0",
+            url=url,
+            host="127.0.0.1",
+            port=int(url.rpartition(":")[2]),
+            model="demo",
+            method="ngram",
+            num_speculative_tokens=4,
+            devices=("cpu",),
+            device_share=None,
+            device_bytes=None,
+            shutdown_timeout_s=5.0,
+            stall_timeout_s=5.0,
+            api_key_env=key,
+            launcher=(os.getpid(), 1),
+        )
+    )
+
+
+def test_the_only_detached_server_is_the_default_and_its_profile_too(
+    url: str, script: Script, write: Callable[..., Path], capsys: Captured
+) -> None:
+    file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
+    detached(url, profile=str(file), key="NOT_SET_HERE")
+    with traffic(script):
+        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
+    assert found["promises"][0]["kept"] == "missed"
+
+
+def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:
+    detached(url)
+    detached("http://127.0.0.1:1", name="other")
+    with traffic(script):
+        assert run(["watch", "demo", "--once", *QUICK]) == 0
+    assert url in capsys.readouterr().out
+
+
+def scraped(port: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+        return str(response.read().decode())
+
+
+def test_the_exporter_serves_the_figures_and_no_key(
+    url: str, script: Script, write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("METRICS_KEY", "sesame")
+    file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
+    port, found = str(free_port()), []
+
+    def look() -> None:
+        time.sleep(1.2)
+        found.append(scraped(port))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    options = ["--exporter", port, "--api-key-env", "METRICS_KEY", "--profile", str(file)]
+    with traffic(script):
+        run(["watch", url, "--for", "2s", "--interval", "0.2s", *options])
+    reader.join()
+    text = found[0]
+    labels = 'engine="0",fingerprint="'
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    length = next(name for name in lines if name.startswith("specserve_mean_acceptance_length_tokens"))
+    assert labels in length
+    assert 'model_name="demo",profile="mine"' in length
+    assert float(lines[length]) == pytest.approx(3.2)
+    assert any(name.startswith("specserve_server_restarts_total") for name in lines)
+    assert [lines[name] for name in lines if name.startswith("specserve_up{")] == ["1.0"]
+    assert "sesame" not in text
+    with pytest.raises(OSError, match="refused"):
+        scraped(port)
+
+
+def test_an_exporter_whose_port_is_taken(url: str, capsys: Captured) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert run(["watch", url, "--once", *QUICK, "--exporter", f"127.0.0.1:{port}"]) == 2
+    assert f"the exporter cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_an_exporter_for_everybody_is_told(url: str, capsys: Captured) -> None:
+    assert run(["watch", url, "--once", *QUICK, "--exporter", "0.0.0.0:0"]) == 0
+    assert "whoever reaches 0.0.0.0:" in capsys.readouterr().err
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "specserve", "watch", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -> None:
+    with started(url, "--interval", "0.2s") as process:
+        assert process.stdout is not None
+        assert "one reading so far" in process.stdout.readline()
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in err
+
+
+def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script) -> None:
+    port = free_port()
+    with started(f"127.0.0.1:{port}", "--for", "60s", "--interval", "0.2s") as process:
+        assert process.stderr is not None
+        assert "watching" in process.stderr.readline()
+        assert "nothing listens" in process.stderr.readline()
+        with serving(script, port=port):
+            assert "it answers again" in process.stderr.readline()
+            time.sleep(0.5)
+        assert "waiting for it" in process.stderr.readline()
+        script.engines = [Traffic(created_s=1.8e9)]
+        with serving(script, port=port):
+            assert "it answers again" in process.stderr.readline()
+            assert "started anew" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 130
+
+
+def test_nobody_reads_any_more(url: str) -> None:
+    with started(url, "--interval", "0.2s") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(timeout=30) == 0

@@ -1,0 +1,102 @@
+"""Fetching /metrics from whatever listens there: bounded in bytes and in time."""
+
+from __future__ import annotations
+
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import TrafficError
+from specserve.serve.endpoint import Endpoint, endpoint
+from specserve.serve.scrape import MOST_BYTES, scrape
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from metrics_server import Script, Traffic, free_port, serving
+
+
+def test_the_text_comes_as_it_is() -> None:
+    script = Script([Traffic(drafts=12)])
+    with serving(script) as url:
+        assert scrape(endpoint(url)) == script.text
+
+
+def test_a_path_before_metrics_is_kept() -> None:
+    with serving(Script()) as url:
+        assert scrape(endpoint(f"{url}/behind/a/gateway/v1"))
+
+
+def test_a_key_is_sent_where_one_was_named_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("METRICS_KEY", "sesame")
+    monkeypatch.setenv("OPENAI_API_KEY", "private")
+    script = Script()
+    with serving(script) as url:
+        scrape(endpoint(url))
+        scrape(endpoint(url, api_key_env="METRICS_KEY"))
+    assert [headers.get("authorization") for headers in script.headers] == [None, "Bearer sesame"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "message"),
+    [
+        ("endless", 200, "sends more than 32 MiB"),
+        ("huge", 200, "sends more than 32 MiB"),
+        ("drip", 200, "does not come to an end"),
+        ("trickle", 200, "does not come to an end"),
+        ("silent", 200, "does not answer"),
+        ("cut", 200, "broke off"),
+        ("rubbish", 200, "is no HTTP"),
+        ("gzip", 200, "is compressed"),
+        ("elsewhere", 200, "sends its callers elsewhere (302)"),
+        (None, 401, "wants an API key (401)"),
+        (None, 404, "there are no metrics"),
+        (None, 500, "failed (500)"),
+    ],
+)
+def test_every_other_answer_is_an_error_in_a_bounded_time(
+    fault: str | None, status: int, message: str
+) -> None:
+    patience_s = 5.0 if fault in {"endless", "huge"} else 0.2
+    with serving(Script(fault=fault, status=status)) as url, pytest.raises(TrafficError) as error:
+        scrape(endpoint(url), timeout_s=patience_s)
+    assert message in error.value.message
+
+
+def test_a_server_that_sends_without_end_costs_no_more_memory_than_the_bound() -> None:
+    tracemalloc.start()
+    try:
+        with serving(Script(fault="huge")) as url, pytest.raises(TrafficError):
+            scrape(endpoint(url))
+        assert tracemalloc.get_traced_memory()[1] < 3 * MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(TrafficError, match="nothing listens at"):
+        scrape(Endpoint(f"http://127.0.0.1:{free_port()}", is_loopback=True))
+
+
+def test_a_name_that_no_server_has() -> None:
+    with pytest.raises(TrafficError, match="cannot reach"):
+        scrape(Endpoint("http://no-such-host.invalid:8000", is_loopback=False), timeout_s=5)
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with serving(Script()) as url:
+        assert scrape(endpoint(url))
+
+
+def test_no_thread_is_left_behind() -> None:
+    import threading
+
+    with serving(Script()) as url:
+        before = set(threading.enumerate())
+        scrape(endpoint(url))
+        deadline = time.monotonic() + 2
+        while {thread for thread in threading.enumerate() if "Timer" in thread.name} - before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
