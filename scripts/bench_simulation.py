@@ -132,7 +132,10 @@ def bootstrapped(arm: list[Share], against: list[Share], rng: random.Random) -> 
     pools, values = list(blocks.values()), []
     for _ in range(400):
         pairs = [pair for pool in rng.choices(pools, k=len(pools)) for pair in rng.choices(pool, k=len(pool))]
-        sums = [sum(field) for field in zip(*((a.amount, a.cost, b.amount, b.cost) for a, b in pairs), strict=True)]
+        sums = [
+            sum(field)
+            for field in zip(*((a.amount, a.cost, b.amount, b.cost) for a, b in pairs), strict=True)
+        ]
         values.append(math.log(sums[0] / sums[1] * sums[3] / sums[2]))
     return point(values, 0.025), point(values, 0.975)
 
@@ -185,7 +188,9 @@ def main() -> int:
     with ProcessPoolExecutor(args.jobs) as pool:
         for scenario in (each for each in SCENARIOS if args.only in each.name):
             parts = [args.trials // args.jobs] * args.jobs
-            work = [pool.submit(scored, scenario, part, seed, args.bootstrap) for seed, part in enumerate(parts)]
+            work = [
+                pool.submit(scored, scenario, part, seed, args.bootstrap) for seed, part in enumerate(parts)
+            ]
             score = summed([each.result() for each in work])
             covered, apart = score.covered / score.trials, score.told_apart / score.trials
             slack = 2.6 * math.sqrt(0.95 * 0.05 / score.trials)

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "ask": "specserve.cli.ask:ask",
     "watch": "specserve.cli.watch:watch",
     "verify": "specserve.cli.verify:verify",
+    "bench": "specserve.cli.bench:bench",
     "ps": "specserve.cli.ps:ps",
     "logs": "specserve.cli.logs:logs",
     "down": "specserve.cli.down:down",

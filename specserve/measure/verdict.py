@@ -24,7 +24,7 @@ def interval(estimate: Estimate) -> Interval:
 def verdict(estimate: Estimate) -> Verdict:
     """Whether one arm is faster than another, by the ratio of their rates."""
     low, high = estimate.bounds()
-    if COSTS_BELOW <= low and high <= PAYS_ABOVE:
+    if low >= COSTS_BELOW and high <= PAYS_ABOVE:
         return Verdict.NO_DIFFERENCE
     surely_low, surely_high = estimate.bounds(CERTAINTY)
     if low > PAYS_ABOVE and surely_low > 1:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
-import subprocess
 import sys
 import threading
 import time
@@ -21,9 +19,9 @@ from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.causes import find_cause
 from specserve.serve.health import StallClock, activity
 from specserve.serve.logs import LogLine, read_end
-from specserve.serve.process import Child, resolve_env
+from specserve.serve.piped import PipedChild
+from specserve.serve.process import resolve_env
 from specserve.serve.shm import remove, traces
-from specserve.serve.statefolder import private
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
@@ -66,38 +64,6 @@ def _do_nothing() -> None:
     pass
 
 
-class _PipedChild(Child):
-    """A Child that is spoken to: `input` and `output` are its standard streams, its log is stderr."""
-
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
-        self.log_path = log_path
-        self._started_at = time.monotonic()
-        try:
-            private(log_path.parent)
-            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
-        with os.fdopen(log, "ab") as stderr:
-            self._popen = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=dict(env),
-                start_new_session=True,
-            )
-        self.pid = self._popen.pid
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self.input: IO[bytes] = self._popen.stdin
-        self.output: IO[bytes] = self._popen.stdout
-
-    def wait(self, limit_s: float) -> None:
-        """Until the first process has ended, or the time is up."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(limit_s)
-
-
 class OfflineEngine:
     """A `vllm.LLM` in a process group of its own; a context manager, so that no process outlives it.
 
@@ -124,7 +90,7 @@ class OfflineEngine:
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
-        self._child = _PipedChild(command or CHILD, env=resolve_env(env), log_path=log_path)
+        self._child = PipedChild(command or CHILD, env=resolve_env(env), log_path=log_path)
         self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 

@@ -1,0 +1,74 @@
+"""The points of a benchmark from options, promises and defaults. Measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.errors import UsageError
+
+if TYPE_CHECKING:
+    from specserve.cli.benching import Asked
+    from specserve.measure.bench.result import Point
+    from specserve.profile.schema import Profile
+
+_CACHES = {"profile": (True,), "off": (False,), "both": (True, False)}
+
+
+def points_of(
+    asked: Asked, profile: Profile | None, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """What is measured, and the point of each promise. Options win; without any, what is promised is measured.
+
+    Raises UsageError for a list that is none.
+    """
+    from specserve.measure.bench.schedule import points, promised_points
+
+    workloads, loads = defaults
+    expect = profile.expect if profile is not None else ()
+    named = tuple(sources(asked.workloads)) or workloads
+    temperatures = _numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
+    rates = _numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
+    asked_loads = tuple(map(int, _numbers(asked.concurrency, "--concurrency", least=1, most=4096)))
+    if any(
+        load != value
+        for load, value in zip(asked_loads, _numbers(asked.concurrency, "", least=0, most=4096), strict=True)
+    ):
+        raise UsageError("`--concurrency` takes whole numbers", hint="such as 1,4,16")
+    concurrency = asked_loads or (() if rates else ((1,) if asked.quick else loads))
+    promised = promised_points(
+        expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
+    )
+    caches = _CACHES[asked.prefix_cache]
+    is_open = not (asked.workloads or asked_loads or rates or asked.temperature)
+    if promised and is_open and not asked.quick:
+        each = (replace(point, prefix_cache=cache) for cache in caches for point in promised)
+        return tuple(dict.fromkeys(each)), promised
+    every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=caches)
+    return every, promised
+
+
+def sources(workloads: Sequence[str]) -> dict[str, str]:
+    """What each is to be loaded from, by its name: that of a file is its stem. Raises UsageError for a name twice."""
+    from specserve.measure.workloads.load import name_of
+
+    found: dict[str, str] = {}
+    for text in workloads:
+        name = name_of(Path(text)) if "/" in text or Path(text).is_file() else text
+        if found.setdefault(name, text) != text:
+            raise UsageError(f"two workloads are called `{name}`", hint="rename one of the files")
+    return found
+
+
+def _numbers(text: str | None, option: str, *, least: float, most: float) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"`{option}` is no list of numbers: {text!r}", hint="such as 1,4,16") from None
+    if not all(least <= value <= most for value in found):
+        raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
+    return tuple(dict.fromkeys(found))

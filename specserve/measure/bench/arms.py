@@ -1,0 +1,127 @@
+"""The servers that are compared: planned launches, or URLs of servers that run already. Starts none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specserve.errors import UsageError
+from specserve.measure.bench.result import ArmInfo
+from specserve.plan.launchplan import FromEnv, LaunchPlan
+
+BASELINE = "baseline"
+PROFILE = "profile"
+_APART = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One of the servers. Either `plan`, to be launched, or `url`."""
+
+    name: str
+    plan: LaunchPlan | None = None
+    url: str | None = None
+    is_baseline: bool = False
+    model: str = ""
+    """What the target is, as the profile names it."""
+    api_key_env: str | None = None
+    """NAME of the variable that holds the key."""
+    ranks: int = 1
+    """Accelerators that it takes."""
+    devices: tuple[str, ...] | None = None
+    """Those that its profile names."""
+    memory_bytes: int | None = None
+    """Of the host, on the CPU; None where nobody knows."""
+
+    @property
+    def info(self) -> ArmInfo:
+        """What a result says about it."""
+        if self.plan is None:
+            return ArmInfo(self.name, is_baseline=self.is_baseline, model=self.model, url=self.url)
+        block: Mapping[str, object] = self.plan.speculation or {}
+        k = block.get("num_speculative_tokens")
+        return ArmInfo(
+            name=self.name,
+            is_baseline=self.is_baseline,
+            model=self.model,
+            method=str(block["method"]) if block else None,
+            draft_model=str(block["model"]) if block.get("model") else None,
+            num_speculative_tokens=int(k) if isinstance(k, int) else None,
+            fingerprint=self.plan.fingerprint,
+            argv=self.plan.argv,
+        )
+
+    @property
+    def is_suffix(self) -> bool:
+        """Whether it remembers the answers of earlier requests."""
+        return bool(self.plan and (self.plan.speculation or {}).get("method") == "suffix")
+
+
+def key_variable(plan: LaunchPlan) -> str | None:
+    """The variable that a planned server's key stands in."""
+    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
+
+
+def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """The arms, the one that the others are compared with first. Raises UsageError where there are not two."""
+    if len(arms) < 2:
+        raise UsageError(
+            "there is nothing to compare: the profile does not speculate, and no other arm is given",
+            hint="`--with PROFILE|URL` adds one; `alternatives` of the profile are arms, too",
+        )
+    names = [arm.name for arm in arms]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two arms are called `{twice}`", hint="`--with NAME=PROFILE` gives another name")
+    return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Arms that run at the same time, so that their blocks take turns."""
+
+    launch: int
+    arms: tuple[str, ...]
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """By arm: the accelerators that it gets, where each has its own."""
+    first_block: int = 0
+    """Number of its first block: those of two sessions that share an arm must not be taken for one."""
+
+
+def sessions(
+    arms: Sequence[Arm], *, launches: int, at_once: int, slots: Sequence[tuple[str, ...]] = ()
+) -> tuple[Session, ...]:
+    """Which launches there are, in order. `slots`: groups of accelerators, one for each arm that runs at once.
+
+    All arms in one session where so many fit, else each in one with the arm that it is compared with, else alone,
+    in an order that is turned round from launch to launch. Arms change places between launches, so that no arm always
+    has the better accelerator.
+    """
+    names = [arm.name for arm in arms]
+    found: list[Session] = []
+    for launch in range(launches):
+        if at_once >= len(names):
+            groups = [names]
+        elif at_once > 1:
+            others = names[1:]
+            groups = [
+                [names[0], *others[first : first + at_once - 1]]
+                for first in range(0, len(others), at_once - 1)
+            ]
+        else:
+            groups = [[name] for name in (names if launch % 2 == 0 else names[::-1])]
+        apart = 0 if at_once == 1 else _APART
+        found += [
+            Session(launch, tuple(group), _placed(group, slots, launch), number * apart)
+            for number, group in enumerate(groups)
+        ]
+    return tuple(found)
+
+
+def _placed(
+    group: Sequence[str], slots: Sequence[tuple[str, ...]], launch: int
+) -> dict[str, tuple[str, ...]]:
+    if len(slots) < len(group):
+        return {}
+    used = slots[: len(group)]
+    return {name: used[(index + launch) % len(used)] for index, name in enumerate(group)}

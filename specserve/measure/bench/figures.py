@@ -1,0 +1,159 @@
+"""Passes of one arm at one point to figures. Pure; compares nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.result import Figures, Quantiles
+from specserve.measure.statistics import Share, point
+from specserve.metrics.acceptance import Acceptance, total
+from specserve.profile.schema import Expectation
+
+SATURATED = 0.85
+"""Share of a core above which the load generator, one thread, may hold the server up."""
+MOST_FAILED = 0.02
+
+
+def figures(
+    passes: Sequence[Pass], *, limits: Expectation | None = None, price_per_hour: float | None = None
+) -> Figures | None:
+    """All passes together: tokens over seconds, quantiles over requests; None where nothing came whole.
+
+    `price_per_hour`: of all accelerators that the arm takes.
+    """
+    good = [request for each in passes for request in each.requests if request.ok]
+    seconds = sum(each.duration_s for each in passes)
+    tokens = sum(request.output_tokens for request in good)
+    if not good or not tokens or seconds <= 0:
+        return None
+    speed = tokens / seconds
+    gaps = [gap for request in good for gap in request.chunk_gaps_ms]
+    parts = [each.acceptance for each in passes]
+    return Figures(
+        requests=len(good),
+        blocks=len(passes),
+        output_tokens=tokens,
+        output_tokens_per_s=speed,
+        ttft_ms=quantiles(request.ttft_s for request in good),
+        tpot_ms=quantiles(value for request in good if (value := request.tpot_s) is not None),
+        e2e_ms=quantiles(request.latency_s for request in good),
+        inter_chunk_p99_ms=point(gaps, 0.99) if gaps else 0.0,
+        goodput_per_s=sum(is_within(request, limits) for request in good) / seconds
+        if has_limits(limits)
+        else None,
+        cost_per_million_tokens=price_per_hour / 3600 / speed * 1e6 if price_per_hour is not None else None,
+        acceptance=total(part for part in parts if part is not None) if any(parts) else None,
+        client_cpu=max(each.client_cpu for each in passes),
+        failed_requests=sum(not request.ok for each in passes for request in each.requests),
+    )
+
+
+def quantiles(seconds: Iterable[float]) -> Quantiles:
+    """In milliseconds; zeros where there is nothing."""
+    values = sorted(seconds)
+    if not values:
+        return Quantiles(0.0, 0.0, 0.0)
+    return Quantiles(*(point(values, at) * 1000 for at in (0.5, 0.9, 0.99)))
+
+
+def has_limits(limits: Expectation | None) -> bool:
+    """Whether a promise limits what a request may take."""
+    return limits is not None and (limits.max_ttft_p99_ms, limits.max_tpot_p99_ms) != (None, None)
+
+
+def is_within(request: Request, limits: Expectation | None) -> bool:
+    """Whether a request kept the limits."""
+    if limits is None:
+        return True
+    if limits.max_ttft_p99_ms is not None and request.ttft_s * 1000 > limits.max_ttft_p99_ms:
+        return False
+    tpot_s = request.tpot_s
+    return limits.max_tpot_p99_ms is None or tpot_s is None or tpot_s * 1000 <= limits.max_tpot_p99_ms
+
+
+def invalid(passes: Sequence[Pass]) -> str | None:
+    """Why the figures of these passes count for nothing, in one clause; None where they do count."""
+    requests = [request for each in passes for request in each.requests]
+    failed = [request for request in requests if not request.ok]
+    if len(failed) > MOST_FAILED * len(requests):
+        why = next((request.error for request in failed if request.error), "no reason given")
+        return f"{len(failed)} of {len(requests)} requests failed: {_shortened(why)}"
+    busy = sorted(each.client_cpu for each in passes)
+    if busy and busy[len(busy) // 2] > SATURATED:
+        return (
+            f"the load generator was busy for {busy[len(busy) // 2]:.0%} of the time: it held the server up"
+        )
+    return None
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 160 else f"…{text[-160:]}"
+
+
+def shares(passes: Sequence[Pass]) -> list[Share]:
+    """Output tokens and seconds by request: a pass's time is dealt to its requests as their latencies are."""
+    found = []
+    for each in passes:
+        good = [request for request in each.requests if request.ok]
+        whole_s = sum(request.latency_s for request in good)
+        for request in good:
+            cost = each.duration_s * (request.latency_s / whole_s if whole_s else 1 / len(good))
+            found.append(
+                Share(request.prompt, str(each.block), request.output_tokens, cost, launch=str(each.launch))
+            )
+    return found
+
+
+def step_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Tokens over verification steps by pass, for the interval of a mean acceptance length."""
+    found = []
+    for each in passes:
+        own = [(request.prompt, request.acceptance) for request in each.requests if request.ok]
+        told = [(prompt, part) for prompt, part in own if part is not None and part.drafts]
+        if len(told) == len(own):
+            parts = told
+        elif each.acceptance is not None and each.acceptance.drafts:
+            parts = [("all", each.acceptance)]
+        else:
+            continue
+        found += [
+            Share(
+                prompt,
+                str(each.block),
+                part.drafts + part.accepted_tokens,
+                part.drafts,
+                launch=str(each.launch),
+            )
+            for prompt, part in parts
+        ]
+    return found
+
+
+def rate_shares(passes: Sequence[Pass]) -> list[Share]:
+    """Accepted over drafted tokens by pass."""
+    return [
+        Share(
+            "all",
+            str(each.block),
+            each.acceptance.accepted_tokens,
+            each.acceptance.draft_tokens,
+            launch=str(each.launch),
+        )
+        for each in passes
+        if each.acceptance is not None and each.acceptance.draft_tokens
+    ]
+
+
+def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: float) -> float | None:
+    """The mean acceptance length at which the arm would be as fast as without speculation, at this load.
+
+    A step of it takes (tokens per step / speedup) as long as one without drafts. Where some steps have no draft, as
+    with n-grams, it is the drafted ones whose length would have to change. None where nothing was drafted.
+    """
+    if acceptance is None or not acceptance.drafts or speedup <= 0:
+        return None
+    steps = max(output_tokens - acceptance.accepted_tokens, acceptance.drafts)
+    drafted = acceptance.drafts / steps
+    per_step = 1 + acceptance.accepted_tokens / steps
+    return 1 + (per_step / speedup - 1) / drafted

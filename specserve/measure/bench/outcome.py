@@ -1,0 +1,142 @@
+"""Everything that a run measured as one Result. Starts nothing and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.figures import figures
+from specserve.measure.bench.promises import limits, promises
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Cell, Point, Result, Verdict, WorkloadInfo
+from specserve.measure.bench.speedups import compared, invalid_reason, stops_paying
+from specserve.profile.schema import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a result is made of beside the passes."""
+
+    name: str
+    profile: Profile | None
+    """Whose promises are held against it; None where the first arm is a URL."""
+    arms: tuple[Arm, ...]
+    points: tuple[Point, ...]
+    promised_at: tuple[Point, ...]
+    """The point of each of the profile's promises."""
+    launches: int
+    created: str
+    duration_s: float
+    workloads: tuple[WorkloadInfo, ...]
+    versions: Mapping[str, str]
+    host: Mapping[str, str]
+    settings: Mapping[str, str]
+    notes: Sequence[str] = ()
+    is_complete: bool = True
+    price_per_gpu_hour: float | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    """By arm, what a server at a URL serves."""
+
+
+def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
+    """The result; the first arm is the one that the others are compared with."""
+    names = [arm.name for arm in basis.arms]
+    limit = limits(basis.profile, basis.promised_at)
+    cells: dict[tuple[str, Point], Cell] = {}
+    for point in basis.points:
+        for arm in basis.arms:
+            own = [each for each in passes if each.point == point and each.arm == arm.name]
+            price = None if basis.price_per_gpu_hour is None else basis.price_per_gpu_hour * arm.ranks
+            found = figures(own, limits=limit.get(point), price_per_hour=price) if own else None
+            cells[arm.name, point] = Cell(arm.name, point, found, invalid_reason(own))
+    comparisons = tuple(
+        compared(cells, passes, arm=name, against=names[0], at=point)
+        for point in basis.points
+        for name in names[1:]
+        if cells[name, point].figures is not None
+    )
+    infos = [replace(arm.info, model=arm.model or basis.models.get(arm.name, "")) for arm in basis.arms]
+    return Result(
+        name=basis.name,
+        fingerprint=next((info.fingerprint for info in infos if not info.is_baseline), None),
+        created=basis.created,
+        duration_s=basis.duration_s,
+        versions=basis.versions,
+        host=basis.host,
+        launches=basis.launches,
+        arms=tuple(infos),
+        workloads=basis.workloads,
+        cells=tuple(cells.values()),
+        comparisons=comparisons,
+        promises=_promises(basis, passes),
+        stops_paying=stops_paying(comparisons),
+        notes=(*basis.notes, *equal_texts(basis, passes), *_crowded(basis)),
+        is_complete=basis.is_complete,
+        settings=basis.settings,
+    )
+
+
+def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple:  # type: ignore[type-arg]
+    if basis.profile is None:
+        return ()
+    own = next((arm.name for arm in basis.arms if not arm.is_baseline), None)
+    against = basis.arms[0].name if basis.arms[0].is_baseline else None
+    if own is None:
+        return ()
+    return promises(basis.profile, passes, at=basis.promised_at, arm=own, against=against)
+
+
+def equal_texts(basis: Basis, passes: Sequence[Pass]) -> list[str]:
+    """How many greedy answers of each arm are those of the first: speculation must not change them."""
+    told = []
+    against = basis.arms[0].name
+    for arm in basis.arms[1:]:
+        mine, theirs = (_texts(passes, name) for name in (arm.name, against))
+        both = mine.keys() & theirs.keys()
+        if both:
+            same = sum(mine[key] == theirs[key] for key in both)
+            told.append(
+                f"`{arm.name}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
+                "that differ are rounding, `specserve verify` judges it"
+                if same < len(both)
+                else f"`{arm.name}` gave all {len(both)} greedy answers word for word as `{against}` did"
+            )
+    return told
+
+
+def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool], str]:
+    """The greedy answers of an arm, by what was asked under which load."""
+    return {
+        (each.point.workload, request.prompt, float(each.point.concurrency or 0), each.point.prefix_cache): (
+            request.text_sha256
+        )
+        for each in passes
+        if each.arm == arm and each.point.temperature == 0
+        for request in each.requests
+        if request.ok
+    }
+
+
+def _crowded(basis: Basis) -> list[str]:
+    """Arms whose answers depend on what they were asked before."""
+    return [
+        f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "
+        "this is the acceptance of traffic that repeats itself"
+        for arm in basis.arms
+        if arm.is_suffix
+    ]
+
+
+def is_missed(result: Result) -> bool:
+    """Whether the whole interval of some promise misses it."""
+    return any(promise.kept is False for promise in result.promises)
+
+
+def is_open(result: Result) -> bool:
+    """Whether anything is not decided, for `--strict`."""
+    return (
+        not result.is_complete
+        or any(promise.kept is None for promise in result.promises)
+        or any(item.verdict is Verdict.INCONCLUSIVE for item in result.comparisons)
+    )

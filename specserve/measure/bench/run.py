@@ -1,0 +1,280 @@
+"""One benchmark from its first launch to its last pass: starts servers, sends blocks, keeps both. Judges nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specserve.errors import Interrupted, SpecserveError
+from specserve.measure.bench import news
+from specserve.measure.bench.arms import Arm, Session
+from specserve.measure.bench.driver import Driver
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import PROMPTS, RunDirectory
+from specserve.measure.bench.schedule import Block, Sizes, arm_order, blocks
+from specserve.measure.bench.server import Running, connect
+from specserve.measure.workloads.load import load, load_warm_up
+from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.plan.launch import with_port
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve import events
+from specserve.serve.causes import signal_name
+from specserve.serve.ports import free_port
+from specserve.serve.server import running
+from specserve.serve.stop import StopRequest
+
+WARM_UP_TOKENS = 32
+_WARM_UP_MOST = 64
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is to be measured."""
+
+    arms: tuple[Arm, ...]
+    """The one that the others are compared with first."""
+    sessions: tuple[Session, ...]
+    points: tuple[Point, ...]
+    sizes: Sizes
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Files, by the name of their workload."""
+    max_tokens: int | None = None
+    limit: int | None = None
+    """Prompts of a workload."""
+    ignore_eos: bool = False
+    budget_s: float | None = None
+    """Of measuring; launches come on top. Blocks that would begin later are left out."""
+    keeps_texts: bool = False
+
+
+@dataclass(slots=True)
+class Bench:
+    """A benchmark while it runs."""
+
+    wish: Wish
+    directory: RunDirectory
+    on_news: news.OnNews
+    stop: StopRequest
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    passes: list[Pass] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    """By arm, what a server at a URL serves."""
+    is_cut: bool = False
+    """Whether the budget ended it."""
+    _spent_s: float = 0.0
+    _new: int = 0
+
+    def run(self) -> None:
+        """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
+        self.passes = self.directory.passes()
+        for name, room in self.directory.content.get("room", {}).items():
+            self._load(name, **room)
+        for session in self.wish.sessions:
+            if not self._is_done(session):
+                self._session(session)
+
+    def note(self, text: str) -> None:
+        """Keep a note for the result, and tell it now."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.on_news(news.Noted(text))
+
+    def _session(self, session: Session) -> None:
+        """Start its servers, measure all its blocks, stop them."""
+        arms = [arm for arm in self.wish.arms if arm.name in session.arms]
+        with ExitStack() as stack:
+            keys = [arm.api_key_env for arm in arms if arm.api_key_env]
+            log = self.directory.log(f"load-generator-{session.launch}-{session.first_block}")
+            servers: dict[str, Running] = {}
+            driver = Driver(log_path=log, on_tick=lambda: self._tick(servers), key_variables=keys)
+            # entered first and ended first: with their clients gone, the servers have nothing to drain
+            stack.callback(driver.close)
+            for arm in arms:
+                servers[arm.name] = stack.enter_context(self._server(arm, session))
+            stack.callback(driver.close)
+            stack.callback(self.on_news, news.Stopping(session.arms))
+            driver.wait_ready()
+            self.versions["load generator"] = f"vLLM {driver.vllm}"
+            self._prepare(servers)
+            wanted = self._blocks(session)
+            self._warm_up(servers, driver)
+            self._measure(session, servers, driver, wanted)
+
+    @contextmanager
+    def _server(self, arm: Arm, session: Session) -> Iterator[Running]:
+        """The arm's server: started here, or the one at its URL."""
+        if arm.plan is None:
+            assert arm.url is not None
+            yield self._connected(arm, arm.url, check=lambda: None)
+            return
+        plan = _placed(arm.plan, session.devices.get(arm.name))
+        log_path = self.directory.log(f"{_file_name(arm.name)}-{session.launch}-{session.first_block}")
+        began = time.monotonic()
+
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.PhaseStarted):
+                self.on_news(news.Starting(arm.name, str(event.phase), str(log_path)))
+
+        with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
+            self.on_news(news.Ready(arm.name, time.monotonic() - began))
+            yield self._connected(arm, server.url, check=server.check)
+
+    def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
+        server = connect(arm, url, check=check, ignore_eos=self.wish.ignore_eos)
+        self.models[arm.name] = server.arm.model
+        if not server.abilities.takes_salt:
+            self.note(
+                f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
+            )
+        return server
+
+    def _prepare(self, servers: Mapping[str, Running]) -> None:
+        """The workloads as these servers can take them: once, so that every session sends the same."""
+        lengths = [each.abilities.max_model_len for each in servers.values()]
+        chat = all(each.abilities.has_chat for each in servers.values())
+        most = min((length for length in lengths if length is not None), default=None)
+        room = {"chat": chat, "max_model_len": most}
+        names = list(dict.fromkeys(point.workload for point in self.wish.points))
+        for name in names:
+            if name not in self.workloads:
+                self._load(name, chat=chat, max_model_len=most)
+        if "room" not in self.directory.content:
+            self.directory.update(room=dict.fromkeys(names, room), sha256=self._digests())
+            if self.wish.keeps_texts:
+                self.directory.write(PROMPTS, prompt_lines(self.workloads.values()))
+
+    def _load(self, name: str, *, chat: bool, max_model_len: int | None) -> None:
+        workload = load(
+            self.wish.sources.get(name, name),
+            chat=chat,
+            max_model_len=max_model_len,
+            max_tokens=self.wish.max_tokens,
+            limit=self.wish.limit,
+            ignore_eos=self.wish.ignore_eos,
+        )
+        self.workloads[name] = workload
+        known = self.directory.content.get("sha256", {}).get(name)
+        if known not in (None, workload.sha256):
+            raise SpecserveError(
+                f"the prompts of `{name}` are not those that the run began with",
+                hint="start anew: what was measured cannot be compared with them",
+            )
+        for remark in workload.remarks:
+            self.note(f"{workload.name}: {remark}")
+
+    def _digests(self) -> dict[str, str]:
+        return {name: workload.sha256 for name, workload in self.workloads.items()}
+
+    def _warm_up(self, servers: Mapping[str, Running], driver: Driver) -> None:
+        """Eight other prompts at the highest load, at each temperature: graphs and caches are made by them."""
+        most = max((point.concurrency or 1 for point in self.wish.points), default=1)
+        kinds = {workload.is_chat: workload for workload in self.workloads.values()}
+        for name, server in servers.items():
+            self.on_news(news.WarmingUp(name))
+            for workload in kinds.values():
+                warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
+                prompts = [_short(prompt) for prompt in warm.prompts]
+                for temperature in dict.fromkeys(point.temperature for point in self.wish.points):
+                    server.warm_up(
+                        driver, prompts, concurrency=min(max(most, 4), _WARM_UP_MOST), temperature=temperature
+                    )
+
+    def _blocks(self, session: Session) -> tuple[Block, ...]:
+        return blocks(
+            self.wish.points,
+            self.workloads,
+            sizes=self.wish.sizes,
+            launch=session.launch,
+            first=session.first_block,
+        )
+
+    def _measure(
+        self, session: Session, servers: Mapping[str, Running], driver: Driver, wanted: Sequence[Block]
+    ) -> None:
+        """The blocks that are not there yet, each on all arms of the session."""
+        began = time.monotonic()
+        share_s = None if self.wish.budget_s is None else self.wish.budget_s / len(self.wish.sessions)
+        for block in wanted:
+            if self._has(session, block):
+                continue
+            if share_s is not None and time.monotonic() - began > share_s:
+                self.is_cut = True
+                break
+            for name in arm_order(block, session.arms):
+                done, texts = servers[name].run(driver, block, launch=session.launch)
+                self.directory.append(done, texts=texts if self.wish.keeps_texts else None)
+                self.passes = [each for each in self.passes if each.key != done.key] + [done]
+                self._tell(done, began)
+        self._spent_s += time.monotonic() - began
+
+    def _tell(self, done: Pass, began: float) -> None:
+        self._new += 1
+        total = sum(len(session.arms) for session in self.wish.sessions)
+        total *= self.wish.sizes.blocks * len(self.wish.points)
+        spent_s = self._spent_s + time.monotonic() - began
+        left_s = spent_s / self._new * max(0, total - len(self.passes))
+        if self.wish.budget_s is not None:
+            left_s = min(left_s, max(0.0, self.wish.budget_s - spent_s))
+        speed = done.output_tokens / done.duration_s if done.duration_s else 0.0
+        self.on_news(news.Passed(done.arm, done.point, speed, len(self.passes), total, left_s))
+
+    def _has(self, session: Session, block: Block) -> bool:
+        """Whether all arms of the session have measured it: half a block is done again, by the same launch."""
+        there = {
+            done.arm for done in self.passes if (done.launch, done.block) == (session.launch, block.number)
+        }
+        return set(session.arms) <= there
+
+    def _is_done(self, session: Session) -> bool:
+        wanted = self.wish.sizes.blocks * len(self.wish.points)
+        numbers = range(session.first_block, session.first_block + wanted)
+        there = {(done.arm, done.block) for done in self.passes if done.launch == session.launch}
+        return all((name, number) in there for name in session.arms for number in numbers)
+
+    def _tick(self, servers: Mapping[str, Running]) -> None:
+        """A few times a second while we wait."""
+        if self.stop.count:
+            number = self.stop.signal or 15
+            raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
+        for server in servers.values():
+            server.check()
+
+
+def _placed(plan: LaunchPlan, devices: tuple[str, ...] | None) -> LaunchPlan:
+    """The plan on a free port, and on the accelerators that are its own."""
+    plan = with_port(plan, free_port(plan.host))
+    if devices is None:
+        return plan
+    return replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(devices)})
+
+
+def _short(prompt: Prompt) -> Prompt:
+    return replace(prompt, max_tokens=min(prompt.max_tokens, WARM_UP_TOKENS))
+
+
+def _file_name(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:60]
+
+
+def prompt_lines(workloads: Any) -> str:
+    """What `prompts.jsonl` holds."""
+    import json
+
+    lines = [
+        {"workload": workload.name, "id": prompt.id, "max_tokens": prompt.max_tokens}
+        | (
+            {"prompt": prompt.text}
+            if prompt.messages is None
+            else {"messages": [dict(m) for m in prompt.messages]}
+        )
+        for workload in workloads
+        for prompt in workload.prompts
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)

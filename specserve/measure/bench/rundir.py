@@ -1,0 +1,169 @@
+"""The directory of one run: what was asked, raw data as it comes, logs, the result. For its owner alone."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specserve.errors import FactError, UsageError
+from specserve.measure.bench.records import Pass, Request, pass_json, read_pass, read_request, request_json
+from specserve.serve.ownfiles import append_own, read_own, write_anew
+from specserve.serve.statefolder import private, state_folder
+
+RUN, PASSES, REQUESTS, PROMPTS = "run.json", "passes.jsonl", "requests.jsonl", "prompts.jsonl"
+VERSION = 1
+_MOST_BYTES = 1 << 30
+
+
+def default_place(name: str, fingerprints: list[str]) -> Path:
+    """A new directory in the user's state folder: NAME-FINGERPRINT-FINGERPRINT-20260131-235959."""
+    marks = "-".join(dict.fromkeys(fingerprint[:8] for fingerprint in fingerprints[:3]))
+    stem = "-".join(filter(None, [name, marks, time.strftime("%Y%m%d-%H%M%S")]))
+    folder = state_folder() / "bench"
+    found, number = folder / stem, 1
+    while found.exists() or found.is_symlink():
+        number += 1
+        found = folder / f"{stem}-{number}"
+    return found
+
+
+class RunDirectory:
+    """A run while it is written; a context manager that lets nobody else write it. Made by `create` or `resume`."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path = path
+        self.content = content
+        """run.json."""
+        try:
+            self._lock = append_own(path / PASSES)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise UsageError(f"another `specserve bench` is writing `{path}`") from None
+        except OSError as error:
+            raise _unwritable(path, error) from error
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        os.close(self._lock)
+
+    def log(self, name: str) -> Path:
+        """Where the log of a server or of the load generator goes."""
+        return self.path / "logs" / f"{name}.log"
+
+    def append(self, done: Pass, *, texts: Mapping[str, str] | None = None) -> None:
+        """Keep a pass: its requests first, so that a pass is there only where all its requests are."""
+        lines = [request_json(request, done=done) for request in done.requests]
+        if texts is not None:
+            lines = [line | {"text": texts.get(line["id"], "")} for line in lines]
+        _append(self.path / REQUESTS, lines)
+        _append(self.path / PASSES, [pass_json(done)])
+
+    def passes(self) -> list[Pass]:
+        """What is there, the last of each where one was done again; what was cut off is passed over."""
+        found: dict[str, list[Request]] = {}
+        for line in _lines(self.path / REQUESTS):
+            found.setdefault(_place(line), []).append(read_request(line))
+        passes: dict[str, Pass] = {}
+        for line in _lines(self.path / PASSES):
+            requests = found.get(_place(line), [])[-int(line["requests"]) :]
+            if len(requests) == line["requests"]:
+                passes[_place(line)] = read_pass(line, requests=tuple(requests))
+        return list(passes.values())
+
+    def update(self, **fields: Any) -> None:
+        """Change fields of run.json."""
+        self.content |= fields
+        self.write(RUN, json.dumps(self.content, indent=2) + "\n")
+
+    def write(self, name: str, text: str) -> None:
+        """A whole file. Raises FactError."""
+        try:
+            write_anew(self.path / name, text.encode())
+        except OSError as error:
+            raise _unwritable(self.path / name, error) from error
+
+
+def create(path: Path, content: dict[str, Any]) -> RunDirectory:
+    """A new run. Raises UsageError where something is there already, FactError where it cannot be written."""
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(
+                f"`{path}` exists already",
+                hint=f"`--resume {path}` goes on with it; another `-o` starts anew",
+            )
+        private(path)
+        path.chmod(0o700)
+        (path / "logs").mkdir(mode=0o700)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    run = RunDirectory(path, {"version": VERSION, **content})
+    run.update()
+    return run
+
+
+def resume(path: Path) -> RunDirectory:
+    """A run that is there. Raises UsageError where it is none, or of another version."""
+    try:
+        content = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
+        found = content["version"]
+    except OSError as error:
+        raise UsageError(f"`{path}` is no run of `specserve bench`: {RUN}: {error.strerror}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"`{path}` is no run of `specserve bench`: its {RUN} cannot be read") from error
+    if found != VERSION:
+        raise UsageError(f"`{path}` was written by another specserve: its version is {found}, not {VERSION}")
+    return RunDirectory(path, content)
+
+
+def _append(path: Path, lines: list[dict[str, Any]]) -> None:
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    try:
+        descriptor = append_own(path)
+        with os.fdopen(descriptor, "ab") as file:
+            if file.tell() and not _ends_line(path):
+                data = b"\n" + data  # a line that was cut off stays one of its own
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _ends_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        data = read_own(path, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FactError(f"cannot read `{path}`: {error.strerror}") from error
+    found = []
+    for line in data.splitlines():
+        try:
+            content = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(content, dict) and "point" in content:
+            found.append(content)
+    return found
+
+
+def _place(line: Mapping[str, Any]) -> str:
+    return json.dumps([line["launch"], line["block"], line["arm"], line["point"]], sort_keys=True)
+
+
+def _unwritable(path: Path, error: OSError) -> FactError:
+    return FactError(f"cannot write `{path}`: {error.strerror or error}", hint="`-o DIR` names another place")

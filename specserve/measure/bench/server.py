@@ -1,0 +1,177 @@
+"""One arm while it runs: what its server can, and passes sent to it. Compares nothing, keeps nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specserve.errors import TrafficError
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.driver import Driver, Traffic
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.schedule import Block, Item
+from specserve.measure.workloads.workload import Prompt
+from specserve.metrics.acceptance import Acceptance, since_by_engine
+from specserve.metrics.prometheus import Metrics
+from specserve.serve.client import Client
+from specserve.serve.endpoint import endpoint
+from specserve.serve.failures import Refused
+
+_COUNTERS_S = 2.0
+_HELLO = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a server said about itself."""
+
+    model: str
+    max_model_len: int | None
+    has_chat: bool
+    """Whether the target has a chat template."""
+    takes_salt: bool
+    """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
+
+
+@dataclass(slots=True)
+class Running:
+    """An arm's server, ready for passes. `check` raises where it is gone."""
+
+    arm: Arm
+    url: str
+    abilities: Abilities
+    check: Callable[[], None]
+    ignore_eos: bool = False
+    _client: Client = field(repr=False, kw_only=True)
+
+    def warm_up(
+        self, driver: Driver, prompts: Sequence[Prompt], *, concurrency: int, temperature: float
+    ) -> None:
+        """Send prompts whose answers are not kept."""
+        items = [
+            Item(prompt, copy) for copy in range(1, -(-concurrency // len(prompts)) + 1) for prompt in prompts
+        ]
+        requests = [self._request(item, None) for item in items]
+        sent = driver.send(self._traffic(requests, temperature=temperature, concurrency=concurrency))
+        self._refuse_silence(sent.requests)
+
+    def run(self, driver: Driver, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
+        """One block. Also returns the answers' texts. Raises TrafficError where none was answered."""
+        point = block.point
+        salt = f"{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
+        requests = []
+        for index, item in enumerate(block.items):
+            shared = f"{salt}.{item.copy if point.prefix_cache else index}" if salt else None
+            seed = (block.seed + index) % 2**31 if point.temperature > 0 else None
+            requests.append(self._request(item, shared, seed=seed))
+        traffic = self._traffic(
+            requests,
+            temperature=point.temperature,
+            concurrency=point.concurrency,
+            request_rate=point.request_rate,
+            seed=block.seed,
+        )
+        before = self._client.metrics()
+        sent = driver.send(traffic)
+        self.check()
+        self._refuse_silence(sent.requests)
+        gained = self._gained(before, len(sent.requests))
+        done = Pass(
+            launch=launch,
+            block=block.number,
+            point=point,
+            arm=self.arm.name,
+            duration_s=sent.duration_s,
+            client_cpu=sent.client_cpu,
+            requests=sent.requests,
+            acceptance=gained,
+        )
+        return done, dict(sent.texts)
+
+    def _request(self, item: Item, salt: str | None, *, seed: int | None = None) -> dict[str, Any]:
+        prompt, body = item.prompt, {}
+        if salt is not None:
+            body["cache_salt"] = salt
+        extra: dict[str, Any] = {**body, **({"seed": seed} if seed is not None else {})}
+        request: dict[str, Any] = {"id": item.id, "max_tokens": prompt.max_tokens, "extra_body": extra}
+        if prompt.messages is not None:
+            return request | {"messages": [dict(part) for part in prompt.messages]}
+        return request | {"prompt": prompt.text}
+
+    def _traffic(
+        self,
+        requests: Sequence[dict[str, Any]],
+        *,
+        temperature: float,
+        concurrency: int | None,
+        request_rate: float | None = None,
+        seed: int = 0,
+    ) -> Traffic:
+        return Traffic(
+            url=self.url,
+            model=self.abilities.model,
+            is_chat="messages" in requests[0],
+            requests=requests,
+            concurrency=concurrency,
+            request_rate=request_rate,
+            seed=seed,
+            extra_body={"temperature": temperature},
+            ignore_eos=self.ignore_eos,
+            api_key_env=self.arm.api_key_env,
+            is_own=self.arm.plan is not None,
+        )
+
+    def _refuse_silence(self, requests: Sequence[Any]) -> None:
+        if any(request.ok for request in requests):
+            return
+        self.check()
+        why = next((request.error for request in requests if request.error), "no answer")
+        raise TrafficError(
+            f"`{self.arm.name}` at {self.url} answered none of {len(requests)} requests: {why}"
+        )
+
+    def _gained(self, before: Metrics | None, requests: int) -> Acceptance | None:
+        """The counters' gain; they hold a request a moment after its last chunk."""
+        if before is None:
+            return None
+        deadline = time.monotonic() + _COUNTERS_S
+        while (now := self._client.metrics()) is not None:
+            if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        if now is None or not now.speculates:
+            return None
+        gained = since_by_engine(before.acceptance, now=now.acceptance)
+        return gained if gained.drafts else None
+
+
+def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool = False) -> Running:
+    """Ask a server that answers what it can. Raises TrafficError, UsageError."""
+    place = endpoint(url, api_key_env=arm.api_key_env)
+    client = Client(place)
+    models = client.models()
+    if not models:
+        raise TrafficError(f"the server at {place.root} serves no model")
+    wanted = arm.plan.model if arm.plan is not None else models[0]
+    abilities = Abilities(wanted, client.max_model_len(wanted), has_chat=True, takes_salt=True)
+    abilities = _tried(client, abilities)
+    named = arm if arm.model else replace(arm, model=wanted)
+    return Running(named, place.root, abilities, check, ignore_eos, _client=client)
+
+
+def _tried(client: Client, abilities: Abilities) -> Abilities:
+    """By one token each: is there a chat template, is a salt taken?"""
+    body = {"model": abilities.model, "max_tokens": 1, "temperature": 0}
+    try:
+        client.post("chat/completions", {**body, "messages": _HELLO}, model=abilities.model)
+    except Refused:  # without a template, or without that endpoint
+        abilities = replace(abilities, has_chat=False)
+    hello = {**body, "prompt": "Hello"}
+    try:
+        client.post("completions", {**hello, "cache_salt": "specserve"}, model=abilities.model)
+    except Refused:
+        client.post("completions", hello, model=abilities.model)
+        abilities = replace(abilities, takes_salt=False)
+    return abilities

@@ -1,0 +1,125 @@
+"""What a benchmark would do, for `--dry-run`: launches, points, requests, minutes. Starts nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specserve.measure.bench.result import Point
+from specserve.report.benchview import arm_words, where
+from specserve.report.console import in_one_line, out
+
+_START_S = {"cpu": 30.0, "cuda": 180.0}
+_TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
+"""Of one request, and of how many at once they add up: assumed, to say minutes before anything ran."""
+_PROMPTS, _TOKENS = 25, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds, all assumed: no server was asked."""
+
+    launches: int
+    launching_s: float
+    measuring_s: float
+    requests: int
+    """Of every arm together."""
+
+
+def show(ready: Any, *, format: str) -> None:
+    """On stdout."""
+    out(json.dumps(plan_json(ready), indent=2) if format == "json" else plan_text(ready))
+
+
+def estimate(ready: Any) -> Estimate:
+    """From the sizes alone."""
+    wish, platform = ready.wish, _platform(ready)
+    launches = sum(
+        sum(arm.plan is not None for arm in wish.arms if arm.name in session.arms)
+        for session in wish.sessions
+    )
+    runs = sum(len(session.arms) for session in wish.sessions)
+    requests, measuring_s = 0, 0.0
+    speed, most = _TOKENS_PER_S[platform]
+    tokens = wish.max_tokens or _TOKENS
+    for point in wish.points:
+        count = _requests(wish, point)
+        requests += count * runs
+        at_once = min(point.concurrency or most, most)
+        seconds = count * tokens / (speed * at_once)
+        if point.request_rate:
+            seconds = max(seconds, count / point.request_rate)
+        measuring_s += seconds * runs
+    if wish.budget_s is not None:
+        measuring_s = min(measuring_s, wish.budget_s)
+    return Estimate(launches, launches * _START_S[platform], measuring_s, requests)
+
+
+def _requests(wish: Any, point: Point) -> int:
+    """To one arm in one launch."""
+    from specserve.measure.bench.schedule import deal
+    from specserve.measure.workloads.workload import Prompt
+
+    prompts = [Prompt(f"p{number}", 1, text="") for number in range(wish.limit or _PROMPTS)]
+    return sum(map(len, deal(prompts, point, sizes=wish.sizes, launch=0)))
+
+
+def _platform(ready: Any) -> str:
+    return next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), "cuda")
+
+
+def plan_json(ready: Any) -> dict[str, Any]:
+    """For scripts."""
+    from specserve.plan.shell import as_json
+
+    return {
+        "version": 1,
+        "name": ready.name,
+        "arms": [
+            {"name": arm.name, "url": arm.url, "launch": as_json(arm.plan) if arm.plan is not None else None}
+            for arm in ready.wish.arms
+        ],
+        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.wish.sessions],
+        "arms_at_once": ready.fit.at_once,
+        "points": [asdict(point) for point in ready.wish.points],
+        "blocks": ready.wish.sizes.blocks,
+        "estimated": asdict(estimate(ready)),
+    }
+
+
+def plan_text(ready: Any) -> str:
+    """80 columns."""
+    wish, guess = ready.wish, estimate(ready)
+    lines = [f"Benchmark of {in_one_line(ready.name)}: nothing is started", "", "arms"]
+    width = max(len(in_one_line(arm.name)) for arm in wish.arms)
+    for arm in wish.arms:
+        words = in_one_line(arm.url or arm_words(arm.info))
+        lines.append(f"  {in_one_line(arm.name).ljust(width)}  {words}")
+    lines += ["", f"launches: {guess.launches} ({in_one_line(ready.fit.why)})"]
+    lines += _sessions(wish.sessions)
+    lines += ["", f"points, {wish.sizes.blocks} blocks each, on every arm in turn"]
+    for point in wish.points:
+        count = _requests(wish, point)
+        lines.append(f"  {in_one_line(where(point))}: {count} requests to each arm in a launch")
+    minutes = (guess.launching_s + guess.measuring_s) / 60
+    bound = f"; measuring ends after {wish.budget_s / 60:.3g} min" if wish.budget_s is not None else ""
+    lines += [
+        "",
+        f"about {math.ceil(minutes)} min (assumed, not measured: {_start(ready)}){bound}",
+    ]
+    return "\n".join(lines)
+
+
+def _sessions(sessions: Sequence[Any]) -> list[str]:
+    return [
+        f"  {number}. {', '.join(map(in_one_line, each.arms))}{' at the same time' if len(each.arms) > 1 else ''}"
+        for number, each in enumerate(sessions, 1)
+    ]
+
+
+def _start(ready: Any) -> str:
+    platform = _platform(ready)
+    return f"{_START_S[platform]:g} s a launch, {_TOKENS_PER_S[platform][0]:g} tokens/s a request"
