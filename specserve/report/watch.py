@@ -39,6 +39,14 @@ def line(report: Report) -> str:
     )
 
 
+def verdict_lines(report: Report) -> list[str]:
+    """The verdict, and the advice where there is one."""
+    lines = [f"{report.verdict.state}: {in_one_line(report.verdict.sentence)}"]
+    if report.advice is not None:
+        lines.append(f"advice: {in_one_line(report.advice.sentence)}")
+    return lines
+
+
 def coloured(head: str, report: Report, *, stream: TextIO) -> str:
     """The line of the verdict with its state in colour, where the stream wants that."""
     state, _, sentence = head.partition(": ")
