@@ -1,0 +1,237 @@
+"""Alert rules and dashboard: they name what vLLM exports, Prometheus takes them, and the alerts fire when they must."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.deploy.monitoring.dashboard import dashboard, queries
+from specserve.deploy.monitoring.rules import alert_rules
+from specserve.profile.schema import Profile
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = ROOT / "configs" / "monitoring"
+EXPORTED = ROOT / "tests" / "data" / "metrics" / "demo-after.txt"
+PROMTOOL = shutil.which("promtool")
+promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt install prometheus)")
+PROMISING = """
+name: mine
+server: {served_model_name: 'my "model" \\d'}
+speculation: {method: ngram, num_speculative_tokens: 4}
+expect:
+  - {workload: chat, concurrency: 16, min_mean_acceptance_length: 2.2, max_ttft_p99_ms: 800, max_tpot_p99_ms: 30}
+  - {workload: code, concurrency: 4, min_mean_acceptance_length: 3.0, min_acceptance_rate: 0.5, max_ttft_p99_ms: 300}
+"""
+MakeProfile = Callable[[str], Profile]
+
+
+def rules(text: str) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
+
+
+def expressions(*, of: MakeProfile | None = None) -> Iterable[str]:
+    text = alert_rules(of(PROMISING)) if of else alert_rules()
+    return (*(rule["expr"] for rule in rules(text)), *queries())
+
+
+def test_the_shipped_files_are_what_the_functions_return() -> None:
+    assert SHIPPED.joinpath("alerts.yaml").read_text(encoding="utf-8") == alert_rules()
+    assert SHIPPED.joinpath("dashboard.json").read_text(encoding="utf-8") == dashboard()
+
+
+def test_every_metric_is_one_that_vllm_exports(profile: MakeProfile) -> None:
+    exported = set(re.findall(r"^(vllm:\w+)", EXPORTED.read_text(encoding="utf-8"), re.M))
+    named = {name for expression in expressions(of=profile) for name in re.findall(r"vllm:\w+", expression)}
+    assert named
+    assert named <= exported
+
+
+def test_colons_stand_in_recording_rules_only(profile: MakeProfile) -> None:
+    for rule in rules(alert_rules(profile(PROMISING))):
+        if "record" in rule:
+            assert re.fullmatch(r"\w+:specserve_\w+:\w+", rule["record"])
+        else:
+            assert re.fullmatch(r"Specserve\w+", rule["alert"])
+
+
+def test_every_alert_says_how_grave_it_is_and_what_to_look_at(profile: MakeProfile) -> None:
+    alerts = [rule for rule in rules(alert_rules(profile(PROMISING))) if "alert" in rule]
+    assert {rule["labels"]["severity"] for rule in alerts} == {"critical", "warning", "info"}
+    for rule in alerts:
+        assert rule["annotations"]["summary"].count("$labels.model_name") == 1
+        assert len(rule["annotations"]["description"]) > 30
+
+
+def test_a_profiles_promises_become_alerts_the_weakest_of_each_kind(profile: MakeProfile) -> None:
+    found = {
+        rule["labels"]["promise"]: rule["expr"]
+        for rule in rules(alert_rules(profile(PROMISING)))
+        if "promise" in rule.get("labels", {})
+    }
+    assert set(found) == {
+        "min_mean_acceptance_length",
+        "min_acceptance_rate",
+        "max_ttft_p99_ms",
+        "max_tpot_p99_ms",
+    }
+    assert ") < 2.2 and" in found["min_mean_acceptance_length"]
+    assert ") > 800 and" in found["max_ttft_p99_ms"]
+    assert "<= 16" in found["max_ttft_p99_ms"]
+    assert all('{model_name="my \\"model\\" \\\\d"}' in expression for expression in found.values())
+
+
+def test_a_profile_without_speculation_promises_none(profile: MakeProfile) -> None:
+    assert alert_rules(profile("speculation: null")) == alert_rules()
+
+
+def test_the_dashboard_is_laid_out_without_gaps_and_overlaps() -> None:
+    board = json.loads(dashboard())
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        taken |= cells
+    assert len(taken) == 24 * (1 + max(y for _, y in taken))
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    assert PROMTOOL is not None
+    return subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@promtool
+def test_prometheus_takes_the_rules_and_every_query_of_the_dashboard(
+    profile: MakeProfile, tmp_path: Path
+) -> None:
+    asked = [re.sub(r"\$(__rate_interval|\w+)", "5m", query) for query in queries()]
+    panels = {
+        "groups": [{"name": "p", "rules": [{"record": f"p:{i}", "expr": q} for i, q in enumerate(asked)]}]
+    }
+    for name, text in (
+        ("general", alert_rules()),
+        ("promising", alert_rules(profile(PROMISING))),
+        ("dashboard", yaml.safe_dump(panels)),
+    ):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(text, encoding="utf-8")
+        done = run("check", "rules", file)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+SERIES = {
+    "drafts": "vllm:spec_decode_num_drafts_total",
+    "drafted": "vllm:spec_decode_num_draft_tokens_total",
+    "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+    "generated": "vllm:generation_tokens_total",
+    "prompts": "vllm:prompt_tokens_total",
+    "running": "vllm:num_requests_running",
+    "preemptions": "vllm:num_preemptions_total",
+    "usage": "vllm:kv_cache_usage_perc",
+    "finished": "vllm:request_success_total",
+    "last": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+}
+MODEL = 'my "model" \\d'
+WELL = {"drafts": "0+600x400", "accepted": "0+1500x400", "generated": "0+2100x400", "prompts": "0+900x400"}
+
+
+def fired(alert: str, text: str, *, at: str, tmp_path: Path, **series: str) -> bool:
+    """Whether an alert is raised at that time, by promtool, on series of one sample a minute."""
+    labels = f'job="vllm",instance="a:8000",model_name={json.dumps(MODEL)},engine="0"'
+    (tmp_path / "rules.yaml").write_text(text, encoding="utf-8")
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {
+                        "series": f"{SERIES[name]}{{{labels}{',position="3"' * (name == 'last')}}}",
+                        "values": values,
+                    }
+                    for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f'ALERTS{{alertname="{alert}",alertstate="firing"}} > bool 0',
+                        "eval_time": at,
+                        "exp_samples": [],
+                    }
+                ],
+            }
+        ],
+    }
+    file = tmp_path / "test.yaml"
+    file.write_text(yaml.safe_dump(test), encoding="utf-8")
+    done = run("test", "rules", file)
+    raised = "got:" in done.stdout + done.stderr
+    assert raised == bool(done.returncode), done.stdout + done.stderr
+    return raised
+
+
+@promtool
+@pytest.mark.parametrize(
+    ("alert", "at", "series"),
+    [
+        ("SpecserveDraftCollapsed", "10m", {"drafts": "0+600x400", "accepted": "0+6x400"}),
+        ("SpecserveNoDrafts", "30m", {"drafts": "0x400", "accepted": "0x400", "generated": "0+2100x400"}),
+        (
+            "SpecserveAcceptanceFell",
+            "300m",
+            {"drafts": "0+600x400", "accepted": "0+1500x200 300000+200x200"},
+        ),
+        (
+            "SpecserveServerHangs",
+            "10m",
+            {"running": "3x400", "generated": "500x400", "prompts": "500x400"},
+        ),
+        (
+            "SpecserveServerRestarts",
+            "16m",
+            {"generated": "0 500 1000 0 500 1000 0 500 1000 0 500 1000 0 500 1000 0 9"},
+        ),
+        (
+            "SpecserveDraftPositionsWasted",
+            "200m",
+            {"drafts": "0+600x400", "accepted": "0+1500x400", "last": "0+6x400"},
+        ),
+        ("SpecservePreemptions", "30m", {"preemptions": "0+60x400", "usage": "0.97x400"}),
+    ],
+)
+def test_an_alert_is_raised_by_its_fault_and_not_without(
+    alert: str, at: str, series: dict[str, str], tmp_path: Path
+) -> None:
+    assert fired(alert, alert_rules(), at=at, tmp_path=tmp_path, **series)
+    well = {**WELL, "last": "0+200x400", "running": "3x400", "preemptions": "0x400", "usage": "0.5x400"}
+    assert not fired(alert, alert_rules(), at=at, tmp_path=tmp_path, **well)
+
+
+@promtool
+def test_a_quiet_server_raises_no_alert_of_collapse(tmp_path: Path) -> None:
+    few = {"drafts": "0+10x400", "accepted": "0x400"}
+    assert not fired("SpecserveDraftCollapsed", alert_rules(), at="30m", tmp_path=tmp_path, **few)
+
+
+@promtool
+def test_a_missed_promise_and_missing_speculation_are_raised(profile: MakeProfile, tmp_path: Path) -> None:
+    text = alert_rules(profile(PROMISING))
+    poor = {**WELL, "accepted": "0+600x400", "drafted": "0+2400x400"}
+    assert fired("SpecservePromiseMissed", text, at="40m", tmp_path=tmp_path, **poor)
+    assert not fired("SpecservePromiseMissed", text, at="40m", tmp_path=tmp_path, **WELL)
+    off = {"generated": "0+2100x400", "prompts": "0+900x400"}
+    assert fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **off)
+    assert not fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **WELL)
