@@ -142,7 +142,7 @@ SERIES = {
     "preemptions": "vllm:num_preemptions_total",
     "usage": "vllm:kv_cache_usage_perc",
     "finished": "vllm:request_success_total",
-    "last": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "last": "vllm:spec_decode_num_accepted_tokens_per_pos_total",  # of one position
 }
 MODEL = 'my "model" \\d'
 WELL = {"drafts": "0+600x400", "accepted": "0+1500x400", "generated": "0+2100x400", "prompts": "0+900x400"}
@@ -160,7 +160,7 @@ def fired(alert: str, text: str, *, at: str, tmp_path: Path, **series: str) -> b
                 "interval": "1m",
                 "input_series": [
                     {
-                        "series": f"{SERIES[name]}{{{labels}{',position="3"' * (name == 'last')}}}",
+                        "series": f"{SERIES[name]}{{{labels}}}",
                         "values": values,
                     }
                     for name, values in series.items()
