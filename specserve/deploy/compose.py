@@ -147,8 +147,11 @@ def seen_from(path: str, folder: str) -> str:
 
 
 def _devices(made: Deployment) -> dict[str, Any]:
-    which = Note('of this host; or `device_ids: ["0", "1"]` for certain ones', made.accelerators)
-    return {"driver": "nvidia", "count": which, "capabilities": ["gpu"]}
+    if made.devices:
+        which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
+    else:
+        which = {"count": Note("of this host; `hardware.devices` names certain ones", made.accelerators)}
+    return {"driver": "nvidia", **which, "capabilities": ["gpu"]}
 
 
 def _monitoring() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from specserve.deploy.yamltext import Note, yaml_text
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.fingerprint import jsonable
 
+_VERSION = "Its nodes need ray[serve,llm] and this vLLM; Ray 2.60 asks for vLLM 0.29 by itself."
 _OWN = frozenset({"model", "nnodes", "node_rank", "master_addr", "master_port"})
 _TYPES = {
     "H100-80GB": "H100", "H100-94GB": "H100", "H200-141GB": "H200", "H20-96GB": "H20", "B200-180GB": "B200",
@@ -40,6 +41,8 @@ def ray(made: Deployment) -> tuple[Artifact, ...]:
     accelerator = _TYPES.get((made.profile.hardware and made.profile.hardware.accelerator) or "")
     if accelerator:
         config["accelerator_type"] = accelerator
+    elif made.is_cpu:
+        config["accelerator_config"] = {"kind": "cpu"}
     variables = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
     if variables:
         config["runtime_env"] = {"env_vars": variables}
@@ -79,7 +82,7 @@ def _source(made: Deployment) -> Any:
 
 
 def _head(made: Deployment) -> str:
-    lines = [made.head, "", "pip install 'ray[serve,llm]'; on a cluster that runs: serve deploy serve.yaml"]
+    lines = [made.head, "", "On a Ray cluster that runs: serve deploy serve.yaml", _VERSION]
     if made.downloads:
         lines.append(
             "Each node downloads the models; HF_TOKEN, where they are gated, comes from its environment."

@@ -106,8 +106,10 @@ def _scalar(value: Any) -> str:
             return "null"
         case bool():
             return "true" if value else "false"
-        case int() | float():
-            return json.dumps(value)
+        case int():
+            return str(value)
+        case float():  # YAML 1.1 takes `1e-05` for a text
+            return re.sub(r"^(-?\d+)e", r"\1.0e", json.dumps(value))
         case str():
             return _text(value)
         case Mapping():

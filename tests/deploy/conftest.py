@@ -1,0 +1,77 @@
+"""Deployments of the shipped profiles, and of profiles from a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.deploy.deployment import Deployment, deployment
+from specserve.deploy.targets import Place, render
+from specserve.plan.support import table
+from specserve.profile.load import load_profile, with_alternative
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[..., Deployment]
+Files = Callable[..., Mapping[str, str]]
+
+
+def made_of(
+    file: str | Path,
+    *settings: str,
+    image: str | None = None,
+    weights_bytes: float | None = None,
+    version: str = "0.33",
+) -> Deployment:
+    """The deployment of a profile file by one version's shipped table."""
+    profile = with_alternative(load_profile(str(file), settings=settings), None, baseline=False)
+    cpu = profile.hardware is not None and profile.hardware.accelerator == "cpu"
+    return deployment(
+        profile,
+        table=table(version),
+        version=version,
+        platform="cpu" if cpu else "cuda",
+        image=image,
+        weights_bytes=weights_bytes,
+    )
+
+
+def files_of(
+    target: str, made: Deployment, *, folder: Path = ROOT / "deploy" / "x", host: str = "127.0.0.1"
+) -> dict[str, str]:
+    """The rendered files by path."""
+    return {one.path: one.text for one in render(target, made, Place(str(folder), host))}
+
+
+def objects_of(files: Mapping[str, str]) -> dict[str, Any]:
+    """The Kubernetes objects of all files, by `folder/Kind/name`."""
+    found = {}
+    for path, text in files.items():
+        for document in yaml.safe_load_all(text):
+            folder = path.rpartition("/")[0]
+            name = document.get("metadata", {}).get("name", "")
+            found["/".join(filter(None, (folder, document["kind"], name)))] = document
+    return found
+
+
+@pytest.fixture
+def demo() -> Deployment:
+    """The demo on the CPU: two folders of this repository, nothing of the Hub."""
+    return made_of(ROOT / "configs" / "demo.yaml")
+
+
+@pytest.fixture
+def llama() -> Deployment:
+    """A pair of the Hub on four GPUs, with a key."""
+    return made_of(ROOT / "configs" / "llama70b-8b.yaml", "server.api_key_env=LLAMA_KEY")
+
+
+@pytest.fixture
+def two_nodes() -> Deployment:
+    """The same pair over two nodes."""
+    return made_of(
+        ROOT / "configs" / "llama70b-8b.yaml", "hardware.nodes=2", "target.pipeline_parallel_size=2"
+    )

@@ -1,0 +1,61 @@
+"""What is rendered, byte for byte: the same profile gives the same files, on every machine and every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.deploy.targets import TARGETS
+from tests.deploy.conftest import ROOT, files_of, made_of
+
+CONFIGS = ROOT / "configs"
+SERVERS = {
+    "demo": (CONFIGS / "demo.yaml", ()),
+    "llama": (CONFIGS / "llama70b-8b.yaml", ("server.api_key_env=LLAMA_KEY",)),
+    "two-nodes": (
+        CONFIGS / "llama70b-8b.yaml",
+        ("name=two-nodes", "hardware.nodes=2", "target.pipeline_parallel_size=2"),
+    ),
+}
+CASES = [
+    ("demo", "compose", "compose.yaml"),
+    ("demo", "kubernetes", "deployment.yaml"),
+    ("demo", "ray", "serve.yaml"),
+    ("demo", "systemd", "demo.service"),
+    ("demo", "monitoring", "prometheus/prometheus.yml"),
+    ("llama", "compose", "compose.yaml"),
+    ("llama", "kubernetes", "claims.yaml"),
+    ("llama", "kubernetes", "deployment.yaml"),
+    ("llama", "kubernetes", "kustomization.yaml"),
+    ("llama", "kubernetes", "components/autoscaling/autoscaler.yaml"),
+    ("llama", "kubernetes", "components/plain-pool-monitoring/podmonitor.yaml"),
+    ("llama", "ray", "serve.yaml"),
+    ("llama", "systemd", "llama70b-8b.service"),
+    ("two-nodes", "kubernetes", "leaderworkerset.yaml"),
+    ("two-nodes", "kubernetes", "networkpolicy.yaml"),
+    ("two-nodes", "systemd", "two-nodes-node1.service"),
+]
+
+
+@pytest.mark.parametrize(("server", "target", "path"), CASES, ids=lambda part: part.replace("/", "-"))
+def test_the_file_is_what_was_reviewed(
+    server: str, target: str, path: str, golden: Callable[[str, str], None]
+) -> None:
+    file, settings = SERVERS[server]
+    golden(f"deploy/{server}/{target}/{Path(path).name}", files_of(target, made_of(file, *settings))[path])
+
+
+@pytest.mark.parametrize("target", sorted(TARGETS))
+def test_another_checkout_gives_the_same_bytes(target: str, tmp_path: Path) -> None:
+    text = (CONFIGS / "demo.yaml").read_text()
+    folders = [tmp_path / "one", tmp_path / "two" / "deeper"]
+    rendered = []
+    for folder in folders:
+        (folder / "configs").mkdir(parents=True)
+        (folder / "configs" / "demo.yaml").write_text(text)
+        made = made_of(folder / "configs" / "demo.yaml")
+        rendered.append(files_of(target, made, folder=folder / "deploy"))
+    assert rendered[0] == rendered[1]
+    assert str(tmp_path) not in "".join(rendered[0].values())

@@ -1,0 +1,88 @@
+"""systemd: units that say what `up` would start, wait for the answer and may touch little."""
+
+from __future__ import annotations
+
+import shlex
+
+from specserve.deploy.deployment import Deployment
+from tests.deploy.conftest import ROOT, files_of, made_of
+
+LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
+
+
+def lines_of(made: Deployment, name: str | None = None, *, host: str = "127.0.0.1") -> list[str]:
+    return files_of("systemd", made, host=host)[f"{name or made.name}.service"].splitlines()
+
+
+def value_of(lines: list[str], key: str) -> str:
+    return next(line for line in lines if line.startswith(f"{key}=")).partition("=")[2]
+
+
+def words_of(made: Deployment) -> list[str]:
+    """The command as systemd splits it: quotes as in C, `%%` and `$$` for one of each."""
+    words = shlex.split(value_of(lines_of(made), "ExecStart"))
+    return [word.replace("%%", "%").replace("$$", "$") for word in words]
+
+
+def test_the_command_is_the_plans_listening_where_the_profile_says(llama: Deployment) -> None:
+    words = words_of(llama)
+    argv = list(llama.plan.argv)
+    argv[argv.index("--host") + 1] = "127.0.0.1"
+    assert words == ["/opt/vllm/bin/vllm", *argv[1:]]
+
+
+def test_what_systemd_would_read_otherwise_is_quoted() -> None:
+    name = 'a "b" %h $HOME \\ c'
+    made = made_of(LLAMA, f"server.served_model_name={name}")
+    assert name in words_of(made)
+
+
+def test_a_start_ends_when_it_answers_or_when_it_died(llama: Deployment) -> None:
+    after = value_of(lines_of(llama, host="0.0.0.0"), "ExecStartPost")
+    assert "http://127.0.0.1:8000/health" in after
+    assert "kill -0 $$MAINPID" in after and after.endswith('exit 1"')
+
+
+def test_it_is_stopped_and_started_again_as_vllm_needs_it(llama: Deployment) -> None:
+    lines = lines_of(llama)
+    for line in ("KillMode=mixed", "Restart=always", "TimeoutStopSec=60", "Type=exec", "StartLimitBurst=3"):
+        assert line in lines
+    assert int(value_of(lines, "TimeoutStartSec")) == llama.start_limit_s
+
+
+def test_it_may_touch_little(llama: Deployment, demo: Deployment) -> None:
+    lines = lines_of(llama)
+    for line in ("DynamicUser=yes", "NoNewPrivileges=yes", "ProtectSystem=strict", "CapabilityBoundingSet="):
+        assert line in lines
+    assert "PrivateDevices=yes" not in lines  # the GPUs are devices
+    assert "PrivateDevices=yes" in lines_of(demo)
+
+
+def test_secrets_lie_in_a_file_of_roots(llama: Deployment) -> None:
+    lines = lines_of(llama)
+    assert "EnvironmentFile=/etc/specserve/llama70b-8b.env" in lines
+    assert not any(line.startswith("Environment=VLLM_API_KEY") for line in lines)
+    without = lines_of(made_of(LLAMA))
+    assert "EnvironmentFile=-/etc/specserve/llama70b-8b.env" in without  # a token may be there
+
+
+def test_devices_of_this_host_are_chosen(llama: Deployment) -> None:
+    lines = lines_of(made_of(LLAMA, "hardware.devices=[4,5,6,7]"))
+    assert "Environment=CUDA_VISIBLE_DEVICES=4,5,6,7" in lines
+
+
+def test_each_node_has_a_unit_and_learns_where_the_first_is(two_nodes: Deployment) -> None:
+    files = files_of("systemd", two_nodes)
+    assert sorted(files) == ["llama70b-8b-node0.service", "llama70b-8b-node1.service"]
+    first, second = (lines_of(two_nodes, f"llama70b-8b-node{rank}") for rank in (0, 1))
+    assert value_of(second, "ExecStart").endswith(
+        "--master-addr ${MASTER_ADDR} --master-port 29501 --headless"
+    )
+    assert any(line.startswith("ExecStartPost=") for line in first)
+    assert not any(line.startswith("ExecStartPost=") for line in second)  # it answers nobody
+
+
+def test_folders_of_the_profile_are_looked_for_in_one_place(demo: Deployment) -> None:
+    lines = lines_of(demo)
+    assert "WorkingDirectory=/srv/models" in lines
+    assert any("/srv/models must hold `wide`, `draft`" in line for line in lines)

@@ -1,0 +1,94 @@
+"""What the real tools say of rendered files: kustomize, systemd, promtool; skipped by name where one is not there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specserve.deploy.deployment import Deployment
+from tests.deploy.conftest import ROOT, files_of, made_of
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_kustomize_builds_the_server_and_every_component(
+    several: bool, llama: Deployment, two_nodes: Deployment, tmp_path: Path
+) -> None:
+    kubectl = tool("kubectl")
+    files = files_of("kubernetes", two_nodes if several else llama)
+    folder = written(tmp_path / "base", files)
+    alone = run(kubectl, "kustomize", str(folder))
+    assert alone.returncode == 0, alone.stderr
+    kinds = {document["kind"] for document in yaml.safe_load_all(alone.stdout)}
+    workload = "LeaderWorkerSet" if several else "Deployment"
+    assert kinds == {workload, "Service", "NetworkPolicy", "PersistentVolumeClaim"}
+    components = sorted({path.split("/")[1] for path in files if path.startswith("components/")})
+    overlay = {"resources": ["../base"], "components": [f"../base/components/{name}" for name in components]}
+    written(tmp_path, {"all/kustomization.yaml": yaml.safe_dump(overlay)})
+    everything = run(kubectl, "kustomize", str(tmp_path / "all"))
+    assert everything.returncode == 0, everything.stderr
+    kinds = {document["kind"] for document in yaml.safe_load_all(everything.stdout)}
+    assert kinds >= {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+
+
+def test_systemd_verifies_every_unit(
+    demo: Deployment, llama: Deployment, two_nodes: Deployment, tmp_path: Path
+) -> None:
+    analyze = tool("systemd-analyze")
+    odd = made_of(
+        ROOT / "configs" / "llama70b-8b.yaml", "name=odd", 'server.served_model_name=a "b" %h $HOME'
+    )
+    units = []
+    for made in (demo, llama, two_nodes, odd):
+        for name, text in files_of("systemd", made).items():
+            # verify looks for the program, which is installed elsewhere
+            unit = text.replace("/opt/vllm/bin/vllm", "/bin/true").replace("/opt/vllm/bin/hf", "/bin/true")
+            (tmp_path / name).write_text(unit)
+            units.append(str(tmp_path / name))
+    done = run(analyze, "verify", "--man=no", *units)
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "bad.service").write_text(
+        Path(units[0]).read_text().replace("KillMode=mixed", "KillMode=mix")
+    )
+    assert "kill mode" in run(analyze, "verify", "--man=no", str(tmp_path / "bad.service")).stderr
+
+
+def test_systemd_finds_the_units_confined(llama: Deployment, tmp_path: Path) -> None:
+    analyze = tool("systemd-analyze")
+    unit = written(tmp_path, files_of("systemd", llama)) / "llama70b-8b.service"
+    done = run(analyze, "security", "--offline=yes", "--threshold=40", str(unit))
+    if "Unknown option" in done.stderr or "unrecognized option" in done.stderr:
+        pytest.skip("this systemd-analyze knows no --offline")
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("target", ["compose", "monitoring"])
+def test_promtool_takes_the_configuration_and_the_rules(
+    target: str, llama: Deployment, tmp_path: Path
+) -> None:
+    promtool = tool("promtool")
+    folder = written(tmp_path, files_of(target, llama))
+    done = run(promtool, "check", "config", str(folder / "prometheus" / "prometheus.yml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rules found" in done.stdout + done.stderr
