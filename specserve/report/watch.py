@@ -153,8 +153,9 @@ def promise_text(promise: Promise) -> str:
 
 
 def latency_text(latency: Latency) -> str:
-    """The quantiles that the requests suffice for."""
-    parts = [
+    """The mean, and the quantiles that the requests suffice for; those are as coarse as vLLM's buckets."""
+    parts = [f"mean {duration_ms(latency.mean_s)}"]
+    parts += [
         f"p{share * 100:g} {duration_ms(value)}"
         for share, value in zip(QUANTILES, latency.quantiles_s, strict=True)
     ]

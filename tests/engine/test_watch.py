@@ -1,0 +1,99 @@
+"""`specserve watch` beside a real vLLM under traffic: its figures are the difference of two raw scrapes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Up
+
+pytestmark = pytest.mark.engine
+LIMIT_S = 60.0
+
+
+def counter(up: Up, name: str) -> float:
+    """A counter as it stands in the raw text."""
+    with urllib.request.urlopen(f"{up.url}/metrics", timeout=30) as response:
+        text = response.read().decode()
+    return sum(float(value) for value in re.findall(rf"^vllm:{name}\{{.*\}} (\S+)$", text, re.M))
+
+
+NAMES = (
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+)
+
+
+def complete(up: Up, prompt: str) -> None:
+    body = json.dumps({"model": "tiny", "prompt": prompt, "max_tokens": 64, "temperature": 0}).encode()
+    request = urllib.request.Request(f"{up.url}/v1/completions", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as response:
+        assert response.status == 200
+
+
+def test_its_figures_are_what_the_server_counted_meanwhile(tiny_server: Up) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "specserve",
+        "watch",
+        tiny_server.url,
+        "--interval",
+        "0.5s",
+        "--format",
+        "json",
+    ]
+    reports: list[dict[str, Any]] = []
+
+    def read(lines: Iterable[str]) -> None:
+        for line in lines:
+            reports.append(json.loads(line))
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        reader = threading.Thread(target=read, args=(process.stdout,))
+        reader.start()
+        wait_until(lambda: bool(reports))
+        before = {name: counter(tiny_server, name) for name in NAMES}
+        for number in range(16):
+            complete(tiny_server, f"def function_{number}(self, value):")
+        gained = {name: counter(tiny_server, name) - before[name] for name in NAMES}
+        wait_until(lambda: (reports[-1]["window"] or {}).get("finished_requests") == 16)
+        process.send_signal(signal.SIGINT)
+        reader.join()
+    assert process.returncode == 130
+    window = reports[-1]["window"]
+    speculation = window["speculation"]
+    drafts, drafted, accepted = (
+        gained[f"spec_decode_num_{name}_total"] for name in ("drafts", "draft_tokens", "accepted_tokens")
+    )
+    assert drafts >= 200
+    assert (speculation["num_drafts"], speculation["num_draft_tokens"]) == (drafts, drafted)
+    assert speculation["acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert speculation["mean_acceptance_length"] == pytest.approx(1 + accepted / drafts)
+    assert sum(speculation["acceptance_rate_per_position"]) == pytest.approx(accepted / drafts)
+    assert window["output_tokens_per_s"] * window["seconds"] == pytest.approx(
+        gained["generation_tokens_total"]
+    )
+    assert window["ttft_ms"]["count"] == window["tpot_ms"]["count"] == 16
+    assert reports[-1]["verdict"]["state"] in {"UNDECIDED", "STEADY"}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
