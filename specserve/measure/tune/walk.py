@@ -141,27 +141,14 @@ def geometric_rate(mean_length: float, *, tokens: int) -> float:
     return (low + high) / 2
 
 
-def steps_of(summary: object, *, output_tokens: int | None = None) -> Steps | None:
-    """Read `metrics.speculative_decoding` of one response as `detailed` metrics have it; None for any other.
+def steps_of(pairs: Sequence[tuple[int, int]], *, output_tokens: int | None = None) -> Steps | None:
+    """One request of its accepted and drafted tokens by step (vLLM's `detailed` metrics); None without any.
 
-    Its first token comes from the prefill; it is no step. Source: vllm 0.33, v1/metrics/stats.py,
-    RequestSpecDecodeMetrics.
+    Its first token comes from the prefill and is no step; what the steps do not account for was made without drafts.
     """
-    if not isinstance(summary, dict):
+    if not pairs:
         return None
-    accepted, drafted = _counts(summary.get("per_step_accepted")), _counts(summary.get("per_step_drafted"))
-    if accepted is None or drafted is None:
-        return None
+    accepted, drafted = zip(*pairs, strict=True)
     made = sum(accepted) + len(accepted)
     plain = max(0, output_tokens - 1 - made) if output_tokens is not None else 0
-    try:
-        return Steps(accepted, drafted, plain)
-    except ValueError:
-        return None
-
-
-def _counts(value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list):
-        return None
-    is_right = all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value)
-    return tuple(value) if is_right else None
+    return Steps(tuple(accepted), tuple(drafted), plain)

@@ -1,0 +1,205 @@
+"""`specserve tune`: the best number of draft tokens, method and schedule, from few launches."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from specserve.cli.options import Alternative, Devices, NoLock, Settings
+
+
+class Format(StrEnum):
+    """How the result is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Objective(StrEnum):
+    """What is to be best."""
+
+    TPOT = "tpot"
+    THROUGHPUT = "throughput"
+    GOODPUT = "goodput"
+
+
+def tune(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile.")],
+    *,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="As of `specserve bench`; repeatable. Default: chat and code, or what `expect` promises.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            "-c",
+            metavar="LIST",
+            show_default=False,
+            help="Requests at once, such as 1,4,16: a K is chosen for each.",
+        ),
+    ] = None,
+    temperature: Annotated[
+        str | None,
+        typer.Option(
+            "--temperature", "-t", metavar="LIST", show_default=False, help="Such as 0.7; default: 0."
+        ),
+    ] = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(
+            show_default=False,
+            help="Default: goodput where `expect` limits the time per token, else throughput.",
+        ),
+    ] = None,
+    draft: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", show_default=False, help="Another draft model; repeatable."),
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Another candidate: ngram, suffix, or one of the profile's `alternatives`; repeatable.",
+        ),
+    ] = None,
+    k_max: Annotated[
+        int | None,
+        typer.Option(
+            "--k-max",
+            min=1,
+            max=64,
+            show_default=False,
+            help="Most draft tokens; default: 8, or the head's block.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(min=2, show_default=False, help="Of each workload, to choose by; default: 12."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=8, show_default=False, help="Of one answer; default: 256, 64 on a CPU."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", show_default=False, help="Such as 20m: fewer prompts, then fewer launches."
+        ),
+    ] = None,
+    max_launches: Annotated[
+        int | None,
+        typer.Option(min=2, show_default=False, help="Of servers; what matters least is left out."),
+    ] = None,
+    no_confirm: Annotated[
+        bool, typer.Option("--no-confirm", help="Do not measure the choice on other prompts.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Put the choice into the profile; its comments stay.")
+    ] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="What keeps the speedup from more, and what would move it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be launched and sent.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="The run's directory."),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew where an interrupted run could be gone on with.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of orders and sampling.")] = 0,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Measure nothing: reckon for an accelerator that is not here.")
+    ] = False,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[COUNTx]NAME", show_default=False, help="With --estimate: a name of `specserve gpus`."
+        ),
+    ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, show_default=False, help="With --estimate: share of draft tokens accepted."
+        ),
+    ] = None,
+    format: Annotated[Format, typer.Option(help="What goes to stdout.")] = Format.TEXT,
+    settings: Settings = None,
+    alternative: Alternative = None,
+    devices: Devices = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    no_lock: NoLock = False,
+) -> None:
+    """Find how many draft tokens are best here, at each load; or that speculation is best left out.
+
+    One launch without speculation and one with K_max tell how long a step takes and, step by step, what was
+    accepted: from that every smaller K is predicted. Where vLLM follows a schedule by batch size, several K are
+    measured in one launch. The choice is then confirmed on prompts that it was not made with. An interrupted
+    tune goes on when the same command is given again.
+
+    With --estimate nothing is launched, and no vLLM is needed: step times come from the models' sizes and the
+    accelerator's bandwidth and FLOP/s, and the acceptance is what you say.
+
+    \b
+    specserve tune configs/demo.yaml -w code -c 1,2,4,8
+    specserve tune configs/demo.yaml -w code -t 0.7 --explain
+    specserve tune configs/demo.yaml --budget 20m --write
+    specserve tune configs/llama70b-8b.yaml --dry-run
+    specserve tune configs/llama70b-8b.yaml --estimate --accelerator H100-80GB --acceptance 0.7
+    """
+    as_json = format is Format.JSON
+    if estimate:
+        from specserve.cli import tuneestimate
+        from specserve.cli.lists import whole_numbers
+
+        tuneestimate.run(
+            profile,
+            accelerator=accelerator,
+            acceptance=acceptance,
+            concurrency=whole_numbers(concurrency, "--concurrency", least=1, most=65536) or None,
+            most_tokens=k_max or 8,
+            as_json=as_json,
+            settings=settings or (),
+            alternative=alternative,
+            use_lock=not no_lock,
+        )
+        return
+    if accelerator is not None or acceptance is not None:
+        from specserve.errors import UsageError
+
+        raise UsageError("`--accelerator` and `--acceptance` are for `--estimate`; a tune measures both")
+    from specserve.cli.tuning import Asked, run
+
+    asked = Asked(
+        profile=profile,
+        workloads=tuple(workload or ()),
+        concurrency=concurrency,
+        temperature=temperature,
+        objective=objective.value if objective else None,
+        drafts=tuple(draft or ()),
+        methods=tuple(method or ()),
+        most_tokens=k_max,
+        prompts=prompts,
+        max_tokens=max_tokens,
+        budget=budget,
+        most_launches=max_launches,
+        confirm=not no_confirm,
+        seed=seed,
+        settings=tuple(settings or ()),
+        alternative=alternative,
+        devices=devices,
+        check=not no_check,
+        use_lock=not no_lock,
+    )
+    run(asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json)

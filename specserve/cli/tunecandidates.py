@@ -1,0 +1,248 @@
+"""The candidates of a tune: the profile's own way to speculate and others, each planned as it is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specserve.errors import SpecserveError, UsageError
+
+if TYPE_CHECKING:
+    from specserve.cli.tuning import Asked
+    from specserve.measure.bench.arms import Arm
+    from specserve.measure.tune.ladder import Situation
+    from specserve.measure.tune.wish import Candidate
+    from specserve.profile.schema import Profile
+
+_MOST_TOKENS = 8
+_MOST_REQUESTS = 256
+"""vLLM's default where neither profile nor platform says otherwise."""
+_SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
+"""Methods whose drafts can be sampled."""
+_NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+_DETAILED = "engine.per_request_spec_decode_metrics=detailed"
+
+
+@dataclass(frozen=True, slots=True)
+class Idea:
+    """One way to speculate, before anything is planned."""
+
+    name: str
+    keys: Mapping[str, Any]
+    is_own: bool = False
+
+
+def arm(path: str, asked: Asked, *, name: str, settings: Sequence[str] = (), baseline: bool = False) -> Arm:
+    """One planned server. Raises ProfileError, UsageError, FactError."""
+    from specserve.cli.prepare import prepare
+    from specserve.measure.bench.arms import Arm, key_variable
+    from specserve.measure.bench.fit import memory_bytes
+
+    profile, plan = prepare(
+        path,
+        settings=(*asked.settings, *settings, "server.host=127.0.0.1"),
+        port=0,
+        devices=asked.devices,
+        alternative=None if settings else asked.alternative,
+        baseline=baseline,
+        check=False,
+        use_lock=asked.use_lock,
+    )
+    named = profile.hardware.devices if profile.hardware else None
+    return Arm(
+        name=name,
+        plan=plan,
+        is_baseline=baseline,
+        model=profile.target.model,
+        api_key_env=key_variable(plan),
+        ranks=profile.target.tensor_parallel_size * profile.target.pipeline_parallel_size,
+        devices=tuple(map(str, named)) if named else None,
+        memory_bytes=memory_bytes(profile) if plan.platform == "cpu" else None,
+    )
+
+
+def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float]) -> list[Idea]:
+    """In the order of their use: the profile's own first."""
+    if profile.speculation is None:
+        if not asked.drafts and not asked.methods:
+            raise UsageError(
+                f"`{profile.file}` does not speculate: there is nothing to tune",
+                hint="give it a `speculation` section, or name a draft with `--draft MODEL`",
+            )
+        found: list[Idea] = []
+        own: Mapping[str, Any] = {"method": "draft_model"}
+    else:
+        own = dict(profile.speculation.keys)
+        found = [Idea(str(own["method"]), own, is_own=True)]
+        found += _sampled(own, temperatures=temperatures)
+    for model in asked.drafts:
+        keys = {"method": "draft_model"} if own.get("method") != "draft_model" else dict(own)
+        path = Path(model)
+        keys["model"] = str(path.absolute()) if path.is_dir() else model
+        keys.pop("revision", None)
+        found.append(Idea(f"draft-{path.name.lower()}", keys))
+    methods = {idea.keys["method"] for idea in found}
+    for method in asked.methods:
+        if method not in methods:
+            found.append(Idea(method, _keys_of(method, profile)))
+    return found
+
+
+def _sampled(own: Mapping[str, Any], *, temperatures: Sequence[float]) -> list[Idea]:
+    """The other way to sample drafts, where a request is sampled at all."""
+    if max(temperatures) <= 0 or own["method"] not in _SAMPLED or own.get("use_heterogeneous_vocab"):
+        return []
+    now = own.get("draft_sample_method") or "greedy"
+    other = "greedy" if now == "probabilistic" else "probabilistic"
+    return [Idea(f"{own['method']}-{other}", {**own, "draft_sample_method": other})]
+
+
+def _keys_of(method: str, profile: Profile) -> Mapping[str, Any]:
+    if method in profile.alternatives:
+        return dict(profile.alternatives[method].keys)
+    if method == "ngram":
+        return _NGRAM
+    if method == "suffix":
+        return {"method": "suffix"}
+    known = ", ".join(["ngram", "suffix", *profile.alternatives])
+    raise UsageError(f"`--method {method}` is not known here", hint=f"there are {known}")
+
+
+def unasked(profile: Profile, asked: Asked) -> list[tuple[str, str, str]]:
+    """Methods without a second model, and alternatives, that nobody asked for: name, method and how to add them."""
+    from importlib.util import find_spec
+
+    own = profile.speculation.method if profile.speculation else None
+    found = []
+    if own != "ngram" and "ngram" not in asked.methods:
+        found.append(("ngram", "ngram", "needs another launch: `--method ngram`"))
+    if own != "suffix" and "suffix" not in asked.methods and find_spec("arctic_inference") is not None:
+        found.append(("suffix", "suffix", "needs another launch: `--method suffix`"))
+    for name, block in profile.alternatives.items():
+        if name not in asked.methods:
+            found.append((name, block.method, f"needs another launch: `--method {name}`"))
+    return found
+
+
+def candidates(
+    profile: Profile, asked: Asked, wanted: Sequence[Idea], *, loads: Sequence[int]
+) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
+    """Those that can be launched, with their K_max and ladder; and what the rules object to in the others."""
+    found: list[Candidate] = []
+    left_out: list[tuple[str, str, str]] = []
+    for idea in wanted:
+        reason = _objection(asked, idea)
+        if reason is None:
+            found += _planned(profile, asked, idea, loads=loads)
+        elif idea.is_own:
+            raise UsageError(reason, hint="`--no-check` measures it all the same")
+        else:
+            left_out.append((idea.name, str(idea.keys["method"]), reason))
+    return found, left_out
+
+
+def _planned(profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int]) -> list[Candidate]:
+    from specserve.measure.tune.ladder import follows_schedule
+    from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
+
+    assert asked.profile is not None
+    most = most_tokens(asked, idea)
+    there = situation(profile, asked, idea)
+    requests = profile.engine.get("max_num_seqs")
+    most_requests = requests if isinstance(requests, int) else _MOST_REQUESTS
+    rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
+    keys = {**_without_k(idea.keys), "num_speculative_tokens": most}
+    launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
+    whole = Candidate(
+        name=idea.name,
+        arm=arm(asked.profile, asked, name=idea.name, settings=[_as_setting(launched), _DETAILED]),
+        keys=keys,
+        most_tokens=most,
+        rungs=rungs,
+        why_no_ladder=reason,
+        follows_schedule=follows_schedule(there) is None,
+        is_own=idea.is_own,
+    )
+    if rungs or most < 3:
+        return [whole]
+    few = {**keys, "num_speculative_tokens": small_tokens(most)}
+    name = f"{idea.name}-k{small_tokens(most)}"
+    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED])
+    return [whole, replace(whole, name=name, arm=second, most_tokens=small_tokens(most), small=True)]
+
+
+def _ranges(rungs: Mapping[int, int]) -> list[list[int]]:
+    from specserve.measure.tune.ladder import as_ranges
+
+    return as_ranges(rungs)
+
+
+def most_tokens(asked: Asked, idea: Idea) -> int:
+    """K_max: what was asked for; else 8, or the block of a head that drafts in blocks."""
+    own = idea.keys.get("num_speculative_tokens")
+    own = int(own) if isinstance(own, int | str) and str(own).isdigit() else 0
+    if idea.keys["method"] in ("dflash", "dspark", "mtp") or idea.keys.get("parallel_drafting"):
+        return min(asked.most_tokens or own or 1, own or 1)
+    return asked.most_tokens or max(own, _MOST_TOKENS)
+
+
+def situation(profile: Profile, asked: Asked, idea: Idea) -> Situation:
+    """What decides whether a schedule by batch size holds for a candidate here."""
+    from specserve.measure.tune.ladder import Situation
+    from specserve.plan.memory.runner import runner
+    from specserve.plan.support import installed
+
+    found = installed()
+    assert found is not None
+    on_cpu = found.platform == "cpu"
+    ranks = profile.engine.get("data_parallel_size")
+    return Situation(
+        method=str(idea.keys["method"]),
+        runner="v1" if on_cpu else runner(found.version, speculation=idea.keys, env=profile.env),
+        platform=found.platform,
+        data_parallel_size=ranks if isinstance(ranks, int) else 1,
+        enforce_eager=profile.engine.get("enforce_eager") is True,
+    )
+
+
+def _objection(asked: Asked, idea: Idea) -> str | None:
+    """The first error of the static rules about a candidate as it would be served; None without one."""
+    from specserve.checks.run import examined
+    from specserve.diagnostics import Severity
+    from specserve.profile.load import load_profile
+
+    if not asked.check:
+        return None
+    assert asked.profile is not None
+    keys = {**_without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
+    try:
+        profile = load_profile(asked.profile, settings=(*asked.settings, _as_setting(keys)))
+    except SpecserveError as error:
+        return error.message
+    findings, _ = examined(profile)
+    errors = [
+        finding
+        for finding in findings
+        if finding.severity is Severity.ERROR and not finding.span.path.startswith("alternatives.")
+    ]
+    return f"{errors[0].code}: {errors[0].message}" if errors else None
+
+
+def _without_k(keys: Mapping[str, Any]) -> dict[str, Any]:
+    without = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    return {name: value for name, value in keys.items() if name not in without}
+
+
+def _as_setting(keys: Mapping[str, Any]) -> str:
+    """A block as `--set` takes it."""
+    from specserve.profile.fingerprint import jsonable
+
+    return f"speculation={json.dumps(jsonable(keys))}"
+
+
+def tuned(path: str, asked: Asked, keys: Mapping[str, Any], *, name: str) -> Arm:
+    """The chosen server, as the profile would serve it."""
+    return arm(path, asked, name=name, settings=[_as_setting(keys)])

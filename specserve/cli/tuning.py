@@ -1,0 +1,370 @@
+"""One tune for a command: planned, run in its directory, gone on with, told as it goes, written at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specserve.errors import SpecserveError, UsageError
+
+if TYPE_CHECKING:
+    from specserve.measure.bench.fit import Fit
+    from specserve.measure.bench.rundir import RunDirectory
+    from specserve.measure.tune.assemble import Known
+    from specserve.measure.tune.budget import Fitted
+    from specserve.measure.tune.result import Choice, Confirmed, TuneResult
+    from specserve.measure.tune.run import Tune
+    from specserve.measure.tune.wish import Candidate, Wish
+    from specserve.profile.schema import Profile
+
+_LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 64)}
+_WORKLOADS = ("chat", "code")
+_PROMPTS, _MAX_TOKENS = 12, {"cpu": 64, "cuda": 256}
+_KIND = "tune"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says."""
+
+    profile: str
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    temperature: str | None = None
+    objective: str | None = None
+    drafts: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    most_tokens: int | None = None
+    prompts: int | None = None
+    max_tokens: int | None = None
+    budget: str | None = None
+    most_launches: int | None = None
+    confirm: bool = True
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    alternative: str | None = None
+    devices: str | None = None
+    check: bool = True
+    use_lock: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything before the first launch."""
+
+    asked: Asked
+    profile: Profile
+    wish: Wish
+    room: Fit
+    fitted: Fitted
+
+    @property
+    def kept(self) -> list[Candidate]:
+        """The candidates that are launched."""
+        return [each for each in self.wish.candidates if each.name in self.fitted.kept]
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the choice is launched, too."""
+        from specserve.measure.tune.wish import TUNED
+
+        return self.asked.confirm and TUNED in self.fitted.kept
+
+
+def prepared(asked: Asked, *, starts: bool) -> Prepared:
+    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError."""
+    from specserve.cli.benchpoints import sources
+    from specserve.cli.durations import seconds
+    from specserve.cli.preflight import cleared
+    from specserve.cli.prepare import prepare
+    from specserve.cli.tunecandidates import arm, candidates, ideas, situation, unasked
+    from specserve.measure.bench.fit import fit
+    from specserve.measure.tune.wish import BASELINE, Wish, fitted
+    from specserve.profile.load import load_profile, with_alternative
+
+    options: dict[str, Any] = {
+        "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
+        "check": asked.check, "use_lock": asked.use_lock,
+    }  # fmt: skip
+    if starts:
+        profile, plan = cleared(asked.profile, **options)
+    else:
+        profile, plan = prepare(asked.profile, starts=False, **options)
+    own = with_alternative(
+        load_profile(asked.profile, settings=asked.settings), asked.alternative, baseline=False
+    )
+    names = sources(asked.workloads)
+    workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
+    wanted = ideas(own, asked, temperatures=temperatures)
+    found, left_out = candidates(own, asked, wanted, loads=loads)
+    if not found:
+        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
+    runner = situation(own, asked, wanted[0]).runner
+    wish = Wish(
+        name=profile.name,
+        fingerprint=plan.fingerprint,
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True),
+        candidates=tuple(found),
+        left_out=(*left_out, *unasked(own, asked)),
+        workloads=workloads,
+        temperatures=temperatures,
+        loads=loads,
+        objective=_objective(asked, own),
+        runner=runner,
+        platform=plan.platform,
+        sources=names,
+        limits={item.workload or workloads[0]: item for item in own.expect},
+        prompts=asked.prompts or _PROMPTS,
+        max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
+        budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
+        most_launches=asked.most_launches,
+        seed=asked.seed,
+    )
+    return Prepared(asked, own, wish, fit([wish.baseline, found[0].arm]), fitted(wish))
+
+
+def _points(
+    asked: Asked, profile: Profile, names: tuple[str, ...], *, platform: str
+) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
+    """Workloads, temperatures and loads: as asked, else as promised, else the defaults."""
+    from specserve.cli.lists import numbers, whole_numbers
+
+    promised = [item for item in profile.expect if item.concurrency is not None]
+    workloads = (
+        names or tuple(dict.fromkeys(item.workload for item in promised if item.workload)) or _WORKLOADS
+    )
+    temperatures = numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or tuple(
+        dict.fromkeys(item.temperature for item in promised if item.temperature is not None)
+    )
+    loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096) or tuple(
+        sorted({item.concurrency for item in promised if item.concurrency is not None})
+    )
+    most = profile.engine.get("max_num_seqs")
+    usual = loads or _LOADS[platform]
+    kept = tuple(sorted(load for load in usual if not isinstance(most, int) or load <= most))
+    if not kept or (asked.concurrency and len(kept) < len(usual)):
+        raise UsageError(
+            f"max_num_seqs is {most}: more requests at once would wait", hint="lower `--concurrency`"
+        )
+    return workloads, temperatures or (0.0,), kept
+
+
+def _objective(asked: Asked, profile: Profile) -> Any:
+    if asked.objective is not None:
+        return asked.objective
+    has_limits = any(item.max_tpot_p99_ms is not None for item in profile.expect)
+    return "goodput" if has_limits else "throughput"
+
+
+def run(
+    asked: Asked,
+    *,
+    output: str | None,
+    anew: bool,
+    dry_run: bool,
+    write: bool,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """The whole command. Raises SpecserveError; what was measured stays."""
+    if asked.profile == "-":
+        raise UsageError("a tune is not read from stdin: it could not be gone on with", hint="name a file")
+    ready = prepared(asked, starts=not dry_run)
+    if dry_run:
+        from specserve.report.console import out
+        from specserve.report.tuneplan import plan_json, plan_text
+
+        out((plan_json if as_json else plan_text)(ready))
+        return
+    if not ready.fitted.fits:
+        raise UsageError(
+            "two launches are needed at least, one without speculation and one with it",
+            hint="raise `--budget` or `--max-launches`; `--dry-run` tells what each takes",
+        )
+    result, path = _measured(ready, output=output, anew=anew)
+    _show(result, path, explain=explain, as_json=as_json)
+    if write:
+        from specserve.cli.tunewrite import write_choice
+
+        write_choice(asked.profile, result, settings=asked.settings)
+
+
+def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneResult, Path]:
+    from specserve.measure.tune.run import Tune
+    from specserve.report.benchprogress import BenchView
+    from specserve.report.console import in_one_line, say
+    from specserve.serve.stop import stop_on_signals
+
+    began = time.monotonic()
+    directory = _directory(ready, output, anew=anew)
+    with ExitStack() as stack:
+        stack.enter_context(directory)
+        stop = stack.enter_context(stop_on_signals())
+        view = stack.enter_context(BenchView())
+        names = ", ".join(each.name for each in ready.kept)
+        say(f"{len(ready.wish.points())} points on baseline, {names}; K up to {ready.kept[0].most_tokens}")
+        say(f"run directory: {in_one_line(str(directory.path))}")
+        tune = Tune(
+            ready.wish,
+            directory,
+            view,
+            stop,
+            fits_two=ready.room.at_once >= 2,
+            slots=ready.room.slots,
+            share=ready.fitted.share,
+        )
+        try:
+            result = _tuned(ready, tune, began)
+        except SpecserveError as error:
+            if tune.passes:
+                error.hint = error.hint or "the same command goes on with what was measured"
+            raise
+        finally:
+            spent_s = directory.content.get("spent_s", 0.0) + time.monotonic() - began
+            directory.update(spent_s=spent_s)
+    return result, directory.path
+
+
+def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
+    from specserve.measure.tune.assemble import confirmed_of, known_of
+    from specserve.measure.tune.choose import choose
+    from specserve.measure.tune.wish import TUNED
+    from specserve.report.tunefile import as_json_text
+
+    tune.measure(ready.kept, confirms=ready.confirms)
+    known = []
+    for number, each in enumerate(ready.kept, start=1):
+        if not each.small:
+            following = ready.kept[number] if number < len(ready.kept) else None
+            launches = [number, number + 1] if following is not None and following.small else [number]
+            known.append(known_of(ready.wish, tune.passes, each, launches=launches))
+    choice = choose([each.ready for each in known], objective=ready.wish.objective)
+    confirmed: tuple[Confirmed, ...] = ()
+    launch = len(ready.kept) + 1
+    if choice.speculates and ready.confirms and choice.speculation is not None:
+        from specserve.cli.tunecandidates import tuned
+
+        tune.confirm(tuned(ready.asked.profile, ready.asked, choice.speculation, name=TUNED), launch=launch)
+        rows = [row for each in known for row in each.rows]
+        confirmed = confirmed_of(ready.wish, tune.passes, choice, rows, launch=launch)
+    result = _result(ready, tune, known, choice, confirmed, began)
+    tune.directory.write("result.json", as_json_text(result))
+    tune.directory.update(is_complete=True)
+    return result
+
+
+def _result(
+    ready: Prepared, tune: Tune, known: list[Known], choice: Choice, confirmed: Any, began: float
+) -> TuneResult:
+    from specserve.measure.bench.surroundings import host, versions
+    from specserve.measure.tune.assemble import plain_of
+    from specserve.measure.tune.choose import best_ends
+    from specserve.measure.tune.explain import causes, why_none
+    from specserve.measure.tune.result import CandidateInfo, TuneResult
+    from specserve.measure.tune.wish import BASELINE
+
+    wish = ready.wish
+    chosen = next((each for each in known if each.candidate.name == choice.candidate), known[0])
+    model = next(iter(chosen.models.values()), None)
+    ends = best_ends(chosen.rows)
+    if not choice.speculates and model is not None:
+        why = why_none(chosen.rows, steps=model)
+        choice = dataclasses.replace(choice, reason=why or choice.reason)
+    shown = _explained(choice, chosen)
+    kv = tune.kv_tokens
+    held = (
+        (kv[chosen.candidate.name], kv[BASELINE]) if {chosen.candidate.name, BASELINE} <= kv.keys() else None
+    )
+    plain = plain_of(wish, tune.passes)
+    left_out = [CandidateInfo(name, method, left_out=why) for name, method, why in wish.left_out]
+    left_out += [
+        CandidateInfo(each.name, str(each.keys["method"]), left_out=dict(ready.fitted.left_out)[each.name])
+        for each in wish.candidates
+        if each.name in dict(ready.fitted.left_out) and not each.small
+    ]
+    return TuneResult(
+        name=wish.name,
+        fingerprint=wish.fingerprint,
+        created=tune.directory.content["created"],
+        duration_s=tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began,
+        versions={**versions(), **tune.versions},
+        host=host(platform_of_arms=wish.platform),
+        runner=wish.runner,
+        platform=wish.platform,
+        objective=wish.objective,
+        launches=tune.launches,
+        candidates=(*(each.info for each in known), *left_out),
+        rows=tuple(row for each in known for row in each.rows),
+        baseline={
+            place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()
+        },
+        choice=choice,
+        lowest_latency=ends[0] if ends else None,
+        highest_throughput=ends[1] if ends else None,
+        confirmed=confirmed,
+        is_interleaved=tune.is_interleaved,
+        causes=causes(shown, steps=model, kv_tokens=held) if shown is not None and model is not None else (),
+        notes=tuple(dict.fromkeys([*tune.notes, *_notes(ready)])),
+        per_position={place: rates for each in known for place, rates in each.per_position.items()},
+    )
+
+
+def _explained(choice: Choice, known: Known) -> Any:
+    """The row that `--explain` is about: the choice at the lowest load, else the best there is."""
+    rows = [row for row in known.rows if row.tokens == choice.by_load.get(row.concurrency, row.tokens)]
+    if not rows:
+        return None
+    lowest = min(row.concurrency for row in rows)
+    return max((row for row in rows if row.concurrency == lowest), key=lambda row: row.speedup.value)
+
+
+def _notes(ready: Prepared) -> list[str]:
+    told = []
+    for each in ready.kept:
+        if each.why_no_ladder and not each.small:
+            told.append(
+                f"{each.name}: {each.why_no_ladder}; step times between the measured K are interpolated (± 8 %)"
+            )
+    for name, reason in ready.fitted.left_out:
+        told.append(f"{name} was left out: {reason}")
+    if ready.fitted.share < 1:
+        told.append(f"{ready.fitted.share:.0%} of the prompts were sent, for the budget")
+    return told
+
+
+def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirectory:
+    """A new run, or the one of the same command that did not end."""
+    from specserve.measure.bench.rundir import create, resume
+    from specserve.serve.statefolder import state_folder
+
+    digest = ready.wish.digest
+    stem = f"{ready.wish.name}-{ready.wish.fingerprint[:8]}-{digest[:8]}"
+    path = Path(output) if output is not None else state_folder() / "tune" / stem
+    number = 1
+    while (path / "run.json").exists():
+        found = resume(path)
+        is_same = (found.content.get("kind"), found.content.get("digest")) == (_KIND, digest)
+        if is_same and not anew and not found.content.get("is_complete"):
+            return found
+        found.__exit__()
+        if output is not None:
+            raise UsageError(f"`{path}` holds another run", hint="another `-o`, or none")
+        number += 1
+        path = path.with_name(f"{stem}-{number}")
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    content = {"kind": _KIND, "digest": digest, "name": ready.wish.name, "created": created}
+    return create(path, {**content, "asked": dataclasses.asdict(ready.asked), "spent_s": 0.0})
+
+
+def _show(result: TuneResult, path: Path, *, explain: bool, as_json: bool) -> None:
+    from specserve.report.console import out, say
+    from specserve.report.tune import text
+    from specserve.report.tunefile import as_json_text
+
+    out(as_json_text(result) if as_json else text(result, explain=explain))
+    say(f"raw data, logs and result.json: {path}")

@@ -1,0 +1,216 @@
+"""From the passes of a tune to its result: what was observed, predicted, chosen, confirmed. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specserve.measure.bench.figures import figures
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Cell, Point
+from specserve.measure.bench.speedups import compared, invalid_reason
+from specserve.measure.tune import predict
+from specserve.measure.tune.choose import Ready
+from specserve.measure.tune.observe import Observed, observed
+from specserve.measure.tune.predict import Measured
+from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
+from specserve.measure.tune.steptime import StepModel, Timed
+from specserve.measure.tune.wish import BASELINE, TUNED, Candidate, Wish, small_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One candidate after its launch."""
+
+    candidate: Candidate
+    rows: tuple[Row, ...]
+    models: Mapping[str, StepModel]
+    """By `workload/temperature`."""
+    per_position: Mapping[str, tuple[float, ...]]
+    zero_cost: float | None
+    info: CandidateInfo
+
+    @property
+    def ready(self) -> Ready:
+        """For the choice."""
+        each = self.candidate
+        return Ready(
+            each.name, each.keys, self.rows, follows_schedule=each.follows_schedule, zero_cost=self.zero_cost,
+            is_own=each.is_own,
+        )  # fmt: skip
+
+
+def plain_of(wish: Wish, passes: Sequence[Pass]) -> dict[str, dict[int, Observed]]:
+    """The server without speculation, by `workload/temperature` and load."""
+    found: dict[str, dict[int, Observed]] = {}
+    for point in wish.points():
+        seen = observed(_at(passes, launch=0, arm=BASELINE, point=point, below=1000), tokens=0)
+        if seen is not None:
+            found.setdefault(key(point), {})[seen.concurrency] = seen
+    return found
+
+
+def key(point: Point) -> str:
+    """`workload/temperature`."""
+    return f"{point.workload}/{point.temperature:g}"
+
+
+def known_of(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launches: Sequence[int]) -> Known:
+    """One candidate: every K at every load. `launches`: its numbers, with a second one of a small K where there is."""
+    plain = plain_of(wish, passes)
+    others = _others(wish, passes, candidate, launch=launches[0])
+    rows: list[Row] = []
+    models: dict[str, StepModel] = {}
+    positions: dict[str, tuple[float, ...]] = {}
+    for place, at_load in plain.items():
+        measured = _measured(wish, passes, candidate, place, at_load, others=others, launches=launches)
+        if not measured.drafted:
+            continue
+        models[place] = predict.model(measured)
+        rows += predict.rows(measured, steps=models[place])
+        positions[f"{candidate.name}/{place}"] = predict.per_position(measured)
+    return Known(
+        candidate,
+        tuple(rows),
+        models,
+        {name: rates for name, rates in positions.items() if rates},
+        _zero_cost(wish, passes, candidate, models, launch=launches[0]),
+        _info(candidate, models),
+    )
+
+
+def _measured(
+    wish: Wish,
+    passes: Sequence[Pass],
+    candidate: Candidate,
+    place: str,
+    plain: Mapping[int, Observed],
+    *,
+    others: Sequence[Timed],
+    launches: Sequence[int],
+) -> Measured:
+    drafted = []
+    for index, launch in enumerate(launches):
+        for point in wish.points():
+            if key(point) == place:
+                tokens = candidate.tokens_at(point.concurrency or 1) if index == 0 else small_of(candidate)
+                found = _at(passes, launch=launch, arm=None, point=point, below=1000)
+                seen = observed(found, tokens=tokens)
+                drafted += [seen] if seen is not None else []
+    workload = place.partition("/")[0]
+    return Measured(
+        candidate.name, plain, drafted, others, candidate.most_tokens, candidate.follows_schedule,
+        wish.limits.get(workload),
+    )  # fmt: skip
+
+
+def small_of(candidate: Candidate) -> int:
+    """What the second launch of a candidate without a ladder drafts."""
+    return small_tokens(candidate.most_tokens)
+
+
+def _others(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch: int) -> list[Timed]:
+    """Step times of the loads between; a K = 0 range is left out: it is no server without speculation."""
+    found = []
+    for load, tokens in candidate.rungs.items():
+        if load in wish.loads or not tokens:
+            continue
+        seen = _extra(passes, launch=launch, load=load, tokens=tokens)
+        if seen is not None and seen.step_s:
+            found.append(Timed(load, tokens, seen.step_s))
+    return found
+
+
+def _extra(passes: Sequence[Pass], *, launch: int, load: int, tokens: int) -> Observed | None:
+    mine = [each for each in passes if (each.launch, each.block) == (launch, 1000 + load)]
+    return observed(mine, tokens=tokens) if mine else None
+
+
+def _zero_cost(
+    wish: Wish, passes: Sequence[Pass], candidate: Candidate, models: Mapping[str, StepModel], *, launch: int
+) -> float | None:
+    """The rate of a K = 0 range over that of no speculation: a plain step over the range's, at its load."""
+    load = next((load for load, tokens in candidate.rungs.items() if not tokens), None)
+    first = next(iter(models.values()), None)
+    seen = _extra(passes, launch=launch, load=load, tokens=0) if load is not None else None
+    if seen is None or seen.step_s is None or first is None or load is None:
+        return None
+    return min(1.0, first.at(load, 0) / seen.step_s)
+
+
+def _info(candidate: Candidate, models: Mapping[str, StepModel]) -> CandidateInfo:
+    errors = sorted(model.error for model in models.values())
+    draft = candidate.keys.get("model")
+    how = candidate.keys.get("draft_sample_method")
+    return CandidateInfo(
+        name=candidate.name,
+        method=str(candidate.keys.get("method")),
+        draft_model=str(draft) if draft else None,
+        draft_sample_method=str(how) if how else None,
+        measured_with=candidate.most_tokens,
+        follows_schedule=candidate.follows_schedule,
+        has_ladder=bool(candidate.rungs),
+        step_model_error=errors[len(errors) // 2] if errors else None,
+    )
+
+
+def _at(passes: Sequence[Pass], *, launch: int, arm: str | None, point: Point, below: int) -> list[Pass]:
+    return [
+        each
+        for each in passes
+        if each.launch == launch
+        and each.block < below
+        and each.point == point
+        and (arm is None or each.arm == arm)
+    ]
+
+
+def confirmed_of(
+    wish: Wish, passes: Sequence[Pass], choice: Choice, rows: Sequence[Row], *, launch: int
+) -> tuple[Confirmed, ...]:
+    """What the confirmation says at each point, beside what was predicted there."""
+    held = [
+        each
+        for each in passes
+        if each.block >= 5000 and each.arm in (TUNED, BASELINE) and each.launch in (0, launch)
+    ]
+    # where both could not run at once, the blocks without speculation were sent in the first launch
+    held = [_as_launch(each, launch) for each in held]
+    found = []
+    for point in wish.points():
+        cells = {
+            (name, point): _cell(
+                [each for each in held if each.point == point and each.arm == name], name, point
+            )
+            for name in (TUNED, BASELINE)
+        }
+        mine = cells[TUNED, point].figures
+        if mine is None:
+            continue
+        told = compared(cells, held, arm=TUNED, against=BASELINE, at=point)
+        tokens = choice.by_load.get(point.concurrency or 1, 0)
+        row = next(
+            (
+                each for each in rows
+                if (each.candidate, each.workload, each.temperature, each.concurrency, each.tokens)
+                == (choice.candidate, point.workload, point.temperature, point.concurrency, tokens)
+            ),
+            None,
+        )  # fmt: skip
+        found.append(
+            Confirmed(
+                told,
+                row.speedup.value if row else 1.0,
+                mine.output_tokens_per_s,
+                row.tokens_per_s if row else mine.output_tokens_per_s,
+            )
+        )
+    return tuple(found)
+
+
+def _cell(passes: Sequence[Pass], arm: str, point: Point) -> Cell:
+    return Cell(arm, point, figures(passes) if passes else None, invalid_reason(passes))
+
+
+def _as_launch(done: Pass, launch: int) -> Pass:
+    return done if done.launch == launch else replace(done, launch=launch)

@@ -1,0 +1,134 @@
+"""Which candidate, and how many draft tokens at which load. Pure; what it chose is confirmed elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specserve.measure.tune import schedule
+from specserve.measure.tune.pareto import Choice as Place
+from specserve.measure.tune.pareto import ends
+from specserve.measure.tune.result import Choice, Row
+from specserve.measure.tune.schedule import Schedule
+
+Objective = Literal["tpot", "throughput", "goodput"]
+LEAST_SPEEDUP = 1.03
+"""Speculation that gives less is not worth a second model."""
+LEAST_LEAD = 0.02
+"""Another candidate than the profile's own must be better by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """One measured candidate that may be chosen."""
+
+    name: str
+    speculation: Mapping[str, Any]
+    """The block of the profile, its K and schedule to be replaced."""
+    rows: Sequence[Row]
+    follows_schedule: bool = True
+    zero_cost: float | None = None
+    """Rate of a K = 0 range over that of a server without speculation, measured; None: not measured."""
+    is_own: bool = False
+
+
+def choose(candidates: Sequence[Ready], *, objective: Objective) -> Choice:
+    """The best candidate with its schedule, or to run without."""
+    best: tuple[float, Ready, Schedule] | None = None
+    for each in candidates:
+        table = speedups(each.rows, objective=objective)
+        if not table:
+            continue
+        found = schedule.build(
+            _with_zero(table, each.zero_cost),
+            zero_wins_at=zero_wins(table, each.zero_cost),
+            may_vary=each.follows_schedule,
+        )
+        score = _mean(table, found, each.zero_cost) * (1 + LEAST_LEAD if each.is_own else 1.0)
+        if best is None or score > best[0]:
+            best = (score, each, found)
+    if best is None:
+        return Choice(False, "nothing that speculates was measured")
+    return _told(best[1], best[2], objective=objective)
+
+
+def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
+    table = speedups(each.rows, objective=objective)
+    gains = {load: table[load].get(tokens, 1.0) for load, tokens in found.chosen.items() if tokens}
+    tops = {load: max(rates.values()) for load, rates in table.items()}
+    if not found.largest or max(tops.values()) < LEAST_SPEEDUP:
+        load = max(tops, key=lambda at: tops[at])
+        tokens = max(table[load], key=lambda at: table[load][at])
+        reason = (
+            f"the best there is, K = {tokens} at {load} request{'s' * (load > 1)}, is {tops[load]:.2f}x: "
+            f"less than {LEAST_SPEEDUP}x at every load"
+        )
+        return Choice(False, reason, each.name)
+    worst = min(gains, key=lambda at: gains[at])
+    reason = f"{max(gains.values()):.2f}x at best, {gains[worst]:.2f}x at {worst} request{'s' * (worst > 1)} at once"
+    return Choice(
+        speculates=True,
+        reason=reason,
+        candidate=each.name,
+        speculation=block(each.speculation, found),
+        by_load=dict(found.chosen),
+        schedule=None if found.is_constant else found.ranges,
+    )
+
+
+def block(keys: Mapping[str, Any], found: Schedule) -> dict[str, Any]:
+    """The profile's block with these tokens; no more are reserved than are used."""
+    kept = {name: value for name, value in keys.items() if name != "num_speculative_tokens_per_batch_size"}
+    kept["num_speculative_tokens"] = found.largest
+    if not found.is_constant:
+        kept["num_speculative_tokens_per_batch_size"] = [list(each) for each in found.ranges]
+    return kept
+
+
+def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int, float]]:
+    """By load and K: over no speculation, the geometric mean over workloads and temperatures.
+
+    By `goodput` only the share of requests within the limits counts.
+    """
+    gathered: dict[int, dict[int, list[float]]] = {}
+    for row in rows:
+        value = row.speedup.value
+        if objective == "tpot":
+            value = row.mean_length.value / row.break_even if row.mean_length else value
+        elif objective == "goodput" and row.within_limits is not None:
+            value *= max(row.within_limits, 1e-6)
+        gathered.setdefault(row.concurrency, {}).setdefault(row.tokens, []).append(value)
+    return {
+        load: {
+            tokens: math.exp(math.fsum(map(math.log, found)) / len(found)) for tokens, found in by_k.items()
+        }
+        for load, by_k in gathered.items()
+    }
+
+
+def _with_zero(table: Mapping[int, Mapping[int, float]], cost: float | None) -> dict[int, dict[int, float]]:
+    return {load: {**rates, **({0: cost} if cost is not None else {})} for load, rates in table.items()}
+
+
+def zero_wins(table: Mapping[int, Mapping[int, float]], cost: float | None) -> Collection[int]:
+    """Loads where a K = 0 range was measured, and is better than every K above it."""
+    if cost is None:
+        return ()
+    return [load for load, rates in table.items() if cost > max(rates.values()) * (1 + schedule.LEAST_GAIN)]
+
+
+def _mean(table: Mapping[int, Mapping[int, float]], found: Schedule, zero_cost: float | None) -> float:
+    values = [
+        table[load].get(tokens, zero_cost or 1.0) if tokens else zero_cost or 1.0
+        for load, tokens in found.chosen.items()
+    ]
+    return math.exp(math.fsum(map(math.log, values)) / len(values))
+
+
+def best_ends(rows: Sequence[Row]) -> tuple[Row, Row] | None:
+    """The row of the lowest time per token, and that of the most tokens/s; None without rows."""
+    places = {Place(row.concurrency, row.tokens, row.tpot_ms / 1000, row.tokens_per_s): row for row in rows}
+    found = ends(places)
+    return (places[found[0]], places[found[1]]) if found else None

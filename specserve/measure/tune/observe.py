@@ -1,0 +1,101 @@
+"""What one pass says of its load: step time, acceptance step by step, rate. Pure; predicts nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.tune.walk import Steps, steps_of
+
+_LEAST_GAPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One launch at one load, measured."""
+
+    workload: str
+    temperature: float
+    concurrency: int
+    tokens: int
+    """Drafted each step at this load; 0: none."""
+    step_s: float | None
+    """From one chunk of a stream to its next, while all requests ran: the median. None where that was too short."""
+    tokens_per_s: float
+    """Output tokens over the whole time."""
+    output_tokens: float
+    """Of a request, on average."""
+    ttft_s: float
+    """The median."""
+    tpot_s: tuple[float, ...]
+    """Of each request."""
+    requests: tuple[Steps, ...] = ()
+    """Those that drafted, step by step."""
+    tokens_per_step: float | None = None
+    """Output tokens over steps; None where the server does not tell its steps."""
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean acceptance length of the steps that drafted."""
+        steps = sum(len(each.accepted) for each in self.requests)
+        made = sum(sum(each.accepted) for each in self.requests)
+        return 1 + made / steps if steps else None
+
+
+def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
+    """All passes of one launch at one load; None where nothing came whole."""
+    good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
+    seconds = sum(each.duration_s for each in passes)
+    if not good or seconds <= 0 or passes[0].point.concurrency is None:
+        return None
+    point = passes[0].point
+    gaps = [gap for each in passes for gap in steady_gaps_s(each)]
+    stepped = [
+        found
+        for each in good
+        if (found := steps_of(each.steps, output_tokens=each.output_tokens)) is not None
+    ]
+    made = sum(each.tokens for each in stepped)
+    steps = sum(len(each.accepted) + each.plain for each in stepped)
+    return Observed(
+        workload=point.workload,
+        temperature=point.temperature,
+        concurrency=passes[0].point.concurrency,
+        tokens=tokens,
+        step_s=statistics.median(gaps) if len(gaps) >= _LEAST_GAPS else None,
+        tokens_per_s=sum(each.output_tokens for each in good) / seconds,
+        output_tokens=statistics.fmean(each.output_tokens for each in good),
+        ttft_s=statistics.median(each.ttft_s for each in good),
+        tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
+        requests=tuple(stepped) if tokens else (),
+        tokens_per_step=made / steps if steps and tokens else (None if tokens else 1.0),
+    )
+
+
+def steady_gaps_s(done: Pass) -> list[float]:
+    """Seconds between chunks while as many requests ran as were meant to: a chunk is a step.
+
+    From when all first ones stream until one ends that no other follows. Where that is no time at all: all gaps.
+    """
+    good = [request for request in done.requests if request.ok and request.chunk_gaps_ms]
+    concurrency = done.point.concurrency or 1
+    if len(good) <= concurrency:
+        return [gap / 1000 for request in good for gap in request.chunk_gaps_ms]
+    starts = sorted(good, key=lambda request: request.start_s)
+    begin = max(request.start_s + request.ttft_s for request in starts[:concurrency])
+    last = starts[-1].start_s
+    end = min(request.start_s + request.latency_s for request in good if _ends(request) > last)
+    found = []
+    for request in good:
+        at = request.start_s + request.ttft_s
+        for gap in request.chunk_gaps_ms:
+            began, at = at, at + gap / 1000
+            if began >= begin and at <= end:
+                found.append(gap / 1000)
+    return found or [gap / 1000 for request in good for gap in request.chunk_gaps_ms]
+
+
+def _ends(request: Request) -> float:
+    return request.start_s + request.latency_s

@@ -1,0 +1,177 @@
+"""From what was measured to every K at every load: length, step time, rate, with what each rests on. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specserve.measure.bench.result import Interval
+from specserve.measure.tune import goodput, steptime
+from specserve.measure.tune.observe import Observed
+from specserve.measure.tune.resample import interval
+from specserve.measure.tune.result import Row
+from specserve.measure.tune.steptime import StepModel, Timed
+from specserve.measure.tune.walk import Steps
+from specserve.profile.schema import Expectation
+
+_TIMES = 300
+STEP_ERROR = 0.04
+"""Of a step time between measured points, as a share: what is added to a speedup's bounds."""
+STEP_ERROR_ALONE = 0.08
+"""Where one K was measured at a load, and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that was measured of one candidate and of the server without speculation, for one workload."""
+
+    candidate: str
+    plain: Mapping[int, Observed]
+    """Without speculation, by concurrency."""
+    drafted: Sequence[Observed]
+    others: Sequence[Timed] = ()
+    """Step times at loads between, of whatever workload."""
+    most_tokens: int = 1
+    follows_schedule: bool = True
+    limits: Expectation | None = None
+
+
+def model(measured: Measured) -> StepModel:
+    """The step times of one candidate. Raises ValueError where nothing was timed."""
+    points = [Timed(load, 0, seen.step_s) for load, seen in measured.plain.items() if seen.step_s]
+    points += [Timed(seen.concurrency, seen.tokens, seen.step_s) for seen in measured.drafted if seen.step_s]
+    return steptime.fit([*points, *measured.others])
+
+
+def rows(measured: Measured, *, steps: StepModel) -> list[Row]:
+    """Every K up to what was measured, at every load that was measured without speculation."""
+    requests = _requests(measured)
+    if not requests:
+        return []
+    found = []
+    lengths = {
+        tokens: interval(
+            [(each.tokens, each.steps_with(tokens)) for each in requests], of=_ratio, times=_TIMES
+        )
+        for tokens in range(1, measured.most_tokens + 1)
+    }
+    for load in sorted(measured.plain):
+        for tokens in range(1, measured.most_tokens + 1):
+            length = lengths[tokens]
+            if length is not None:
+                found.append(_row(measured, load, tokens, length, steps))
+    return found
+
+
+def _requests(measured: Measured) -> list[Steps]:
+    """Those with the most draft tokens: what was offered less says nothing of more."""
+    most = max((seen.tokens for seen in measured.drafted), default=0)
+    return [each for seen in measured.drafted if seen.tokens == most for each in seen.requests]
+
+
+def _ratio(pairs: Sequence[tuple[int, int]]) -> float | None:
+    steps = sum(pair[1] for pair in pairs)
+    return sum(pair[0] for pair in pairs) / steps if steps else None
+
+
+def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: StepModel) -> Row:
+    plain = measured.plain[load]
+    seen = next(
+        (each for each in measured.drafted if (each.concurrency, each.tokens) == (load, tokens)), None
+    )
+    step_s = steps.at(load, tokens)
+    plain_s = steps.at(load, 0)
+    rate = _rate(plain, mean_length=length.value, step_s=step_s, load=load)
+    base = _rate(plain, mean_length=1.0, step_s=plain_s, load=load)
+    factor = _factor(measured, load, tokens, steps)
+    speedup = rate / base * factor
+    spread = _spread(measured, load, length, is_timed=seen is not None and seen.step_s is not None)
+    tpot_s = goodput.time_per_token_s(length.value, step_s=step_s)
+    return Row(
+        candidate=measured.candidate,
+        workload=plain.workload,
+        temperature=plain.temperature,
+        concurrency=load,
+        tokens=tokens,
+        mean_length=length,
+        length_basis="measured" if tokens == measured.most_tokens else "stitched",
+        step_ms=step_s * 1000,
+        step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
+        break_even=goodput.break_even(step_s, plain_step_s=plain_s),
+        tpot_ms=tpot_s * 1000,
+        tokens_per_s=plain.tokens_per_s * speedup,
+        speedup=Interval(speedup, speedup * math.exp(-spread), speedup * math.exp(spread)),
+        measured_tokens_per_s=seen.tokens_per_s if seen is not None else None,
+        within_limits=_within(measured, tokens, step_s),
+    )
+
+
+def _rate(plain: Observed, *, mean_length: float, step_s: float, load: int) -> float:
+    """Of a closed loop: prefill, as the first token without speculation shows it, then steps."""
+    return goodput.closed_loop_tokens_per_s(
+        plain.output_tokens,
+        mean_length=mean_length,
+        step_s=step_s,
+        prefill_s=_prefill_s(plain),
+        concurrency=load,
+    )
+
+
+def _prefill_s(plain: Observed) -> float:
+    """Seconds of one prefill: a first token waits for the step that runs, and then for its own."""
+    step_s = plain.step_s or 0.0
+    return max(0.0, plain.ttft_s - step_s / 2 if plain.concurrency > 1 else plain.ttft_s)
+
+
+def _factor(measured: Measured, load: int, tokens: int, steps: StepModel) -> float:
+    """Measured over reckoned speedup at this load, carried from 0 tokens to the measured K and kept beyond it."""
+    plain = measured.plain[load]
+    known = [(0, 1.0)]
+    for seen in sorted(measured.drafted, key=lambda each: each.tokens):
+        if seen.concurrency != load or seen.step_s is None or seen.tokens_per_step is None:
+            continue
+        reckoned = _rate(plain, mean_length=seen.tokens_per_step, step_s=seen.step_s, load=load)
+        base = _rate(plain, mean_length=1.0, step_s=steps.at(load, 0), load=load)
+        known.append((seen.tokens, seen.tokens_per_s / plain.tokens_per_s / (reckoned / base)))
+    if tokens >= known[-1][0]:
+        return known[-1][1]
+    after = next(index for index, (at, _) in enumerate(known) if at >= tokens)
+    (low, before), (high, value) = known[max(0, after - 1)], known[after]
+    return value if high == low else before + (value - before) * (tokens - low) / (high - low)
+
+
+def _spread(measured: Measured, load: int, length: Interval, *, is_timed: bool) -> float:
+    """Half the width of the logarithm of a speedup: of the length by requests, and of the step time."""
+    known = length.low > 0 and math.isfinite(length.high)
+    by_length = math.log(length.high / length.low) / 2 if known else math.log(2.0)
+    several = sum(each.concurrency == load for each in measured.drafted) > 0
+    by_step = 0.02 if is_timed else STEP_ERROR if several and measured.follows_schedule else STEP_ERROR_ALONE
+    return math.hypot(by_length, by_step)
+
+
+def _within(measured: Measured, tokens: int, step_s: float) -> float | None:
+    """Share of requests whose time per token, by their own acceptance, keeps the profile's limit."""
+    limits = measured.limits
+    if limits is None or limits.max_tpot_p99_ms is None:
+        return None
+    times = [
+        step_s * 1000 * each.steps_with(tokens) / each.tokens for each in _requests(measured) if each.tokens
+    ]
+    return statistics.fmean(time_ms <= limits.max_tpot_p99_ms for time_ms in times) if times else None
+
+
+def per_position(measured: Measured) -> tuple[float, ...]:
+    """The share of steps with K_max drafts that accepted 1, 2, … tokens or more."""
+    steps = [
+        took
+        for each in _requests(measured)
+        for took, offered in zip(each.accepted, each.drafted, strict=True)
+        if offered == measured.most_tokens
+    ]
+    if not steps:
+        return ()
+    return tuple(
+        sum(took >= place for took in steps) / len(steps) for place in range(1, measured.most_tokens + 1)
+    )

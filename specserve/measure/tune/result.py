@@ -1,0 +1,132 @@
+"""What a tune found, as data. Computes nothing; `report` draws it, files hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specserve.measure.bench.result import Comparison, Interval
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateInfo:
+    """One way to speculate that was looked at, or why it was not."""
+
+    name: str
+    method: str
+    draft_model: str | None = None
+    draft_sample_method: str | None = None
+    measured_with: int | None = None
+    """K_max; nothing is known above it."""
+    follows_schedule: bool = True
+    """Whether its drafter drafts what a schedule by batch size says."""
+    has_ladder: bool = False
+    """Whether several K were measured in one launch."""
+    step_model_error: float | None = None
+    """How far the form of the step times is off at the measured points, the median, as a share."""
+    left_out: str | None = None
+    """Why it was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One K of one candidate at one load of one workload: predicted, and measured where it was."""
+
+    candidate: str
+    workload: str
+    temperature: float
+    concurrency: int
+    tokens: int
+    mean_length: Interval | None
+    """Tokens a step; its bounds by drawing requests anew."""
+    length_basis: str
+    """`measured`, `stitched`, `counters`."""
+    step_ms: float
+    step_basis: str
+    """`measured` or `predicted`."""
+    break_even: float
+    """The mean acceptance length from which this K pays here."""
+    tpot_ms: float
+    tokens_per_s: float
+    """Predicted."""
+    speedup: Interval
+    """Predicted, over no speculation at this load."""
+    measured_tokens_per_s: float | None = None
+    within_limits: float | None = None
+    """Share of requests within the profile's limits, predicted; None without limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that holds the speedup down, with its number, and what would move it."""
+
+    name: str
+    """draft cost, verification cost, acceptance, memory, prefill."""
+    share: float | None
+    """What it takes of the speedup that would be there without it, 0 to 1."""
+    told: str
+    moves: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is best here."""
+
+    speculates: bool
+    reason: str
+    candidate: str | None = None
+    speculation: Mapping[str, Any] | None = None
+    """The whole block for the profile; None: run without."""
+    by_load: Mapping[int, int] = field(default_factory=dict)
+    """K by concurrency."""
+    schedule: tuple[tuple[int, int, int], ...] | None = None
+    """None where one K serves all loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The choice against no speculation, on prompts that it was not chosen by."""
+
+    comparison: Comparison
+    predicted_speedup: float
+    tokens_per_s: float
+    predicted_tokens_per_s: float
+
+    @property
+    def miss(self) -> float:
+        """Measured over predicted speedup, less one."""
+        measured = self.comparison.speedup
+        return measured.value / self.predicted_speedup - 1 if measured is not None else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """A whole tune."""
+
+    name: str
+    fingerprint: str
+    created: str
+    """ISO 8601, UTC."""
+    duration_s: float
+    versions: Mapping[str, str]
+    host: Mapping[str, str]
+    runner: str
+    """vLLM's model runner, `v1` or `v2`."""
+    platform: str
+    objective: str
+    launches: int
+    candidates: tuple[CandidateInfo, ...]
+    rows: tuple[Row, ...]
+    baseline: Mapping[str, Mapping[int, float]]
+    """Output tokens/s without speculation, measured, by `workload/temperature` and concurrency."""
+    choice: Choice
+    lowest_latency: Row | None = None
+    highest_throughput: Row | None = None
+    confirmed: tuple[Confirmed, ...] = ()
+    is_interleaved: bool = False
+    """Whether the confirmation took turns with the server without speculation."""
+    causes: tuple[Cause, ...] = ()
+    notes: tuple[str, ...] = ()
+    per_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""

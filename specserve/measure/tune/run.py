@@ -1,0 +1,210 @@
+"""One tune from its first launch to its confirmation: starts servers, sends prompts, keeps what came."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+from specserve.errors import Interrupted
+from specserve.measure.bench import news
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.driver import Driver
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.rundir import RunDirectory
+from specserve.measure.bench.schedule import Block, arm_order
+from specserve.measure.bench.server import Running, connect
+from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells, confirming, split
+from specserve.measure.workloads.load import load, load_warm_up
+from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.plan.launch import with_port
+from specserve.serve import events
+from specserve.serve.causes import signal_name
+from specserve.serve.ports import free_port
+from specserve.serve.server import running
+from specserve.serve.stop import StopRequest
+
+_WARM_UP_TOKENS = 24
+_WARM_UP_LOAD = 8
+
+
+@dataclass(slots=True)
+class Tune:
+    """A tune while it runs. Launches are numbered in the order of the wish; the confirmation is the last."""
+
+    wish: Wish
+    directory: RunDirectory
+    on_news: news.OnNews
+    stop: StopRequest
+    fits_two: bool
+    """Whether two servers fit at once, so that they can take turns."""
+    slots: Sequence[tuple[str, ...]] = ()
+    """Accelerators of each of two servers."""
+    share: float = 1.0
+    """Of the prompts, by the budget."""
+    passes: list[Pass] = field(default_factory=list)
+    chosen: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    held_out: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    workloads: dict[str, Workload] = field(default_factory=dict)
+    kv_tokens: dict[str, int] = field(default_factory=dict)
+    """Of each server's KV cache."""
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    launches: int = 0
+    is_interleaved: bool = False
+    _began_s: float = field(default_factory=time.monotonic)
+    _done: int = 0
+    _total: int = 1
+
+    def measure(self, candidates: Sequence[Candidate], *, confirms: bool) -> None:
+        """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays.
+
+        `confirms`: whether a confirmation follows; where its two servers cannot run at once, the one without
+        speculation is sent its prompts now.
+        """
+        self.passes = self.directory.passes()
+        self.kv_tokens = dict(self.directory.content.get("kv_tokens", {}))
+        self.launches = int(self.directory.content.get("launches", 0))
+        room = self.directory.content.get("room")
+        if room is not None:
+            self._load(**room)
+        self._plan(candidates)
+        self._launch(0, self.wish.baseline, None, confirms=confirms)
+        for number, each in enumerate(candidates, start=1):
+            self._launch(number, each.arm, each, confirms=False)
+
+    def confirm(self, arm: Arm, *, launch: int) -> None:
+        """The chosen server and the one without speculation, turn by turn where both fit, on held-out prompts."""
+        blocks = confirming(self.wish, self.held_out)
+        both = [self.wish.baseline, arm]
+        self._total = self._done + len(blocks) * 2
+        if all(self._has(launch, block, each.name) for block in blocks for each in both):
+            self.is_interleaved = bool(self.directory.content.get("is_interleaved"))
+            return
+        with self._traffic(f"confirm-{launch}", both) as (stack, driver, servers):
+            servers[arm.name] = stack.enter_context(self._server(arm, launch))
+            self.is_interleaved = self.fits_two
+            if self.is_interleaved:
+                servers[BASELINE] = stack.enter_context(self._server(self.wish.baseline, launch, slot=1))
+            stack.callback(driver.close)
+            self.directory.update(is_interleaved=self.is_interleaved)
+            self._warm_up(servers, driver)
+            for block in blocks:
+                for name in arm_order(block, list(servers)):
+                    self._pass(servers[name], driver, block, launch=launch)
+
+    def _plan(self, candidates: Sequence[Candidate]) -> None:
+        points = len(self.wish.points())
+        extras = sum(len([load for load in each.rungs if load not in self.wish.loads]) for each in candidates)
+        self._total = points * (1 + len(candidates)) + extras
+        self._done = len(self.passes)
+
+    def _launch(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> None:
+        """One server and its cells, those that are not there yet."""
+        if self.chosen and self._is_done(number, arm, candidate, confirms=confirms):
+            return
+        with self._traffic(f"{arm.name}-{number}", [arm]) as (stack, driver, servers):
+            server = stack.enter_context(self._server(arm, number))
+            servers[arm.name] = server
+            stack.callback(driver.close)
+            if not self.chosen:
+                self._prepare(server)
+            self._warm_up(servers, driver)
+            for cell in cells(self.wish, self.chosen, candidate=candidate, share=self.share):
+                self._pass(server, driver, cell.block, launch=number)
+            if confirms and not self.fits_two:
+                for block in confirming(self.wish, self.held_out):
+                    self._pass(server, driver, block, launch=number)
+
+    def _is_done(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> bool:
+        wanted = [cell.block for cell in cells(self.wish, self.chosen, candidate=candidate, share=self.share)]
+        if confirms and not self.fits_two:
+            wanted += confirming(self.wish, self.held_out)
+        return all(self._has(number, block, arm.name) for block in wanted)
+
+    def _has(self, launch: int, block: Block, arm: str) -> bool:
+        return any((each.launch, each.block, each.arm) == (launch, block.number, arm) for each in self.passes)
+
+    def _pass(self, server: Running, driver: Driver, block: Block, *, launch: int) -> None:
+        name = server.arm.name
+        if self._has(launch, block, name):
+            return
+        done, _ = server.run(driver, block, launch=launch)
+        self.directory.append(done)
+        self.passes.append(done)
+        self._done += 1
+        spent_s = time.monotonic() - self._began_s
+        left_s = spent_s / self._done * max(0, self._total - self._done)
+        rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
+        self.on_news(news.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
+
+    @contextmanager
+    def _traffic(
+        self, name: str, arms: Sequence[Arm]
+    ) -> Iterator[tuple[ExitStack, Driver, dict[str, Running]]]:
+        """The load generator for some servers, which ends before they do."""
+        servers: dict[str, Running] = {}
+        with ExitStack() as stack:
+            keys = [arm.api_key_env for arm in arms if arm.api_key_env]
+            log = self.directory.log(f"load-generator-{name}")
+            driver = Driver(log_path=log, on_tick=lambda: self._tick(servers), key_variables=keys)
+            stack.callback(driver.close)
+            yield stack, driver, servers
+            self.on_news(news.Stopping(tuple(servers)))
+        self.versions["load generator"] = f"vLLM {driver.vllm}"
+
+    @contextmanager
+    def _server(self, arm: Arm, launch: int, *, slot: int = 0) -> Iterator[Running]:
+        assert arm.plan is not None
+        plan = with_port(arm.plan, free_port(arm.plan.host))
+        if len(self.slots) > 1:
+            plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(self.slots[slot])})
+        log_path = self.directory.log(f"{arm.name}-{launch}")
+        began = time.monotonic()
+
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.PhaseStarted):
+                self.on_news(news.Starting(arm.name, str(event.phase), str(log_path)))
+
+        self.launches += 1
+        self.directory.update(launches=self.launches)
+        with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
+            self.on_news(news.Ready(arm.name, time.monotonic() - began))
+            if server.figures.kv_cache_tokens:
+                self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
+                self.directory.update(kv_tokens=self.kv_tokens)
+            yield connect(arm, server.url, check=server.check)
+
+    def _prepare(self, server: Running) -> None:
+        """The prompts, as this server can take them; kept, so that a resumed tune sends the same."""
+        room = {"chat": server.abilities.has_chat, "max_model_len": server.abilities.max_model_len}
+        self._load(chat=server.abilities.has_chat, max_model_len=server.abilities.max_model_len)
+        self.directory.update(room=room)
+
+    def _load(self, *, chat: bool, max_model_len: int | None) -> None:
+        for name in self.wish.workloads:
+            source = self.wish.sources.get(name, name)
+            found = load(source, chat=chat, max_model_len=max_model_len, max_tokens=self.wish.max_tokens)
+            self.workloads[name] = found
+            self.chosen[name], self.held_out[name] = split(found.prompts, self.wish.prompts)
+            if self.chosen[name] == self.held_out[name]:
+                self.notes.append(f"{name}: too few prompts to keep some for the confirmation")
+            self.notes += [f"{name}: {remark}" for remark in found.remarks]
+
+    def _warm_up(self, servers: Mapping[str, Running], driver: Driver) -> None:
+        kinds = {each.is_chat: each for each in self.workloads.values()}
+        for name, server in servers.items():
+            self.on_news(news.WarmingUp(name))
+            for workload in kinds.values():
+                warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
+                prompts = [replace(each, max_tokens=_WARM_UP_TOKENS) for each in warm.prompts]
+                for temperature in self.wish.temperatures:
+                    server.warm_up(driver, prompts, concurrency=_WARM_UP_LOAD, temperature=temperature)
+
+    def _tick(self, servers: Mapping[str, Running]) -> None:
+        if self.stop.count:
+            number = self.stop.signal or 15
+            raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
+        for server in servers.values():
+            server.check()

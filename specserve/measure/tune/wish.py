@@ -1,0 +1,213 @@
+"""What a tune is to do: candidates, loads, prompts, launches; and what it would take. Starts nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.schedule import Block, Item
+from specserve.measure.tune import budget, ladder
+from specserve.measure.tune.budget import Fitted, Wanted
+from specserve.measure.tune.choose import Objective
+from specserve.measure.workloads.workload import Prompt
+from specserve.profile.schema import Expectation
+
+BASELINE, TUNED = "baseline", "tuned"
+_GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
+_GUESSED_TOKENS_PER_S = 30.0
+"""Of one request: a guess for the time of a plan, before anything was measured."""
+_CONFIRMING_BLOCKS = 3
+_EXTRA_TOKENS = 48
+"""Of an answer where only the time of a step is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to speculate, as it is launched to be measured."""
+
+    name: str
+    arm: Arm
+    keys: Mapping[str, Any]
+    """The `speculation` block that it stands for, without what only the measurement adds."""
+    most_tokens: int
+    rungs: Mapping[int, int] = field(default_factory=dict)
+    """K by batch size, where several are measured in this launch; else K_max at all."""
+    why_no_ladder: str | None = None
+    follows_schedule: bool = True
+    is_own: bool = False
+    small: bool = False
+    """A second launch with a small K, where one launch has only one K."""
+
+    def tokens_at(self, load: int) -> int:
+        """What it drafts at this load."""
+        return self.rungs.get(load, self.most_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A whole tune, before its first launch."""
+
+    name: str
+    fingerprint: str
+    baseline: Arm
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[tuple[str, str, str], ...]
+    """Name, method and reason."""
+    workloads: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    loads: tuple[int, ...]
+    objective: Objective
+    runner: str
+    platform: str
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """What a workload is loaded from, by its name, where that is a file."""
+    limits: Mapping[str, Expectation] = field(default_factory=dict)
+    """By workload."""
+    prompts: int = 12
+    """Of a workload, to choose by; the others confirm."""
+    max_tokens: int = 128
+    budget_s: float | None = None
+    most_launches: int | None = None
+    seed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """What tells runs apart whose passes must not be mixed."""
+        content = [
+            self.fingerprint, [(each.name, dict(each.keys), dict(each.rungs)) for each in self.candidates],
+            self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    def points(self) -> list[Point]:
+        """Every workload at every temperature and load."""
+        return [
+            Point(workload, temperature, load)
+            for workload in self.workloads
+            for temperature in self.temperatures
+            for load in self.loads
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One pass of a launch: a block, and what is drafted in it."""
+
+    block: Block
+    tokens: int
+    is_extra: bool = False
+    """Only its step time is used."""
+
+
+def split(prompts: Sequence[Prompt], count: int) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+    """Prompts to choose by, spread evenly, and the others, to confirm with: none is in both."""
+    count = max(1, min(count, (len(prompts) + 1) // 2))
+    chosen = {index * len(prompts) // count for index in range(count)}
+    first = tuple(prompt for index, prompt in enumerate(prompts) if index in chosen)
+    rest = tuple(prompt for index, prompt in enumerate(prompts) if index not in chosen)
+    return first, rest or first
+
+
+def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
+    """Every prompt once, and as often again as it takes to have so many requests."""
+    times = max(1, -(-least // len(prompts)))
+    return tuple(Item(prompt, copy) for copy in range(1, times + 1) for prompt in prompts)[
+        : max(least, len(prompts))
+    ]
+
+
+def cells(
+    wish: Wish, prompts: Mapping[str, Sequence[Prompt]], *, candidate: Candidate | None, share: float = 1.0
+) -> list[Cell]:
+    """The passes of one launch, in order. Block numbers say what is measured, so that a resumed tune finds it."""
+    found = []
+    for number, point in enumerate(wish.points()):
+        load = point.concurrency or 1
+        some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
+        block = Block(number, point, items(some, least=2 * load + 1), wish.seed + number)
+        found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
+    if candidate is not None and candidate.rungs:
+        found += _extras(wish, prompts, candidate)
+    return found
+
+
+def _extras(wish: Wish, prompts: Mapping[str, Sequence[Prompt]], candidate: Candidate) -> list[Cell]:
+    """Loads between: each has another K, and only its step time is of use."""
+    from dataclasses import replace
+
+    workload, temperature = wish.workloads[0], wish.temperatures[0]
+    short = [
+        replace(prompt, max_tokens=min(prompt.max_tokens, _EXTRA_TOKENS)) for prompt in prompts[workload]
+    ]
+    found = []
+    for load, tokens in candidate.rungs.items():
+        if load not in wish.loads:
+            block = Block(
+                1000 + load, Point(workload, temperature, load), items(short[:1], least=0), wish.seed + load
+            )
+            block = replace(
+                block, items=items(short, least=load + max(2, load // 2))[: load + max(2, load // 2)]
+            )
+            found.append(Cell(block, tokens, is_extra=True))
+    return found
+
+
+def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Block]:
+    """Rounds over all points, with prompts that nothing was chosen by."""
+    found = []
+    for place in range(_CONFIRMING_BLOCKS):
+        for number, point in enumerate(wish.points()):
+            prompts = list(held_out[point.workload])
+            turned = prompts[place % len(prompts) :] + prompts[: place % len(prompts)]
+            least = 2 * (point.concurrency or 1) + 1
+            some = turned[: max(least, -(-len(prompts) // _CONFIRMING_BLOCKS), 4)]
+            found.append(
+                Block(5000 + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place)
+            )
+    return found
+
+
+def fitted(wish: Wish) -> Fitted:
+    """Which launches are made, and with how many of the prompts, by a guess of what they take."""
+    start_s = _GUESSED_START_S[wish.platform]
+    pass_s = measuring_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
+    wanted = [Wanted(BASELINE, start_s, pass_s, is_needed=True)]
+    for index, each in enumerate(wish.candidates):
+        wanted.append(Wanted(each.name, start_s, pass_s, is_needed=index == 0))
+    own = [each for each in wanted if each.is_needed]
+    confirm = Wanted(TUNED, start_s, pass_s, is_needed=False)
+    return budget.fit(
+        [*own, confirm, *(each for each in wanted if not each.is_needed)],
+        budget_s=wish.budget_s,
+        most_launches=wish.most_launches,
+    )
+
+
+def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
+    """Seconds of one launch's passes, where a request makes so many tokens/s at every load."""
+    requests = [max(wish.prompts, 2 * load + 1) / load for load in wish.loads]
+    return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
+
+
+def small_tokens(most: int) -> int:
+    """The K of a second launch, far enough from K_max to tell cost by K."""
+    return max(1, min(2, most - 1))
+
+
+def ladder_of(
+    situation: ladder.Situation, *, loads: Sequence[int], most_tokens: int, most_requests: int
+) -> tuple[Mapping[int, int], str | None]:
+    """K by batch size for one launch; or none, with the reason."""
+    reason = ladder.why_no_ladder(situation)
+    if reason is not None:
+        return {}, reason
+    found = dict(ladder.rungs(loads, most_tokens=most_tokens, most_requests=most_requests))
+    beyond = max(loads) + 2
+    if beyond <= most_requests:
+        found[beyond] = 0  # what a K = 0 range costs, once drafts are resident
+    return found, None

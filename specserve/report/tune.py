@@ -1,0 +1,146 @@
+"""What a tune found, as text: rates by K and load, the choice, its confirmation. Computes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from specserve.measure.tune.result import Confirmed, Row, TuneResult
+from specserve.report.console import clean, filled
+
+_MISS = 0.10
+
+
+def text(found: TuneResult, *, explain: bool = False) -> str:
+    """For a person."""
+    lines = [f"{clean(found.name)} on {_where(found)}"]
+    for place in dict.fromkeys((row.workload, row.temperature) for row in found.rows):
+        for candidate in dict.fromkeys(row.candidate for row in found.rows):
+            rows = [
+                row
+                for row in found.rows
+                if (row.workload, row.temperature) == place and row.candidate == candidate
+            ]
+            lines += ["", *_table(found, candidate, place, rows)]
+    lines += ["", *_choice(found)]
+    if found.confirmed:
+        lines += ["", *_confirmed(found)]
+    if explain and found.causes:
+        lines += ["", *_causes(found)]
+    lines += ["", *_footer(found)]
+    return "\n".join(lines).rstrip()
+
+
+def _where(found: TuneResult) -> str:
+    accelerator = found.host.get("accelerator", found.platform)
+    return (
+        f"{clean(accelerator)}, vLLM {clean(found.versions.get('vllm', '?'))}, runner {found.runner.upper()}"
+    )
+
+
+def _table(found: TuneResult, candidate: str, place: tuple[str, float], rows: Sequence[Row]) -> Iterator[str]:
+    """Output tokens/s by K and load."""
+    workload, temperature = place
+    loads = sorted({row.concurrency for row in rows})
+    most = max((row.tokens for row in rows), default=0)
+    yield f"{clean(workload)}, temperature {temperature:g}, {clean(candidate)}: output tokens/s by requests at once"
+    yield f"{'K':>3} {'tokens a step':>15}" + "".join(f"{load:>14d}" for load in loads)
+    plain = found.baseline.get(f"{workload}/{temperature:g}", {})
+    yield f"{0:>3} {1.0:>15.2f}" + "".join(f"{plain.get(load, 0.0):>12.1f} m" for load in loads)
+    by_place = {(row.tokens, row.concurrency): row for row in rows}
+    for tokens in range(1, most + 1):
+        cells = [by_place.get((tokens, load)) for load in loads]
+        length = next((row.mean_length for row in cells if row is not None), None)
+        told = f"{length.value:.2f}" if length else "unknown"
+        yield f"{tokens:>3} {told:>15}" + "".join(_cell(row, found) for row in cells)
+    yield "   m measured, p predicted, ~ both; * chosen"
+
+
+def _cell(row: Row | None, found: TuneResult) -> str:
+    if row is None:
+        return f"{'-':>14}"
+    chosen = found.choice
+    is_chosen = chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
+    mark = "*" if is_chosen else " "
+    if row.measured_tokens_per_s is not None:
+        return f"{mark}{row.tokens_per_s:.0f}~{row.measured_tokens_per_s:.1f} m".rjust(14)
+    return f"{mark}{row.tokens_per_s:.1f} p".rjust(14)
+
+
+def _choice(found: TuneResult) -> Iterator[str]:
+    choice = found.choice
+    if not choice.speculates:
+        yield "Run without speculation."
+        yield filled(choice.reason, lead="  ", stream=sys.stdout)
+        return
+    assert choice.speculation is not None
+    yield f"Choose {clean(str(choice.candidate))}, by {found.objective}: predicted {choice.reason}"
+    for name in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method"):
+        if name in choice.speculation:
+            yield f"  {name}: {json.dumps(choice.speculation[name])}"
+    for load, tokens in sorted(choice.by_load.items()):
+        rows = [
+            row for row in found.rows
+            if (row.candidate, row.concurrency, row.tokens) == (choice.candidate, load, tokens)
+        ]  # fmt: skip
+        for row in rows:
+            yield _told(row)
+    if found.objective == "throughput" and found.lowest_latency and found.highest_throughput:
+        low, high = found.lowest_latency, found.highest_throughput
+        yield (
+            f"  lowest latency: {low.concurrency} at once, K = {low.tokens}, {low.tpot_ms:.1f} ms a token; "
+            f"most tokens: {high.concurrency} at once, K = {high.tokens}, {high.tokens_per_s:.0f} tokens/s"
+        )
+
+
+def _told(row: Row) -> str:
+    length = row.mean_length.value if row.mean_length else 0.0
+    return (
+        f"  {row.concurrency:>3} at once, {clean(row.workload)}: K = {row.tokens}, {row.speedup.value:.2f}x predicted "
+        f"({row.speedup.low:.2f}-{row.speedup.high:.2f}); {length:.2f} tokens a step, {row.break_even:.2f} needed"
+    )
+
+
+def _confirmed(found: TuneResult) -> Iterator[str]:
+    how = "turn by turn with" if found.is_interleaved else "after"
+    yield f"Confirmed on other prompts, {how} the server without speculation (measured, 95 % interval)"
+    for each in found.confirmed:
+        yield _confirmation(each)
+    missed = [each for each in found.confirmed if abs(each.miss) > _MISS]
+    if missed:
+        yield (
+            f"warning: the model missed {len(missed)} of {len(found.confirmed)} points by more than {_MISS:.0%}: "
+            "trust what was measured"
+        )
+
+
+def _confirmation(each: Confirmed) -> str:
+    item = each.comparison
+    point = item.point
+    if item.speedup is None:
+        return f"  {point.concurrency:>3} at once, {clean(point.workload)}: not measured"
+    return (
+        f"  {point.concurrency or 0:>3} at once, {clean(point.workload)}: {item.speedup.value:.2f}x "
+        f"({item.speedup.low:.2f}-{item.speedup.high:.2f}) {item.verdict}; predicted {each.predicted_speedup:.2f}x"
+    )
+
+
+def _causes(found: TuneResult) -> Iterator[str]:
+    yield "What keeps it from more"
+    for cause in found.causes:
+        share = f"{cause.share:>4.0%}" if cause.share is not None else "   -"
+        yield f"  {share}  {cause.name}: {clean(cause.told)}"
+        if cause.share is None or cause.share >= 0.1:
+            yield filled(cause.moves, lead="        moved by ", stream=sys.stdout)
+
+
+def _footer(found: TuneResult) -> Iterator[str]:
+    for each in found.candidates:
+        if each.left_out:
+            yield f"not measured: {clean(each.name)}: {clean(each.left_out)}"
+    for note in found.notes:
+        yield filled(clean(note), lead="note: ", stream=sys.stdout)
+    measured = [each for each in found.candidates if each.left_out is None]
+    most = max((each.measured_with or 0 for each in measured), default=0)
+    yield f"{found.launches} launches, {found.duration_s / 60:.1f} min; above K = {most} nothing is known"
