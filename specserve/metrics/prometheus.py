@@ -66,7 +66,7 @@ def read(text: str, *, model: str | None = None) -> Metrics:
                 if name.startswith(_PREFIX):
                     key = name.removeprefix(_PREFIX) + sample.labels.get("position", "")
                     engines[sample.labels.get("engine", "")][key] += int(sample.value)
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise FactError(f"the metrics are not Prometheus text: {error}") from error
     return Metrics(
         acceptance={engine: _acceptance(counts) for engine, counts in sorted(engines.items())},
