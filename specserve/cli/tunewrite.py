@@ -1,0 +1,81 @@
+"""`specserve tune --write`: the choice into the profile, read back before it takes the old one's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specserve.errors import FactError, SpecserveError, UsageError
+
+if TYPE_CHECKING:
+    from specserve.measure.tune.result import TuneResult
+
+
+def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> None:
+    """Change `speculation` in the file. Raises UsageError where it cannot be, FactError where it cannot be written."""
+    from specserve.plan.rewrite import with_speculation
+    from specserve.profile.load import load_profile
+    from specserve.report.console import say
+
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"`{path}` is no file that `--write` could change")
+    if any(setting.startswith("speculation") for setting in settings):
+        raise UsageError("`--write` changes what the file says, and `--set speculation…` stands over it")
+    profile = load_profile(path)
+    wanted = result.choice.speculation if result.choice.speculates else None
+    before = file.read_text(encoding="utf-8")
+    after = with_speculation(before, profile, wanted, remark=remark(result))
+    if after == before:
+        say(f"{path} says so already")
+        return
+    _exchange(file, after, wanted=wanted)
+    say(f"{path}: `speculation` was changed; `git diff` shows it")
+
+
+def remark(result: TuneResult) -> str:
+    """When, on what, with which result; begins as every such remark does, so that the next one replaces it."""
+    where = result.host.get("accelerator", result.platform)
+    head = f"specserve tune: {result.created[:10]}, {where}, vLLM {result.versions.get('vllm', '?')}"
+    if not result.choice.speculates:
+        return f"{head}: {result.choice.reason}"
+    told = [
+        f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
+        f" ({each.comparison.point.workload})"
+        for each in result.confirmed
+        if each.comparison.speedup is not None
+    ]
+    if told:
+        return f"{head}: measured {', '.join(told)}"
+    return f"{head}: predicted {result.choice.reason}"
+
+
+def _exchange(file: Path, text: str, *, wanted: object) -> None:
+    """The new text in the place of the old, once it was read back and says what is wanted."""
+    from specserve.profile.fingerprint import jsonable
+    from specserve.profile.load import load_profile
+
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.stem}-", suffix=".yaml", dir=file.parent)
+    except OSError as error:
+        raise FactError(f"cannot write beside `{file}`: {error.strerror}") from error
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(text)
+        shutil.copymode(file, name)
+        found = load_profile(name).speculation
+        if jsonable(dict(found.keys) if found else None) != jsonable(wanted):
+            raise FactError(
+                f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand"
+            )
+        Path(name).replace(file.resolve())
+    except SpecserveError:
+        Path(name).unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise FactError(f"cannot write `{file}`: {error.strerror}") from error

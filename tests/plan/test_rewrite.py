@@ -1,0 +1,165 @@
+"""A profile's `speculation` changed in its text: the new block is read back, all else stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specserve.plan.rewrite import with_speculation
+from specserve.profile.fingerprint import jsonable
+from specserve.profile.load import load_profile
+
+REMARK = "specserve tune: 2026-11-21, cpu, vLLM 0.32.0: measured 2.10x at 1 (code)"
+BLOCK = """\
+    # what this is for
+    target:
+      model: big                       # the one
+    speculation:                       # and its helper
+      method: draft_model
+      model: small
+      num_speculative_tokens: 4        # a guess
+      draft_sample_method: probabilistic   # sampled
+    engine: {max_num_seqs: 16}         # few
+    """
+FLOW = """\
+    target: {model: big}
+    speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}  # no model
+    engine:
+      max_num_seqs: 16
+    """
+
+
+def rewritten(tmp_path: Path, text: str, wanted: Mapping[str, Any] | None) -> str:
+    file = tmp_path / "p.yaml"
+    file.write_text(dedent(text), encoding="utf-8")
+    profile = load_profile(str(file))
+    after = with_speculation(dedent(text), profile, wanted, remark=REMARK)
+    file.write_text(after, encoding="utf-8")
+    found = load_profile(str(file)).speculation
+    assert jsonable(dict(found.keys) if found else None) == (jsonable(wanted) if wanted else None)
+    return after
+
+
+def test_a_changed_value_leaves_every_other_character_as_it_was(tmp_path: Path) -> None:
+    wanted = {
+        "method": "draft_model",
+        "model": "small",
+        "num_speculative_tokens": 6,
+        "draft_sample_method": "probabilistic",
+    }
+    after = rewritten(tmp_path, BLOCK, wanted)
+    before = dedent(BLOCK).replace("num_speculative_tokens: 4 ", "num_speculative_tokens: 6 ")
+    assert after.replace(f"# {REMARK}\n", "") == before
+    assert f"# {REMARK}\nspeculation:" in after
+
+
+def test_a_schedule_is_written_behind_the_last_key(tmp_path: Path) -> None:
+    wanted = {
+        "method": "draft_model", "model": "small", "num_speculative_tokens": 6, "draft_sample_method": "probabilistic",
+        "num_speculative_tokens_per_batch_size": [[1, 2, 6], [3, 8, 2]],
+    }  # fmt: skip
+    after = rewritten(tmp_path, BLOCK, wanted)
+    assert "  num_speculative_tokens_per_batch_size: [[1, 2, 6], [3, 8, 2]]\nengine:" in after
+    assert "# sampled" in after and "# a guess" in after and "# few" in after
+
+
+def test_a_schedule_that_is_wanted_no_more_is_gone(tmp_path: Path) -> None:
+    text = BLOCK.replace(
+        "    engine:", "      num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 16, 0]]\n    engine:"
+    )
+    wanted = {
+        "method": "draft_model",
+        "model": "small",
+        "num_speculative_tokens": 3,
+        "draft_sample_method": "greedy",
+    }
+    after = rewritten(tmp_path, text, wanted)
+    assert "per_batch_size" not in after
+    assert "draft_sample_method: greedy   # sampled" in after
+
+
+def test_a_block_in_braces_is_changed_within_them(tmp_path: Path) -> None:
+    wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    after = rewritten(tmp_path, FLOW, wanted)
+    assert (
+        "{method: ngram, num_speculative_tokens: 8, prompt_lookup_max: 4, prompt_lookup_min: 2}  # no model"
+        in after
+    )
+
+
+@pytest.mark.parametrize("gone", ["num_speculative_tokens_per_batch_size", "prompt_lookup_max"])
+def test_a_part_of_a_line_is_taken_out_with_its_comma(tmp_path: Path, gone: str) -> None:
+    text = FLOW.replace(
+        "prompt_lookup_max: 4", "num_speculative_tokens_per_batch_size: [[1, 2, 5]], prompt_lookup_max: 4"
+    )
+    wanted: dict[str, Any] = {
+        "method": "ngram", "num_speculative_tokens": 5, "num_speculative_tokens_per_batch_size": [[1, 2, 5]],
+        "prompt_lookup_max": 4,
+    }  # fmt: skip
+    del wanted[gone]
+    assert gone not in rewritten(tmp_path, text, wanted)
+
+
+@pytest.mark.parametrize("text", [BLOCK, FLOW])
+def test_without_speculation_the_old_block_stays_as_a_comment(tmp_path: Path, text: str) -> None:
+    after = rewritten(tmp_path, text, None)
+    assert "\nspeculation: null\n" in after
+    assert "# speculation:" in after
+    assert "max_num_seqs: 16" in after
+
+
+def test_another_method_stands_below_the_old_block(tmp_path: Path) -> None:
+    after = rewritten(
+        tmp_path, BLOCK, {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    )
+    assert "#   method: draft_model\n" in after
+    assert "\nspeculation:\n  method: ngram\n" in after
+    assert "engine: {max_num_seqs: 16}         # few" in after
+
+
+def test_a_second_remark_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}
+    once = rewritten(tmp_path, FLOW, wanted)
+    profile = load_profile(str(tmp_path / "p.yaml"))
+    twice = with_speculation(once, profile, wanted, remark=REMARK.replace("2.10x", "2.20x"))
+    assert twice == once.replace("2.10x", "2.20x")
+
+
+def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path: Path) -> None:
+    (tmp_path / "_base.yaml").write_text(dedent(FLOW), encoding="utf-8")
+    wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}
+    after = rewritten(tmp_path, "extends: _base.yaml\n", wanted)
+    assert after.startswith("extends: _base.yaml\n")
+    assert (tmp_path / "_base.yaml").read_text() == dedent(FLOW)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 64),
+    st.none() | st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8)), min_size=1, max_size=4),
+    st.sampled_from([BLOCK, FLOW]),
+)
+def test_whatever_was_chosen_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, tokens: int, widths: list[tuple[int, int]] | None, text: str
+) -> None:
+    keys = load_keys(text)
+    keys["num_speculative_tokens"] = tokens
+    if widths is not None:
+        first, ranges = 1, []
+        for width, k in widths:
+            ranges.append([first, first + width - 1, k])
+            first += width
+        keys["num_speculative_tokens_per_batch_size"] = ranges
+    rewritten(tmp_path_factory.mktemp("p"), text, keys)
+
+
+def load_keys(text: str) -> dict[str, Any]:
+    import yaml
+
+    return dict(yaml.safe_load(dedent(text))["speculation"])
