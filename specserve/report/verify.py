@@ -128,6 +128,8 @@ def _headline(found: Verification, *, stream: Any = None) -> str:
     tokens = (found.greedy.tokens if found.greedy else 0) + sum(item.tokens for item in found.sampled)
     bad = sum(item.outcome is Outcome.NOT_OK for item in found.smoke)
     parts = [f"{tokens:,} tokens measured in {found.elapsed_s:.0f} s at concurrency {found.concurrency}"]
+    if found.against is not None:
+        parts.append(f"{_coloured(found.against.verdict, stream=stream)} against the other server")
     if bad:
         parts.append(f"{bad} of {len(found.smoke)} smoke tests not ok")
     verdict = _coloured(found.verdict, stream=stream)
@@ -176,11 +178,7 @@ def _sampled_words(found: Sampled) -> list[str]:
         words.append(f"{found.skipped:,} tokens left out: these settings hide their distribution")
     words += [f"wrong: {reason}" for reason in found.reasons]
     if found.verdict is Verdict.INCONCLUSIVE:
-        words.append(
-            "no number of tokens that could be had decides it"
-            if found.tokens_needed is None
-            else f"nothing wrong is sure; a verdict takes about {found.tokens_needed:,} more tokens"
-        )
+        words.append(f"nothing wrong is sure; a verdict takes about {found.tokens_needed:,} more tokens")
     return words
 
 
@@ -237,10 +235,10 @@ def _smoke(found: tuple[Smoke, ...]) -> Iterator[str]:
 
 def _hints(found: Verification) -> list[str]:
     needed = [item.tokens_needed for item in found.sampled if item.verdict is Verdict.INCONCLUSIVE]
-    if found.verdict is not Verdict.INCONCLUSIVE or not needed or None in needed:
+    if found.verdict is not Verdict.INCONCLUSIVE or not needed:
         return []
     done = sum(item.tokens for item in found.sampled) or 1
-    seconds = found.elapsed_s * (1 + 1.2 * sum(filter(None, needed)) / done)
+    seconds = found.elapsed_s * (1 + 1.2 * sum(needed) / done)
     return [f"`--seconds {max(10, round(seconds, -1)):.0f}` should be enough for a verdict (estimated)", ""]
 
 

@@ -21,6 +21,8 @@ _LOGITS = 1.01
 """A sum above it is none of probabilities: the server shows logits (vLLM's `logprobs_mode`)."""
 NOISE = 0.01
 """A share this close to `top_p` may fall on either side: decode and prefill round differently."""
+LEVELS = (0.0, -12.0, -18.0, -25.0)
+"""Log-probabilities (nats, at temperature 1); a token that is not known is below the first in any case."""
 NEAR = 0.25
 """Two scores this close (nats) may change places, for the same reason."""
 
@@ -33,8 +35,8 @@ class Known:
     scores: tuple[float, ...]
     """Log-probabilities over temperature, penalties included."""
     probabilities: tuple[float, ...]
-    beyond: float | None
-    """The share of all other tokens is no more than this; None where nothing can be said."""
+    beyond: tuple[float, ...] | None
+    """For each of LEVELS: the share of all other tokens below it is no more than this; None: nothing can be said."""
 
 
 def known(position: Position, sampling: Sampling, counts: Mapping[int, int]) -> Known | None:
@@ -53,19 +55,19 @@ def known(position: Position, sampling: Sampling, counts: Mapping[int, int]) -> 
         edge = _edge(scored, weights, top_k=sampling.top_k, ceiling=ceiling)
         if edge is None:
             return None
-        weights, beyond = weights[: sampling.top_k], edge
+        weights, beyond = weights[: sampling.top_k], (edge,) * len(LEVELS)
     if sampling.top_p < 1.0:
-        kept = _nucleus(weights, beyond, sampling.top_p)
+        kept = _nucleus(weights, None if beyond is None else beyond[0], sampling.top_p)
         if kept is None:
             return None
         if kept < len(weights):
-            weights, beyond = weights[:kept], 0.0
+            weights, beyond = weights[:kept], (0.0,) * len(LEVELS)
     total = math.fsum(weights)
     return Known(
         tokens=tuple(token for token, _ in scored[: len(weights)]),
         scores=tuple(score for _, score in scored[: len(weights)]),
         probabilities=tuple(weight / total for weight in weights),
-        beyond=None if beyond is None else beyond / (total + beyond),
+        beyond=None if beyond is None else tuple(weight / (total + weight) for weight in beyond),
     )
 
 
@@ -97,22 +99,25 @@ def _edge(
 
 def _beyond(
     position: Position, sampling: Sampling, counts: Mapping[int, int], *, best: float
-) -> float | None:
-    """At most this is the weight of all other tokens together, where the best one's is 1.
+) -> tuple[float, ...] | None:
+    """At most this is the weight of all other tokens below each level together, where the best one's is 1.
 
-    With exponent s = 1/T: for s >= 1 each term p^s is at most p * last^(s - 1), where last is the least of the known;
-    for s < 1 the sum of N terms is at most N^(1 - s) * rest^s (Jensen).
+    A token of probability p weighs p^s, with s = 1/T. For s >= 1 that is at most p * most^(s - 1), where none of them
+    is likelier than `most`; for s < 1 the sum of N terms is at most N^(1 - s) * sum^s (Jensen).
     """
     seen = math.fsum(math.exp(logprob) for _, logprob in position.top)
     if seen > _LOGITS:
         return None
-    rest = max(0.0, 1.0 - seen) + _ROUNDING
-    exponent = 1 / sampling.temperature
-    if exponent >= 1:
-        bound = math.log(rest) + position.top[-1][1] * (exponent - 1)
-    else:
-        bound = math.log(MOST_VOCABULARY) * (1 - exponent) + math.log(rest) * exponent
-    return math.exp(min(bound + _bonus(sampling, counts) * exponent - best, 50.0))
+    rest = math.log(max(0.0, 1.0 - seen) + _ROUNDING)
+    exponent, all_ = 1 / sampling.temperature, math.log(MOST_VOCABULARY)
+    raised = _bonus(sampling, counts) * exponent - best
+    bounds = []
+    for level in LEVELS:
+        most = min(position.top[-1][1], level)
+        total = min(rest, all_ + most)
+        bound = total + most * (exponent - 1) if exponent >= 1 else all_ * (1 - exponent) + total * exponent
+        bounds.append(math.exp(min(bound + raised, 50.0)))
+    return tuple(bounds)
 
 
 def _nucleus(weights: list[float], beyond: float | None, top_p: float) -> int | None:

@@ -106,8 +106,8 @@ class Sampled:
     """Tokens beyond the likeliest that the server shows."""
     outside_expected: float
     """How many there should be at most."""
-    tokens_needed: int | None = 0
-    """How many more a verdict takes, estimated; None where no reasonable number is enough."""
+    tokens_needed: int = 0
+    """How many more a verdict should take if nothing is wrong, estimated; 0 where there is one."""
     reasons: tuple[str, ...] = ()
     """What speaks against it, for LOSSY."""
 

@@ -21,7 +21,7 @@ from specserve.measure.verify.result import (
     Verdict,
     Verification,
 )
-from specserve.measure.verify.sampled import Tally
+from specserve.measure.verify.sampled import Collector
 from specserve.measure.verify.scored import Answer
 from specserve.measure.verify.session import Session
 from specserve.measure.verify.smoke import all as smoke
@@ -32,10 +32,7 @@ from specserve.metrics.acceptance import since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.failures import Refused
 
-MOST_TOKENS = 20_000
-"""Per temperature: enough to see a temperature that is wrong by 5 %."""
 _GREEDY_TOKENS = 64
-_LOOK_EVERY = 500
 _MOST_SUSPECTS = 32
 _SMOKE_AT_ONCE = 4
 _CONTEXT_SHARE = 6
@@ -71,9 +68,7 @@ class _State:
     """What has come so far."""
 
     answers: list[Answer] = field(default_factory=list)
-    tallies: dict[Sampling, list[Tally]] = field(default_factory=dict)
-    decided: set[Sampling] = field(default_factory=set)
-    looked_at: dict[Sampling, int] = field(default_factory=dict)
+    collectors: dict[Sampling, Collector] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     tokens: int = 0
@@ -93,7 +88,8 @@ class Verifier:
         self._wish = wish
         self._tell = tell
         self._on_tick = on_tick
-        self._state = _State()
+        hot = [one for one in wish.samplings if one.temperature > 0]
+        self._state = _State(collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
         self._phase = "asking what is served"
 
@@ -105,11 +101,7 @@ class Verifier:
         self._sample()
         self._phase = "scoring what looks wrong a second time"
         greedy_result = self._greedy()
-        results = tuple(
-            sampled.judge(self._state.tallies.get(one, []), one)
-            for one in self._wish.samplings
-            if one.temperature > 0
-        )
+        results = tuple(collector.judged() for collector in self._state.collectors.values())
         likeness = self._against(other) if other is not None else None
         if self._wish.smoke:
             tests.append(self._context())
@@ -175,11 +167,10 @@ class Verifier:
     def _jobs(self) -> Iterator[Callable[[], _Result]]:
         """Greedy requests first, then all kinds mixed in one batch: both are paths of their own in vLLM."""
         wish = self._wish
-        hot = [one for one in wish.samplings if one.temperature > 0]
         cold = [prompt for prompt in wish.prompts if Sampling(0.0) in wish.samplings]
         turn = 0
         while self._has_time():
-            open_ones = [one for one in hot if one not in self._state.decided]
+            open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
             if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
                 tokens = min(_GREEDY_TOKENS, wish.max_tokens)
                 yield partial(self._one, Sampling(0.0), cold.pop(0), tokens)
@@ -215,14 +206,7 @@ class Verifier:
         if sampling.temperature == 0:
             state.answers.append(one)
             return
-        tallies = state.tallies.setdefault(sampling, [])
-        tallies.append(sampled.tally(one.positions, sampling))
-        tokens = sum(item.tokens for item in tallies)
-        if tokens - state.looked_at.get(sampling, 0) >= _LOOK_EVERY:
-            state.looked_at[sampling] = tokens
-            verdict = sampled.judge(tallies, sampling, is_last=False).verdict
-            if verdict is not Verdict.INCONCLUSIVE or tokens >= MOST_TOKENS:
-                state.decided.add(sampling)
+        state.collectors[sampling].add(sampled.tally(one.positions, sampling))
 
     def _greedy(self) -> Greedy | None:
         """Every suspect is scored again, alone, nothing behind it: what passes then is the prefill's own noise."""

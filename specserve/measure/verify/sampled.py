@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from specserve.measure.verify.known import known
+from specserve.measure.verify.known import LEVELS, known
 from specserve.measure.verify.result import CONFIDENCE, Estimate, Sampled, Sampling, Verdict
 from specserve.measure.verify.scored import Position
 
@@ -28,7 +28,10 @@ STRAY_CHANCE = 1e-4
 """Tokens that should not be there are LOSSY where they are this improbable."""
 _STRAY_SLACK = 1.5
 """Decode and prefill round differently: so many times as many tokens beyond the known ones are allowed for."""
-MOST_NEEDED = 1_000_000
+MOST_TOKENS = 20_000
+"""Enough to see a temperature that is wrong by 5 %."""
+_LOOK_EVERY = 500
+_FIRST_GUESS = 8000
 _FEWEST_REQUESTS = 8
 
 
@@ -46,28 +49,29 @@ class Tally:
     """Sum of E[score] - score: how much less likely the tokens were than they should be, in nats over temperature."""
     information: float = 0.0
     """Sum of Var[score]: the Fisher information of the logarithm of the temperature."""
-    seen: int = 0
-    """Tokens of which it is known how many may be beyond the known ones."""
-    outside: int = 0
-    outside_expected: float = 0.0
+    outside: tuple[int, ...] = (0,) * len(LEVELS)
+    """Tokens that are not among the known ones, by the level below which they are."""
+    outside_expected: tuple[float, ...] = (0.0,) * len(LEVELS)
+    """How many there should be at most."""
 
 
 def tally(positions: Sequence[Position], sampling: Sampling) -> Tally:
     """One answer, from its first token on."""
     counts: Counter[int] = Counter()
-    tokens = skipped = seen = outside = 0
-    excess = variance = heat = information = expected = 0.0
+    tokens = skipped = 0
+    excess = variance = heat = information = 0.0
+    outside, expected = [0] * len(LEVELS), [0.0] * len(LEVELS)
     for position in positions:
         here = known(position, sampling, counts)
         counts[position.token] += 1
         if here is None:
             skipped += 1
             continue
-        if here.beyond is not None:
-            seen += 1
-            outside += position.token not in here.tokens
-            expected += here.beyond
-        if position.token not in here.tokens:
+        is_outside = position.token not in here.tokens
+        for index, share in enumerate(here.beyond or ()):
+            outside[index] += is_outside and position.logprob < LEVELS[index]
+            expected[index] += share
+        if is_outside:
             continue
         tokens += 1
         best, score = here.probabilities[0], here.scores[here.tokens.index(position.token)]
@@ -78,7 +82,34 @@ def tally(positions: Sequence[Position], sampling: Sampling) -> Tally:
         information += math.fsum(
             p * (s - mean) ** 2 for p, s in zip(here.probabilities, here.scores, strict=True)
         )
-    return Tally(tokens, skipped, excess, variance, heat, information, seen, outside, expected)
+    return Tally(tokens, skipped, excess, variance, heat, information, tuple(outside), tuple(expected))
+
+
+@dataclass(slots=True)
+class Collector:
+    """Requests as they come, looked at every 500 tokens until there is a verdict."""
+
+    sampling: Sampling
+    most_tokens: int = MOST_TOKENS
+    tallies: list[Tally] = field(default_factory=list)
+    is_decided: bool = False
+    _tokens: int = 0
+    _looked_at: int = 0
+
+    def add(self, one: Tally) -> None:
+        """One more request; what comes after the verdict does not count."""
+        if self.is_decided:
+            return
+        self.tallies.append(one)
+        self._tokens += one.tokens
+        if self._tokens - self._looked_at >= _LOOK_EVERY:
+            self._looked_at = self._tokens
+            verdict = judge(self.tallies, self.sampling, is_last=False).verdict
+            self.is_decided = verdict is not Verdict.INCONCLUSIVE or self._tokens >= self.most_tokens
+
+    def judged(self) -> Sampled:
+        """The verdict when no more will come."""
+        return judge(self.tallies, self.sampling)
 
 
 def is_cut(sampling: Sampling) -> bool:
@@ -93,8 +124,8 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     variance = math.fsum(item.variance for item in used)
     information = math.fsum(item.information for item in used)
     excess = math.fsum(item.excess for item in used)
-    outside = sum(item.outside for item in tallies)
-    expected = math.fsum(item.outside_expected for item in tallies)
+    outside = [sum(item.outside[level] for item in tallies) for level in range(len(LEVELS))]
+    expected = [math.fsum(item.outside_expected[level] for item in tallies) for level in range(len(LEVELS))]
     points, points_error = _ratio(
         [(100 * item.excess, item.tokens) for item in used], model=100 * math.sqrt(variance)
     )
@@ -103,9 +134,9 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     )
     quantile = _quantile(CONFIDENCE, len(used) - 1)
     strict = quantile if is_last else _quantile(LOOK_CONFIDENCE, len(used) - 1)
-    reasons = _reasons((points, points_error), (heat, heat_error), strict, _chance(outside, expected))
+    reasons = _reasons((points, points_error), (heat, heat_error), strict) + _strays(outside, expected)
     verdict: Verdict = Verdict.LOSSY
-    needed: int | None = 0
+    needed = 0
     if not reasons:
         verdict, needed = _open(
             (points, points_error),
@@ -123,8 +154,8 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         z=excess / math.sqrt(variance) if variance else 0.0,
         deviation_points=_interval(points, points_error, quantile),
         temperature_error_percent=_interval(heat, heat_error, quantile),
-        outside=outside,
-        outside_expected=expected,
+        outside=outside[0],
+        outside_expected=expected[0],
         tokens_needed=needed,
         reasons=reasons,
     )
@@ -146,9 +177,7 @@ def _interval(value: float, error: float, quantile: float) -> Estimate:
     return Estimate(value, value - quantile * error, value + quantile * error)
 
 
-def _reasons(
-    points: tuple[float, float], heat: tuple[float, float], quantile: float, chance: float
-) -> tuple[str, ...]:
+def _reasons(points: tuple[float, float], heat: tuple[float, float], quantile: float) -> tuple[str, ...]:
     """What shows that the tokens are not drawn as they should be."""
     found = []
     if abs(points[0]) - quantile * points[1] > MARGIN_POINTS:
@@ -156,9 +185,16 @@ def _reasons(
         found.append(f"the best token comes {often}")
     if abs(heat[0]) - quantile * heat[1] > HOT_PERCENT:
         found.append(f"the tokens are drawn {'hotter' if heat[0] > 0 else 'colder'} than asked")
-    if chance < STRAY_CHANCE:
-        found.append("tokens come that the target all but rules out")
     return tuple(found)
+
+
+def _strays(outside: Sequence[int], expected: Sequence[float]) -> tuple[str, ...]:
+    """The first level below which far more tokens came than should."""
+    for level, count, most in zip(LEVELS, outside, expected, strict=True):
+        if _chance(count, most) < STRAY_CHANCE:
+            which = f"less likely than {math.exp(level):.0e}" if level else "beyond the likeliest"
+            return (f"{count:,} tokens came that are {which}; at most {most:,.1f} should",)
+    return ()
 
 
 def _open(
@@ -168,36 +204,26 @@ def _open(
     *,
     tokens: int,
     requests: int,
-) -> tuple[Verdict, int | None]:
-    """LOSSLESS, or how many more tokens would decide it."""
-    needed = [
-        _needed(points, quantile, tokens, inside=MARGIN_POINTS, outside=MARGIN_POINTS),
-    ]
+) -> tuple[Verdict, int]:
+    """LOSSLESS, or how many more tokens should decide it."""
+    needed = [_needed(points, quantile, tokens, inside=MARGIN_POINTS)]
     if heat is not None:
-        needed.append(_needed(heat, quantile, tokens, inside=COOL_PERCENT, outside=HOT_PERCENT))
-    if not tokens or requests < _FEWEST_REQUESTS:
+        needed.append(_needed(heat, quantile, tokens, inside=COOL_PERCENT))
+    if requests < _FEWEST_REQUESTS:
         needed.append(max(100, tokens))
-    if all(item == 0 for item in needed):
-        return Verdict.LOSSLESS, 0
-    if None in needed:
-        return Verdict.INCONCLUSIVE, None
-    return Verdict.INCONCLUSIVE, max(item for item in needed if item is not None)
+    return (Verdict.INCONCLUSIVE if any(needed) else Verdict.LOSSLESS), max(needed)
 
 
-def _needed(
-    estimate: tuple[float, float], quantile: float, tokens: int, *, inside: float, outside: float
-) -> int | None:
-    """How many more tokens bring the interval inside one margin or outside of the other, if the value stays."""
+def _needed(estimate: tuple[float, float], quantile: float, tokens: int, *, inside: float) -> int:
+    """How many more tokens bring the interval inside, if nothing is wrong: the value falls with its error then."""
     value, error = abs(estimate[0]), estimate[1]
     if value + quantile * error < inside:
         return 0
     if not math.isfinite(error):
-        return 1000
-    rooms = [room for room in (inside - value, value - outside) if room > 0]
-    if not rooms:
-        return None
-    more = tokens * ((quantile * error / max(rooms)) ** 2 - 1)
-    return None if more > MOST_NEEDED else max(100, _rounded_up(more))
+        return _FIRST_GUESS
+    many = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # of many requests, which it takes by then
+    more = tokens * (((many + 1) * error / inside) ** 2 - 1)
+    return _rounded_up(max(100, tokens / 2, more))
 
 
 def _rounded_up(count: float) -> int:

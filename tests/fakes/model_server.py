@@ -1,0 +1,265 @@
+"""A server with a small, known language model behind vLLM's API: it speculates right, or wrong in a chosen way.
+
+A token is a printable character; what follows depends on the last two. `/v1/completions` takes text or token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+LETTERS = "".join(map(chr, range(32, 127))) + "\n"
+SIZE = 60
+END = 0
+"""The token that ends a text."""
+
+
+@lru_cache(maxsize=1 << 16)
+def logprobs(before: tuple[int, ...], model: int) -> tuple[float, ...]:
+    """The model's own log-probabilities of the next token; `model` is its weights."""
+    rng = random.Random(f"{before[-2:]} {model}")
+    logits = [rng.gauss(0.0, 2.0) for _ in range(SIZE)]
+    logits[END] = -5.0
+    top = max(logits)
+    total = top + math.log(math.fsum(math.exp(value - top) for value in logits))
+    return tuple(value - total for value in logits)
+
+
+@dataclass
+class Model:
+    """What is served and what is wrong with it."""
+
+    weights: int = 0
+    name: str = "small"
+    heat: float = 1.0
+    """The temperature of sampled tokens is so many times the asked one."""
+    wrong_every: int = 0
+    """Every so many greedy tokens the second best comes."""
+    stray_every: int = 0
+    """Every so many tokens the least likely comes, at temperatures above 0."""
+    max_model_len: int = 2000
+    max_logprobs: int = 20
+    has_template: bool = False
+    speculates: bool = True
+    drafts: bool = True
+    shows_metrics: bool = True
+    returns_ids: bool = True
+    scores: bool = True
+    ignores_stop: bool = False
+    takes_min_p: bool = False
+    wrong_logprobs: bool = False
+    breaks_json: bool = False
+    key: str | None = None
+    fails_after: int | None = None
+    """Requests after which every answer is an error 500."""
+    longest_prompt: int | None = None
+    wait_s: float = 0.0
+    noise: float = 0.0
+    """Nats that a score may be off by, as it is in bf16."""
+    seed: int = 1
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    written: int = 0
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.lock = threading.Lock()
+
+    def encode(self, text: str) -> list[int]:
+        """Characters as tokens."""
+        return [1 + LETTERS.find(letter) % (SIZE - 1) for letter in text] or [1]
+
+    def next(self, ids: Sequence[int], body: dict[str, Any]) -> int:
+        """One more token, drawn as this server draws it."""
+        values = list(logprobs(tuple(ids[-2:]), self.weights))
+        order = sorted(range(SIZE), key=lambda token: -values[token])
+        with self.lock:
+            self.written += 1
+            count, chance = self.written, self.rng.random()
+        temperature = body.get("temperature", 1.0)
+        if not temperature:
+            return order[1] if self.wrong_every and count % self.wrong_every == 0 else order[0]
+        if self.stray_every and count % self.stray_every == 0:
+            return order[-1]
+        weights = [math.exp(values[token] / (temperature * self.heat)) for token in order]
+        kept = kept_tokens(weights, body.get("top_k") or SIZE, body.get("top_p", 1.0))
+        return random.Random(chance).choices(order[:kept], weights[:kept])[0]
+
+
+def kept_tokens(weights: Sequence[float], top_k: int, top_p: float) -> int:
+    """How many of the likeliest tokens top-k and top-p leave."""
+    total, above = math.fsum(weights[:top_k]), 0.0
+    for index, weight in enumerate(weights[:top_k]):
+        if index and above / total >= top_p:
+            return index
+        above += weight
+    return min(top_k, len(weights))
+
+
+class Refusal(Exception):
+    """A request that is answered with 400."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    model: Model
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _send(self, status: int, content: dict[str, Any] | str) -> None:
+        data = (content if isinstance(content, str) else json.dumps(content)).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        model = self.model
+        if self.path == "/metrics" and model.shows_metrics:
+            text = f'vllm:request_success_total{{engine="0"}} {len(model.requests)}\n'
+            if model.speculates:
+                count = len(model.requests) if model.drafts else 0
+                for name, times in (("drafts", 10), ("draft_tokens", 40), ("accepted_tokens", 20)):
+                    text += f'vllm:spec_decode_num_{name}_total{{engine="0"}} {times * count}\n'
+            self._send(200, text)
+        elif self.path == "/v1/models":
+            self._send(200, {"data": [{"id": model.name, "max_model_len": model.max_model_len}]})
+        else:
+            self._send(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        model = self.model
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if model.key and self.headers.get("Authorization") != f"Bearer {model.key}":
+            self._send(401, {"error": "Unauthorized"})
+            return
+        model.requests.append({**body, "path": self.path})
+        threading.Event().wait(model.wait_s)
+        if model.fails_after is not None and len(model.requests) > model.fails_after:
+            self._send(500, {"error": {"message": "EngineCore encountered an issue"}})
+            return
+        try:
+            self._send(200, answer(model, body, is_chat=self.path.endswith("chat/completions")))
+        except Refusal as error:
+            self._send(400, {"error": {"message": str(error)}})
+
+
+def answer(model: Model, body: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """The whole response to one request. Raises Refusal."""
+    if is_chat and not model.has_template:
+        raise Refusal("default chat template is no longer allowed, so you must provide a chat template")
+    if (body.get("min_p") and not model.takes_min_p) or body.get("logit_bias"):
+        raise Refusal("The min_p and logit_bias sampling parameters are not yet supported")
+    if body.get("tools") and not is_chat:
+        raise Refusal("no tools")
+    prompt = "".join(item["content"] for item in body["messages"]) if is_chat else body["prompt"]
+    ids = model.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if len(ids) + body["max_tokens"] > min(model.max_model_len, model.longest_prompt or 1 << 30):
+        raise Refusal(f"this model's maximum context length is {model.max_model_len} tokens")
+    count = body.get("prompt_logprobs")
+    if count is not None and count > model.max_logprobs:
+        raise Refusal(f"Requested prompt logprobs of {count}, max allowed: {model.max_logprobs}")
+    choices = [_choice(model, body, ids, number, is_chat=is_chat) for number in range(body.get("n", 1))]
+    whole: dict[str, Any] = {"model": model.name, "choices": choices}
+    if is_chat and model.returns_ids:
+        whole["prompt_token_ids"] = ids
+    return whole
+
+
+def _choice(
+    model: Model, body: dict[str, Any], ids: list[int], number: int, *, is_chat: bool
+) -> dict[str, Any]:
+    written, text, reason = _write(model, body, ids)
+    if (body.get("response_format") or body.get("tools")) and not model.breaks_json:
+        text, reason = '{"days": 3, "city": "Oslo"}', "stop"
+    choice: dict[str, Any] = {"index": number, "finish_reason": reason}
+    if is_chat:
+        choice["message"] = {"content": text}
+        if body.get("tools"):
+            choice["message"] = {
+                "content": None,
+                "tool_calls": [{"function": {"name": "get_weather", "arguments": text}}],
+            }
+    else:
+        choice["text"] = text
+    if model.returns_ids:
+        choice |= {"token_ids": written} | ({} if is_chat else {"prompt_token_ids": ids})
+    if body.get("prompt_logprobs") is not None and model.scores:
+        choice["prompt_logprobs"] = [None, *_score(model, ids, body["prompt_logprobs"])]
+    if body.get("logprobs"):
+        choice["logprobs"] = _logprobs(model, ids, written, is_chat=is_chat)
+    return choice
+
+
+def _write(model: Model, body: dict[str, Any], ids: list[int]) -> tuple[list[int], str, str]:
+    written: list[int] = []
+    text = ""
+    for _ in range(body["max_tokens"]):
+        token = model.next([*ids[-2:], *written[-2:]], body)
+        written.append(token)
+        if token == END:
+            return written, text, "stop"
+        text += LETTERS[token - 1]
+        for stop in () if model.ignores_stop else body.get("stop") or ():
+            if stop in text:
+                return written, text[: text.index(stop)], "stop"
+    return written, text, "length"
+
+
+def _score(model: Model, ids: list[int], count: int) -> Iterator[dict[str, Any]]:
+    for index in range(1, len(ids)):
+        values = logprobs(tuple(ids[max(0, index - 2) : index]), model.weights)
+        order = sorted(range(SIZE), key=lambda token: -values[token])
+        shift = model.rng.uniform(-model.noise, model.noise) if model.noise else 0.0
+        entries = {ids[index]: order.index(ids[index]) + 1} | {
+            token: rank for rank, token in enumerate(order[:count], start=1)
+        }
+        yield {
+            str(token): {
+                "logprob": values[token] + shift * (rank == 1),
+                "rank": rank,
+                "decoded_token": LETTERS[token - 1] if token else "<end>",
+            }
+            for token, rank in entries.items()
+        }
+
+
+def _logprobs(model: Model, ids: list[int], written: list[int], *, is_chat: bool) -> dict[str, Any]:
+    whole = [*ids, *written]
+    tops = []
+    for index in range(len(ids), len(whole)):
+        values = logprobs(tuple(whole[max(0, index - 2) : index]), model.weights)
+        order = sorted(range(SIZE), key=lambda token: -values[token])
+        tops.append({f"token_id:{token}": values[token] for token in order[:5]})
+    wrong = 3.0 if model.wrong_logprobs else 0.0
+    own = [
+        logprobs(tuple(whole[max(0, index - 2) : index]), model.weights)[whole[index]] - wrong
+        for index in range(len(ids), len(whole))
+    ]
+    if is_chat:
+        return {"content": [{"logprob": value} for value in own]}
+    return {"token_logprobs": own, "top_logprobs": tops}
+
+
+@contextmanager
+def serving(model: Model) -> Iterator[str]:
+    """The URL of a server with this model, on a free port of loopback."""
+    handler = type("Handler", (_Handler,), {"model": model})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

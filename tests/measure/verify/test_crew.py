@@ -1,0 +1,68 @@
+"""Several jobs at once, and their end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from specserve.measure.verify.crew import Crew
+
+
+def nothing() -> None:
+    """Of ticks."""
+
+
+def test_every_job_is_done_once_and_no_more_run_than_asked_for() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def job(number: int) -> Callable[[], int]:
+        def do() -> int:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.005)
+            with lock:
+                running -= 1
+            return number
+
+        return do
+
+    found = list(Crew((job(number) for number in range(20)), concurrency=3).results(on_tick=nothing))
+    assert sorted(found) == list(range(20))
+    assert most == 3
+
+
+def test_an_error_of_a_job_is_raised_and_no_further_job_begins() -> None:
+    begun = []
+
+    def jobs() -> Iterator[Callable[[], int]]:
+        for number in range(1000):
+            begun.append(number)
+            yield lambda number=number: 1 // (number - 5)  # type: ignore[misc]
+
+    with pytest.raises(ZeroDivisionError):
+        list(Crew(jobs(), concurrency=2).results(on_tick=nothing))
+    count = len(begun)
+    time.sleep(0.05)
+    assert len(begun) <= count + 2 < 1000
+
+
+def test_what_a_tick_raises_ends_it_though_a_job_hangs() -> None:
+    hangs = threading.Event()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        list(Crew(iter([hangs.wait]), concurrency=1).results(on_tick=stop))
+    hangs.set()
+    assert time.monotonic() - began < 30
+
+
+def test_no_job_is_no_result() -> None:
+    assert list(Crew(iter([]), concurrency=4).results(on_tick=nothing)) == []

@@ -1,0 +1,61 @@
+"""Greedy tokens: the best one, a near-tie, or wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from specserve.measure.verify import greedy
+from specserve.measure.verify.greedy import Suspect, suspects, tokens_for
+from specserve.measure.verify.result import Verdict
+from specserve.measure.verify.scored import Answer, Position
+
+BEST = Position(7, -0.1, ((7, -0.1), (8, -2.5)), "a", "a")
+TIE = Position(8, -0.8, ((7, -0.7), (8, -0.8)), "b", "a")
+WRONG = Position(8, -2.5, ((7, -0.1), (8, -2.5)), "b", "a")
+
+
+def answer(*positions: Position) -> Answer:
+    ids = tuple(position.token for position in positions)
+    return Answer("p", 0.0, (1, 2), ids, "", "length", positions)
+
+
+def test_every_best_token_is_lossless() -> None:
+    found = greedy.judge([answer(*[BEST] * 400)], [], unstable=0, tie_tolerance=0.25)
+    assert (found.verdict, found.tokens, found.best, found.tokens_needed) == (Verdict.LOSSLESS, 400, 400, 0)
+
+
+def test_a_near_tie_is_counted_and_passes() -> None:
+    one = answer(*[BEST] * 400, TIE)
+    assert suspects(one, tie_tolerance=0.25) == []
+    found = greedy.judge([one], [], unstable=0, tie_tolerance=0.25)
+    assert (found.verdict, found.near_ties) == (Verdict.LOSSLESS, 1)
+    assert found.largest_gap == pytest.approx(0.1)
+
+
+def test_a_confirmed_difference_is_lossy_and_stands_in_its_context() -> None:
+    one = answer(BEST, TIE, WRONG, *[BEST] * 400)
+    (suspect,) = suspects(one, tie_tolerance=0.25)
+    found = greedy.judge([one], [suspect], unstable=0, tie_tolerance=0.25)
+    assert found.verdict is Verdict.LOSSY
+    (difference,) = found.differences
+    assert (difference.index, difference.before, difference.emitted, difference.best) == (2, "ab", "b", "a")
+    assert difference.gap == pytest.approx(2.4)
+
+
+def test_a_tolerance_is_what_was_asked_for() -> None:
+    assert len(suspects(answer(TIE, WRONG), tie_tolerance=0.05)) == 2
+    assert suspects(answer(TIE, WRONG), tie_tolerance=3.0) == []
+
+
+def test_few_tokens_are_inconclusive_unless_one_is_wrong() -> None:
+    few = answer(*[BEST] * 100)
+    found = greedy.judge([few], [], unstable=0, tie_tolerance=0.25)
+    assert (found.verdict, found.tokens_needed) == (Verdict.INCONCLUSIVE, tokens_for(0.015) - 100)
+    wrong = greedy.judge([few], [Suspect(few, 3)], unstable=0, tie_tolerance=0.25)
+    assert (wrong.verdict, wrong.tokens_needed) == (Verdict.LOSSY, 0)
+
+
+def test_so_many_tokens_without_a_wrong_one_rule_a_share_out() -> None:
+    for share in (0.001, 0.015, 0.1):
+        tokens = tokens_for(share)
+        assert (1 - share) ** tokens <= 0.005 < (1 - share) ** (tokens - 1)

@@ -1,0 +1,54 @@
+"""vLLM's `prompt_logprobs`, read; and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specserve.errors import TrafficError
+from specserve.measure.verify.scored import positions
+
+
+def entry(logprob: float, rank: int | None, text: str = "x") -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+
+STEPS = [
+    None,
+    {"5": entry(-3.0, 40, "e"), "1": entry(-0.2, 1, "a"), "2": entry(-1.9, 2, "b")},
+    {"1": entry(-0.1, 1, "a"), "2": entry(-2.5, 2, "b")},
+]
+
+
+def test_the_emitted_token_is_told_from_the_likeliest() -> None:
+    beyond, best = positions(STEPS, [5, 1], count=2)
+    assert (beyond.token, beyond.logprob, beyond.top) == (5, -3.0, ((1, -0.2), (2, -1.9)))
+    assert (beyond.text, beyond.best_text) == ("e", "a")
+    assert beyond.gap == pytest.approx(2.8)
+    assert best.top == ((1, -0.1), (2, -2.5))
+    assert best.gap == 0
+
+
+def test_only_the_last_entries_are_the_answers() -> None:
+    assert len(positions(STEPS, [1], count=2)) == 1
+    assert positions(STEPS, [], count=2) == ()
+
+
+def test_without_ranks_the_number_of_entries_tells() -> None:
+    three = {"5": entry(-3.0, None), "1": entry(-0.2, None), "2": entry(-1.9, None)}
+    assert len(positions([three], [5], count=2)[0].top) == 2
+    assert len(positions([three], [5], count=3)[0].top) == 3
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        None, 7, "rubbish", [], [None], [{}], [{"5": None}], [{"5": {}}], [{"5": entry(float("nan"), 1)}],
+        [{"1": entry(-1.0, 1)}], [{"x": entry(-1.0, 1)}], [{"5": {"logprob": "much", "rank": 1}}],
+        [{"5": entry(-1.0, 900)}], [["5"]],
+    ],
+)  # fmt: skip
+def test_what_vllm_would_not_write_is_an_error(steps: Any) -> None:
+    with pytest.raises(TrafficError, match="as vLLM writes them"):
+        positions(steps, [5], count=2)
