@@ -54,12 +54,12 @@ def drawn(shown: Report, *, width: int = 100) -> str:
 
 
 def test_the_block(golden: Callable[[str, str], None]) -> None:
-    golden("watch-block.txt", "".join(f"{label:<13}{text}\n" for label, text in block(report(), url=URL)))
+    golden("report/watch-block.txt", "".join(f"{label:<13}{text}\n" for label, text in block(report(), url=URL)))
 
 
 def test_the_picture(golden: Callable[[str, str], None]) -> None:
     text = drawn(report(advice="position 4 adds little"))
-    golden("watch-screen.txt", "\n".join(row.rstrip() for row in text.splitlines()[:-1]) + "\n")
+    golden("report/watch-screen.txt", "\n".join(row.rstrip() for row in text.splitlines()[:-1]) + "\n")
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
