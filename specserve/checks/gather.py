@@ -189,8 +189,8 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     if vllm and vllm.platform == "cpu" and (wanted.launch or not hardware):
         return this_cpu(), ""
     found = find(devices=hardware.devices if hardware else None) if wanted.here else None
-    if found:
-        return found, ""
+    if found:  # the other nodes of a launch are not looked at, and taken for the same
+        return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 

@@ -21,6 +21,18 @@ Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
 ]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="N", show_default=False, help="Which of `hardware.nodes` this is; the first: 0."
+    ),
+]
+MasterAddr = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", show_default=False, help="Where the nodes find node 0, as ADDRESS[:PORT]."
+    ),
+]
 Devices = Annotated[
     str | None,
     typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."),

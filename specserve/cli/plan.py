@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, NoLock, Port, Settings
+from specserve.cli.options import Alternative, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
+
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.profile.schema import Profile
 
 
 class Format(StrEnum):
@@ -37,12 +41,14 @@ def plan(
     settings: Settings = None,
     port: Port = None,
     devices: Devices = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
     What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts
     the same server as `up` when pasted into a shell. With --vllm, or where none is installed, it is the
-    launch that any machine shares.
+    launch that any machine shares. A profile for several nodes gives a command for each.
 
     \b
     specserve plan configs/demo.yaml
@@ -50,24 +56,35 @@ def plan(
     specserve plan configs/llama70b-8b.yaml --origin
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.cli.prepare import prepare
-    from specserve.plan.shell import as_json, origins, shell
-    from specserve.report.console import in_one_line, out, say
+    from specserve.plan.nodes import node_at, node_count
+    from specserve.plan.shell import as_json, origins
+    from specserve.report.console import in_one_line, out
 
-    _, made = prepare(
-        profile,
-        settings=settings or (),
-        port=port,
-        devices=devices,
-        alternative=alternative,
-        baseline=baseline,
-        vllm=vllm,
-        starts=False,
-        use_lock=not no_lock,
-    )
-    rows = origins(made)
+    def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
+        from specserve.cli.prepare import prepare
+
+        return prepare(
+            profile,
+            settings=settings or (),
+            port=port,
+            devices=devices,
+            alternative=alternative,
+            baseline=baseline,
+            vllm=vllm,
+            starts=False,
+            whole=True,
+            use_lock=not no_lock,
+            node=None if rank is None else node_at(rank, master_addr),
+        )
+
+    source, made = planned(node_rank)
+    nodes = node_count(source) if node_rank is None else 1
+    plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
+    rows = origins(plans[0])
     if format is Format.JSON:
-        content = as_json(made)
+        content = as_json(plans[0])
+        if nodes > 1:
+            content["nodes"] = [{"argv": list(one.argv)} for one in plans]
         if origin:
             content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
         out(json.dumps(content, indent=2))
@@ -76,7 +93,17 @@ def plan(
         width = max(len(key) for key, _, _ in rows)
         out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
         return
-    out(shell(made))
+    _print(plans)
+
+
+def _print(plans: list[LaunchPlan]) -> None:
+    """The command, or one per node."""
+    from specserve.plan.shell import shell
+    from specserve.report.console import out, say
+
+    for rank, plan in enumerate(plans):
+        out(f"# node {rank}\n{shell(plan)}" if len(plans) > 1 else shell(plan))
+    made = plans[0]
     say(f"# vLLM {made.vllm}, {made.platform}" + ("" if made.added else "; nothing added"))
     for item in made.added:
         say(f"# added {item.key}: {item.why}")

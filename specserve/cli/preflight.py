@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specserve.cli.rawcommand import remember, remembered
 from specserve.diagnostics import Finding, Related, Severity, Span
@@ -15,6 +15,9 @@ from specserve.errors import CheckFailed, SpecserveError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, say, styled
+
+if TYPE_CHECKING:
+    from specserve.plan.nodes import Node
 
 _CHILD = "from specserve.cli.preflight import child; child()"
 
@@ -32,6 +35,7 @@ def cleared(
     use_lock: bool = True,
     locked: bool = False,
     passed: Collection[str] = (),
+    node: Node | None = None,
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""
     from specserve.cli.prepare import prepare
@@ -49,6 +53,7 @@ def cleared(
         use_lock=use_lock,
         locked=locked,
         passed=passed,
+        node=node,
     )
     if check and starts:
         preflight(

@@ -14,6 +14,7 @@ from specserve.profile.schema import Hardware, Profile
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host
+    from specserve.plan.nodes import Node
 
 
 def prepare(
@@ -30,12 +31,15 @@ def prepare(
     use_lock: bool = True,
     locked: bool = False,
     passed: Collection[str] = (),
+    node: Node | None = None,
+    whole: bool = False,
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
 
     `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one. `use_lock`: the
     models are those of the lock beside the profile; `locked`: it must be there, and so must all that it names.
-    `passed`: codes of errors that do not stop it.
+    `passed`: codes of errors that do not stop it. `node`: which of several this is. `whole`: where none
+    is named, the plan of all without the flags of nodes; else that is an error.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
     from specserve.plan.launch import launch, with_port
@@ -53,6 +57,7 @@ def prepare(
     if here is None:
         table, version, platform = _named(profile, vllm)
         plan = launch(profile, table=table, platform=platform, version=version, port=port)
+        plan = _on_node(plan, profile, table, node, whole=whole)
     else:
         from specserve.plan.host import localize, this_host
         from specserve.plan.support import installed
@@ -60,6 +65,7 @@ def prepare(
         found, host = installed(), this_host()
         assert found is not None
         plan = launch(profile, table=here, platform=found.platform, version=found.version, port=port)
+        plan = _on_node(plan, profile, here, node, whole=whole)
         plan = localize(plan, installed=found, host=host)
         plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
         if check and starts:
@@ -77,6 +83,29 @@ def prepare(
 
         plan = with_port(plan, free_port(plan.host))
     return profile, plan
+
+
+def _on_node(
+    plan: LaunchPlan, profile: Profile, table: VllmTable, node: Node | None, *, whole: bool
+) -> LaunchPlan:
+    """The share of one node. Raises UsageError where there are several and none is named, or the other way round."""
+    hardware = profile.hardware
+    if node is None and (hardware is None or hardware.nodes == 1):
+        return plan
+    from specserve.plan.nodes import node_count, on_node, unnamed
+
+    if node is not None:
+        return on_node(
+            plan,
+            node.rank,
+            profile=profile,
+            table=table,
+            master_addr=node.master_addr,
+            master_port=node.master_port,
+        )
+    if not whole and node_count(profile) > 1:
+        raise unnamed(profile)
+    return plan
 
 
 def _refuse_errors(

@@ -102,6 +102,7 @@ def render(
         vllm=version,
         check=not no_check,
         starts=False,
+        whole=True,
         use_lock=not no_lock,
     )
     made = _deployment(source, version=version, platform=plan.platform, image=image, use_lock=not no_lock)

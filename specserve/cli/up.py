@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, Locked, NoLock, Port, Settings
+from specserve.cli.options import Alternative, Devices, Locked, MasterAddr, NodeRank, NoLock, Port, Settings
 from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report.console import out, say
@@ -19,6 +19,7 @@ from specserve.report.serving import JsonView, TextView
 
 if TYPE_CHECKING:
     from specserve.cli.gate import Gate
+    from specserve.plan.nodes import Node
     from specserve.profile.schema import Profile
 
 
@@ -79,6 +80,8 @@ def up(
     settings: Settings = None,
     port: Port = None,
     devices: Devices = None,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddr = None,
     log_format: Annotated[
         LogFormat, typer.Option(help="How it is told: as text, or as JSON on both streams.")
     ] = LogFormat.TEXT,
@@ -95,7 +98,7 @@ def up(
     specserve up configs/llama70b-8b.yaml --alternative eagle3 --port 8001
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
     specserve up configs/demo.yaml --detach
-    specserve up configs/demo.yaml --dry-run
+    specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1     one of several nodes
     """
     from specserve.cli.preflight import cleared
 
@@ -114,6 +117,7 @@ def up(
         use_lock=not no_lock,
         locked=locked,
         passed=("SD108",) if insecure else (),
+        node=_node(node_rank, master_addr, detach=detach, verify=verify),
     )
     if dry_run:
         show(plan, format=format or PlanFormat.SHELL)
@@ -165,6 +169,24 @@ def _gate(source: Profile, plan: LaunchPlan, *, log_format: LogFormat) -> Gate:
     from specserve.cli.gate import verifying
 
     return verifying(source, plan, as_json=log_format is LogFormat.JSON)
+
+
+def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) -> Node | None:
+    """The node that is to be started; None where there is one. Raises UsageError."""
+    if rank is None:
+        if address is not None:
+            raise UsageError("`--master-addr` is for one of several nodes: `--node-rank N`")
+        return None
+    if detach:
+        raise UsageError(
+            "a node among several is not left with `--detach`",
+            hint="`specserve render PROFILE --to systemd` writes a unit for each node",
+        )
+    if verify and rank:
+        raise UsageError("`--verify` asks the server, which is at node 0")
+    from specserve.plan.nodes import node_at
+
+    return node_at(rank, address)
 
 
 def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
@@ -219,6 +241,8 @@ def become(plan: LaunchPlan) -> None:
 
 def refuse_taken_port(plan: LaunchPlan) -> None:
     """Raises LaunchError where another process holds the port; says so if it serves this model already."""
+    if not plan.answers:
+        return
     from specserve.serve.health import served_models
     from specserve.serve.ports import holder, is_own
 

@@ -139,7 +139,8 @@ def _ranks(plan: LaunchPlan) -> int:
     ranks = 1
     for size in sizes:
         ranks *= size if isinstance(size, int) else 1
-    return ranks
+    nodes = plan.engine_kwargs.get("nnodes", 1)
+    return ranks // nodes if isinstance(nodes, int) else ranks
 
 
 def _with_plugin(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
@@ -12,6 +12,25 @@ from specserve.profile.schema import Profile
 
 MASTER_PORT = 29501
 """vLLM's own default. (vllm/config/parallel.py 0.32, `master_port`)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Which of a profile's nodes a command is for, and where node 0 is, as far as the command line says it."""
+
+    rank: int
+    master_addr: str | None = None
+    master_port: int | None = None
+
+
+def node_at(rank: int, address: str | None) -> Node:
+    """A node by its rank and `ADDRESS` or `ADDRESS:PORT`. Raises UsageError for a port that is none."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):  # no port, or an IPv6 address
+        return Node(rank, address)
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"`{address}` is no address", hint="write it like `10.0.0.1`, or `10.0.0.1:29501`")
+    return Node(rank, host, int(port))
 
 
 def node_count(profile: Profile) -> int:
@@ -60,6 +79,16 @@ def on_node(
         added = (*added, Added("--headless", "only node 0 answers requests"))
     return replace(
         plan, argv=tuple(argv), origins=tuple(origins), engine_kwargs=kwargs, added=added, node_rank=rank
+    )
+
+
+def unnamed(profile: Profile) -> UsageError:
+    """The error for a launch that does not say which of several nodes it is."""
+    return UsageError(
+        f"{profile.span('hardware.nodes')}: `{profile.name}` is for {node_count(profile)} nodes, and each takes a "
+        "command of its own",
+        hint="`specserve up … --node-rank 0 --master-addr ADDRESS` on the first, whose address that is; then the "
+        "others, from `--node-rank 1` on",
     )
 
 

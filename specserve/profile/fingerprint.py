@@ -12,6 +12,9 @@ from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import OWN_LAYERS
 
+_PLACEMENT = ("master_addr", "master_port")
+"""Arguments of the engine that say where it runs, and nothing else."""
+
 
 def fingerprint(profile: Profile) -> str:
     """sha256 (hex) of the target, speculation, engine, frontend, environment, vLLM range and hardware kind.
@@ -37,7 +40,7 @@ def fingerprint(profile: Profile) -> str:
 def _models(profile: Profile) -> dict[str, Any]:
     """The sections that name models, with what the lock knows in the place of names and revisions."""
     target = jsonable(profile.target)
-    engine = dict(profile.engine)
+    engine = {name: value for name, value in profile.engine.items() if name not in _PLACEMENT}
     keys = dict(profile.speculation.keys) if profile.speculation else None
     revision = engine.get("tokenizer_revision") or target["revision"]
     tokenizer = _identity(profile, target["tokenizer"] or target["model"], revision)

@@ -63,8 +63,8 @@ class TextView:
                 say(
                     f"{styled('warning', 'yellow')}: no token for {duration(event.for_s)} {waits}: vLLM hangs"
                 )
-            case events.GoesOn():
-                say("tokens come again")
+            case events.GoesOn() | events.Joined():
+                say(_news(event))
             case events.Stopping():
                 self._stopping = True
                 self._erase()
@@ -124,6 +124,15 @@ class JsonView:
 
     def _write(self, fields: dict[str, object]) -> None:
         say(json.dumps({"version": 1, "name": self._plan.name, **fields}))
+
+
+def _news(event: events.GoesOn | events.Joined) -> str:
+    if isinstance(event, events.GoesOn):
+        return "tokens come again"
+    return (
+        f"node {event.node_rank} of {event.nodes} joined in {duration(event.elapsed_s)}\n"
+        "node 0 answers the requests; Ctrl-C stops this one, and the others with it"
+    )
 
 
 def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:

@@ -53,6 +53,16 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """A node that only computes has loaded its share and is linked with node 0, which answers requests."""
+
+    node_rank: int
+    nodes: int
+    elapsed_s: float
+    resident_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Hangs:
     """It answers, requests wait, and no token has come for `for_s`."""
 
@@ -83,7 +93,9 @@ class Stopped:
     removed: tuple[str, ...] = ()
 
 
-Event = Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Hangs | GoesOn | Stopping | Stopped
+Event = (
+    Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Joined | Hangs | GoesOn | Stopping | Stopped
+)
 OnEvent = Callable[[Event], None]
 
 

@@ -17,6 +17,7 @@ from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
 from specserve.serve.figures import Figures
 from specserve.serve.group import Group, resident_bytes
+from specserve.serve.nodes import Links
 from specserve.serve.notify import notify
 from specserve.serve.phases import Phase
 from specserve.serve.process import Child, resolve_env
@@ -26,6 +27,8 @@ from specserve.serve.start import wait_ready
 from specserve.serve.stop import StopRequest
 
 _LOOK_EVERY_S = 15.0
+_LOOK_AT_NODES_EVERY_S = 2.0
+_LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
 
 class Server:
@@ -44,6 +47,7 @@ class Server:
         self._traces: frozenset[Path] = frozenset()
         self._oom_kills = oom.kills()
         self._hangs = False
+        self._links = Links(plan) if plan.node_rank is not None else None
 
     @property
     def url(self) -> str:
@@ -58,7 +62,9 @@ class Server:
     def start(self) -> None:
         """Wait until it answers. Raises LaunchError (died, stalled) or Interrupted."""
         self._emit(events.Started(self.pid, str(self.log_path)))
-        end = wait_ready(self.child, self.plan, stop=self._stop, emit=self._emit, look=self._note)
+        end = wait_ready(
+            self.child, self.plan, stop=self._stop, emit=self._emit, look=self._look_in, is_up=self._is_up
+        )
         self.phase, self.figures = end.phase, end.figures
         if end.is_stalled:
             raise self._stalled()
@@ -71,27 +77,30 @@ class Server:
         self._note()
         if self.tells_ready:
             self.tell_ready()
-        self._emit(
-            events.Ready(
-                self.url,
-                self.plan.model,
-                self.child.elapsed_s,
-                self.figures,
-                resident_bytes(self.child.members()),
-            )
-        )
+        self._emit(self._up())
+
+    def _up(self) -> events.Event:
+        """The news that it is up."""
+        elapsed_s, resident = self.child.elapsed_s, resident_bytes(self.child.members())
+        if not self.plan.answers:
+            nodes = int(str(self.plan.engine_kwargs["nnodes"]))
+            return events.Joined(self.plan.node_rank or 0, nodes, elapsed_s, resident)
+        return events.Ready(self.url, self.plan.model, elapsed_s, self.figures, resident)
 
     def tell_ready(self) -> None:
         """Tell the service manager, if there is one."""
-        notify("READY=1", f"STATUS=serving {self.plan.model} at {self.url}")
+        where = f"at {self.url}" if self.plan.answers else f"as node {self.plan.node_rank}"
+        notify("READY=1", f"STATUS=serving {self.plan.model} {where}")
 
     def wait(self) -> None:
         """Until someone asks for the stop. Raises LaunchError where it ends by itself."""
         watch, look_at_s = ProgressWatch(), 0.0
         with _death_of(self.pid) as death:
-            while not self._stop.wait(1.0 if death is None else _LOOK_EVERY_S, also=death):
+            pause_s = _LOOK_AT_NODES_EVERY_S if self._links else _LOOK_EVERY_S
+            while not self._stop.wait(1.0 if death is None else pause_s, also=death):
                 self.check()
-                if time.monotonic() >= look_at_s:
+                self._look_at_nodes(complete=True)
+                if self.plan.answers and time.monotonic() >= look_at_s:
                     look_at_s = time.monotonic() + _LOOK_EVERY_S
                     self._look(watch)
 
@@ -124,6 +133,22 @@ class Server:
             )
         killed, removed = clear(self.child, traces=self._noted)
         self._emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))
+
+    def _look_in(self) -> None:
+        """What is looked at now and then during a start."""
+        self._note()
+        self._look_at_nodes(complete=False)
+
+    def _is_up(self, phase: Phase) -> bool:
+        """Whether it answers; of a node that only computes, whether it has loaded and is linked with node 0."""
+        if self.plan.answers:
+            return health.is_healthy(self.url)
+        return phase in _LOADED and self._links is not None and self._links.is_joined
+
+    def _look_at_nodes(self, *, complete: bool) -> None:
+        """Raises LaunchError where another node is gone; its own death comes first, for it may be the cause."""
+        if self._links is not None and self.child.is_running():
+            self._links.look(self.child.members(), complete=complete)
 
     def _note(self) -> None:
         """Remember what the living processes hold, for `end` to remove."""

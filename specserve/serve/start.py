@@ -31,11 +31,18 @@ class Progress:
 
 
 def wait_ready(
-    child: Group, plan: LaunchPlan, *, stop: StopRequest, emit: OnEvent, look: Callable[[], None]
+    child: Group,
+    plan: LaunchPlan,
+    *,
+    stop: StopRequest,
+    emit: OnEvent,
+    look: Callable[[], None],
+    is_up: Callable[[Phase], bool],
 ) -> Progress:
-    """Until the server answers, dies, stalls, or `stop` is requested; the caller sees which.
+    """Until the server is up, dies, stalls, or `stop` is requested; the caller sees which.
 
-    `look` is called now and then while the processes live. There is no limit on the whole.
+    `look` is called now and then while the processes live; what it raises ends the wait. `is_up` is asked often,
+    with the phase. There is no limit on the whole.
     """
     progress = Progress()
     tail = LogTail(child.log_path)
@@ -56,8 +63,8 @@ def wait_ready(
             progress.is_stalled = clock.is_stalled(done, at_s=now_s)
             if progress.is_stalled:
                 return progress
-        if health.is_healthy(plan.url):
-            _finish(tail, progress, plan.url, now_s=child.elapsed_s, emit=emit)
+        if is_up(progress.phase):
+            _finish(tail, progress, plan, now_s=child.elapsed_s, emit=emit)
             return progress
         if now_s >= next_news_s:
             next_news_s = now_s + _NEWS_S
@@ -75,11 +82,11 @@ def _read_log(tail: LogTail, progress: Progress, *, now_s: float, emit: OnEvent)
             progress.phase, progress.began_s = phase, now_s
 
 
-def _finish(tail: LogTail, progress: Progress, url: str, *, now_s: float, emit: OnEvent) -> None:
+def _finish(tail: LogTail, progress: Progress, plan: LaunchPlan, *, now_s: float, emit: OnEvent) -> None:
     """The last lines of the start, and from the metrics what a quiet log left out."""
     _read_log(tail, progress, now_s=now_s, emit=emit)
     emit(events.PhaseEnded(progress.phase, now_s - progress.began_s))
-    answer = health.get(f"{url}/metrics", timeout_s=2.0)
+    answer = health.get(f"{plan.url}/metrics", timeout_s=2.0) if plan.answers else None
     if answer is not None and answer[0] == 200:
         with contextlib.suppress(ValueError):
             progress.figures = figures.add_metrics(progress.figures, answer[1])

@@ -1,0 +1,63 @@
+"""A profile for several nodes on the command line: `up` starts one, `plan` shows all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.commands import run
+from specserve.errors import UsageError
+
+TEXT = """
+    target: {model: org/target, tensor_parallel_size: 2}
+    hardware: {accelerator: L4-24GB, count: 1, nodes: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dry-run"], "is for 2 nodes, and each takes a command of its own"),
+        (["--dry-run", "--node-rank", "0"], "must know where node 0 is"),
+        (["--dry-run", "--node-rank", "2", "--master-addr", "10.0.0.1"], "there is no node 2 of 2"),
+        (["--node-rank", "1", "--detach"], "not left with `--detach`"),
+        (["--node-rank", "1", "--verify"], "which is at node 0"),
+        (["--master-addr", "10.0.0.1"], "`--node-rank N`"),
+    ],
+)
+def test_one_of_several_nodes_is_started_by_its_number(
+    write: Callable[..., Path], options: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(["up", str(write(TEXT)), *options])
+
+
+def test_a_dry_run_shows_the_command_of_one_node(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["up", str(write(TEXT)), "--dry-run", "--node-rank", "1", "--master-addr", "10.0.0.1:4000"])
+    shown = capsys.readouterr().out
+    assert "--node-rank 1 \\\n  --master-addr 10.0.0.1 \\\n  --master-port 4000 \\\n  --headless" in shown
+
+
+def test_the_plan_shows_the_command_of_every_node(
+    write: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", str(write(TEXT)), "--vllm", "0.33", "--master-addr", "10.0.0.1"]
+    run(asked)
+    shown = capsys.readouterr().out
+    assert shown.startswith("# node 0\nvllm serve org/target")
+    assert shown.count("vllm serve") == 2 and shown.rstrip().endswith("--headless")
+    run([*asked, "--format", "json"])
+    content = json.loads(capsys.readouterr().out)
+    assert [node["argv"][-1] for node in content["nodes"]] == ["29501", "--headless"]
+    assert content["argv"] == content["nodes"][0]["argv"]
+
+
+def test_other_commands_say_that_they_are_for_one(write: Callable[..., Path], tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(UsageError, match="is for 2 nodes"):
+        run(["generate", str(write(TEXT)), str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")])

@@ -1,0 +1,108 @@
+"""Several nodes: one command each, by vLLM's own executor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import UsageError
+from specserve.plan.launch import launch
+from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.nodes import Node, node_at, node_count, on_node, rank_at
+from specserve.plan.support import known_versions, table
+from specserve.profile.fingerprint import fingerprint
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+
+LLAMA = Path(__file__).parents[2] / "configs" / "llama70b-8b.yaml"
+TWO = ("hardware.nodes=2", "target.pipeline_parallel_size=2")
+
+
+def profile_of(*settings: str) -> Profile:
+    return load_profile(str(LLAMA), settings=settings)
+
+
+def planned(
+    profile: Profile, rank: int, *, version: str = "0.33", address: str | None = "10.0.0.1"
+) -> LaunchPlan:
+    plan = launch(profile, table=table(version), platform="cuda")
+    return on_node(plan, rank, profile=profile, table=table(version), master_addr=address)
+
+
+@pytest.mark.parametrize(
+    "version", [version for version in known_versions() if "master_addr" in table(version).engine]
+)
+def test_each_node_has_its_number_and_only_the_first_answers(version: str) -> None:
+    first, second = (planned(profile_of(*TWO), rank, version=version) for rank in (0, 1))
+    assert first.argv[-8:] == (
+        "--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--master-port", "29501",
+    )  # fmt: skip
+    assert second.argv[-1] == "--headless"
+    assert (first.answers, second.answers) == (True, False)
+    assert [plan.argv[rank_at(plan)] for plan in (first, second)] == ["0", "1"]
+    assert first.engine_kwargs["nnodes"] == 2
+
+
+def test_the_address_may_stand_in_the_profile_and_the_command_line_is_above_it() -> None:
+    profile = profile_of(*TWO, "engine.master_addr=10.0.0.9", "engine.master_port=4000")
+    own = planned(profile, 1, address=None)
+    assert own.argv[own.argv.index("--master-addr") + 1] == "10.0.0.9"
+    assert own.argv[own.argv.index("--master-port") + 1] == "4000"
+    given = planned(profile, 1)
+    assert given.argv[given.argv.index("--master-addr") + 1] == "10.0.0.1"
+    assert given.argv.count("--master-addr") == 1
+
+
+def test_where_the_nodes_are_is_no_part_of_what_is_served() -> None:
+    here, there = (profile_of(*TWO, f"engine.master_addr={address}") for address in ("10.0.0.1", "10.0.0.2"))
+    assert (
+        fingerprint(here) == fingerprint(there) == fingerprint(profile_of("target.pipeline_parallel_size=2"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rank", "message"),
+    [
+        ((), 0, "is for one node"),
+        (("hardware.nodes=2", "engine.distributed_executor_backend=ray"), 0, "Ray finds the others"),
+        (TWO, 2, "there is no node 2 of 2"),
+        (("hardware.nodes=3",), 0, "4 ranks do not divide into 3 nodes"),
+        ((*TWO, "engine.data_parallel_size=2"), 0, "data parallelism over nodes"),
+    ],
+)
+def test_what_no_command_could_run_is_refused(settings: tuple[str, ...], rank: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        planned(profile_of(*settings), rank)
+
+
+def test_the_nodes_must_know_where_the_first_is() -> None:
+    with pytest.raises(UsageError, match="must know where node 0 is") as caught:
+        planned(profile_of(*TWO), 1, address=None)
+    assert "--master-addr" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        (None, Node(1)),
+        ("10.0.0.1", Node(1, "10.0.0.1")),
+        ("10.0.0.1:4000", Node(1, "10.0.0.1", 4000)),
+        ("head.example:29501", Node(1, "head.example", 29501)),
+        ("fd00::1", Node(1, "fd00::1")),
+        ("[fd00::1]:4000", Node(1, "[fd00::1]", 4000)),
+    ],
+)
+def test_an_address_may_have_a_port(text: str | None, node: Node) -> None:
+    assert node_at(1, text) == node
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1:", "10.0.0.1:port", "10.0.0.1:70000", "10.0.0.1:0"])
+def test_a_port_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        node_at(0, text)
+
+
+def test_ray_spreads_the_ranks_itself() -> None:
+    assert node_count(profile_of("hardware.nodes=2", "engine.distributed_executor_backend=ray")) == 1
+    assert node_count(profile_of("hardware.nodes=2")) == 2
