@@ -52,7 +52,7 @@ def picture(report: Report, *, url: str) -> Any:
     state, _, sentence = head.partition(": ")
     colour = COLOURS.get(report.verdict.state, "default")
     verdict = Text.assemble((state, f"bold {colour}"), ": ", sentence)
-    foot = Text(f"{clock(report)}  Ctrl-C ends it", style="dim")
+    foot = Text(clock(report) if report.is_final else f"{clock(report)}  Ctrl-C ends it", style="dim")
     return Group(rows, Text(), verdict, *(Text(line) for line in advice), foot)
 
 

@@ -142,7 +142,7 @@ def _crowded(case: Case) -> Advice | None:
 def _shorter(case: Case) -> Advice | None:
     """Positions at the end that add less than they cost."""
     seen = case.seen
-    if seen.mean_acceptance_length is None or _varies(seen) or case.method in _DRAFTS_AT_ONCE:
+    if not seen.is_enough or _varies(seen) or case.method in _DRAFTS_AT_ONCE:
         return None
     worth, tokens = 0, 1.0
     for position, share in enumerate(seen.per_position, start=1):
@@ -177,7 +177,12 @@ def _temperature(case: Case) -> Advice | None:
 
 def _repeating(case: Case) -> Advice | None:
     rate = case.seen.acceptance_rate
-    if rate is None or rate < _REPEATING_AT or case.seen.num_speculative_tokens < 2:
+    if (
+        not case.seen.is_enough
+        or rate is None
+        or rate < _REPEATING_AT
+        or case.seen.num_speculative_tokens < 2
+    ):
         return None
     return Advice(
         "repetition",
@@ -189,10 +194,10 @@ def _repeating(case: Case) -> Advice | None:
 def _longer(case: Case) -> Advice | None:
     """A last position that is still accepted nearly whenever it is reached."""
     seen = case.seen
-    if seen.mean_acceptance_length is None or _varies(seen) or not seen.conditional:
+    if not seen.is_enough or _varies(seen) or not seen.conditional:
         return None
     share, given = seen.per_position[-1], seen.conditional[-1]
-    if given is None or given < _MORE_AT or share / seen.mean_acceptance_length < 2 * WORTH:
+    if given is None or given < _MORE_AT or share / (seen.mean_acceptance_length or 1) < 2 * WORTH:
         return None
     return Advice(
         "more_tokens",

@@ -213,6 +213,9 @@ class TestAdvice:
         assert code(advice_for(stretches(12, shares=(0.9, 0.8, 0.75, 0.7)))) == "more_tokens"
         assert advice_for(stretches(12, shares=(0.8, 0.6, 0.5, 0.3))) is None
 
+    def test_no_advice_on_k_before_a_verdict_may_be_given(self, stretches: Series) -> None:
+        assert advice_for(stretches(12, finished=1, shares=(0.6, 0.3, 0.06, 0.02))) is None
+
     def test_no_advice_on_k_where_k_varies(self, stretches: Series) -> None:
         parts = stretches(12, shares=(0.6, 0.3, 0.06, 0.02), draft_tokens=250)
         assert advice_for(parts) is None
