@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def post(port: int, path: str, body: dict[str, Any]) -> Any:
 
 
 class Watching:
-    """A `specserve watch` beside it: the newest object it wrote, and its memory."""
+    """A `specserve watch` beside it: the newest object it wrote, and its memory; a context manager."""
 
     def __init__(self, env: dict[str, str], *options: str) -> None:
         command = [sys.executable, "-m", "specserve", "watch", "demo", "--format", "json", *options]
@@ -92,6 +92,13 @@ class Watching:
         self.newest: dict[str, Any] = {}
         self.readings = 0
         threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Watching:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -109,12 +116,18 @@ class Watching:
         """Of the process."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
-    def wait_for(self, *states: str) -> float:
-        """Until the verdict is one of these; the seconds it took."""
+    @property
+    def length(self) -> float:
+        """The mean acceptance length of its window; 0 while there is too little for one."""
+        speculation = (self.newest.get("window") or {}).get("speculation") or {}
+        return float(speculation.get("mean_acceptance_length") or 0.0)
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> float:
+        """Until it is so; the seconds it took."""
         began = time.monotonic()
-        while self.state not in states:
+        while not condition():
             if time.monotonic() - began > PATIENCE_S or self.process.poll() is not None:
-                raise SystemExit(f"watch says {self.newest.get('verdict')}, and never {states}")
+                raise SystemExit(f"watch says {self.newest.get('verdict')}, and never {what}")
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -212,20 +225,19 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     with server(folder, env) as port, contextlib.ExitStack() as stack:
         prometheus = stack.enter_context(Prometheus(program, folder, target=port)) if program else None
         traffic = stack.enter_context(Traffic(port, concurrency=args.concurrency))
-        watching, quick = Watching(env), Watching(env, "--interval", "0.2s")
-        healthy_s = watching.wait_for("STEADY", "KEPT", "FALLEN")
-        speculation = watching.newest["window"]["speculation"]
-        print(f"verdict {watching.state} after {healthy_s:.0f} s of traffic, measured:", end=" ")
+        watching = stack.enter_context(Watching(env))
+        quick = stack.enter_context(Watching(env, "--interval", "0.2s"))
+        healthy_s = watching.wait_for("a length", lambda: watching.length > 1.5)
+        rate = watching.newest["window"]["speculation"]["drafts_per_s"]
         print(
-            f"length {speculation['mean_acceptance_length']:.2f}, {speculation['drafts_per_s']:.1f} drafts/s"
+            f"length {watching.length:.2f} after {healthy_s:.0f} s of traffic, {rate:.1f} drafts/s, measured"
         )
-        while quick.readings < 100:
-            time.sleep(0.1)
+        time.sleep(60)
         first_bytes, first_readings = quick.resident_bytes, quick.readings
         if prometheus is not None:
             bad += compare(prometheus, watching)
         post(port, "/collective_rpc", {"method": "spoil_draft"})
-        told_s = watching.wait_for("COLLAPSED")
+        told_s = watching.wait_for("a collapse", lambda: watching.state == "COLLAPSED")
         print(f"collapse told after {told_s:.1f} s, measured: {watching.newest['verdict']['sentence']}")
         bad += [f"told after {told_s:.0f} s"] if told_s > TOLD_WITHIN_S else []
         if prometheus is not None:
@@ -276,6 +288,7 @@ def main() -> int:
     parser.add_argument("--readings", type=int, default=1000)
     parser.add_argument("--prometheus", default="prometheus")
     args = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory(prefix="specserve-watch-") as name:
         return run(args, Path(name))
 
