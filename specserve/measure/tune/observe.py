@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from specserve.measure.bench.records import Pass, Request
 from specserve.measure.tune.walk import Steps, steps_of
 
 _LEAST_GAPS = 8
+_TINY_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +77,38 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
 
 
 def steady_gaps_s(done: Pass) -> list[float]:
-    """Seconds between chunks while as many requests ran as were meant to: a chunk is a step.
+    """Seconds between chunks while just as many requests ran as were meant to, and none was in its prefill.
 
-    From when all first ones stream until one ends that no other follows. Where that is no time at all: all gaps.
+    A chunk is a step. Where there is no such time, all gaps at that load; where there is none of it either, all.
     """
     good = [request for request in done.requests if request.ok and request.chunk_gaps_ms]
-    concurrency = done.point.concurrency or 1
-    if len(good) <= concurrency:
-        return [gap / 1000 for request in good for gap in request.chunk_gaps_ms]
-    starts = sorted(good, key=lambda request: request.start_s)
-    begin = max(request.start_s + request.ttft_s for request in starts[:concurrency])
-    last = starts[-1].start_s
-    end = min(request.start_s + request.latency_s for request in good if _ends(request) > last)
-    found = []
+    load = _Load(good)
+    at_load: list[float] = []
+    alone: list[float] = []
+    every: list[float] = []
     for request in good:
         at = request.start_s + request.ttft_s
         for gap in request.chunk_gaps_ms:
             began, at = at, at + gap / 1000
-            if began >= begin and at <= end:
-                found.append(gap / 1000)
-    return found or [gap / 1000 for request in good for gap in request.chunk_gaps_ms]
+            every.append(gap / 1000)
+            if load.at(began + _TINY_S) == load.at(at - _TINY_S) == (done.point.concurrency or 1):
+                at_load.append(gap / 1000)
+                if not load.prefills(began, at):
+                    alone.append(gap / 1000)
+    return next((found for found in (alone, at_load) if len(found) >= _LEAST_GAPS), every)
 
 
-def _ends(request: Request) -> float:
-    return request.start_s + request.latency_s
+class _Load:
+    """How many requests ran when."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._starts = sorted(request.start_s for request in requests)
+        self._ends = sorted(request.start_s + request.latency_s for request in requests)
+        self._firsts = sorted(request.start_s + request.ttft_s for request in requests)
+
+    def at(self, time_s: float) -> int:
+        return bisect_right(self._starts, time_s) - bisect_right(self._ends, time_s)
+
+    def prefills(self, begin_s: float, end_s: float) -> bool:
+        """Whether some request waited for its first token in that time."""
+        return bisect_right(self._starts, end_s - _TINY_S) > bisect_right(self._firsts, begin_s + _TINY_S)

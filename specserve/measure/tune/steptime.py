@@ -17,6 +17,8 @@ from itertools import pairwise
 from specserve.measure.tune import leastsquares
 
 _LEAST_FOR_KNEE = 7
+_GOOD_ENOUGH = 0.01
+"""Where the form is off by less than this share, a knee would only follow the noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def fit(points: Iterable[Timed]) -> StepModel:
     if not timed or any(each.step_s <= 0 or each.batch < 1 for each in timed):
         raise ValueError("step times need measured points, each above 0")
     best, best_error = _with_knee(timed, math.inf)
-    if len(timed) >= _LEAST_FOR_KNEE:
+    if len(timed) >= _LEAST_FOR_KNEE and best_error > len(timed) * _GOOD_ENOUGH**2:
         for knee in sorted({each.verified for each in timed})[1:-1]:
             found, error = _with_knee(timed, float(knee))
             if error < 0.9 * best_error:
@@ -119,7 +121,9 @@ def fit(points: Iterable[Timed]) -> StepModel:
 
 def _with_knee(timed: Sequence[Timed], knee: float) -> tuple[StepModel, float]:
     """The fit with this knee (infinite: none) and its squared error."""
-    rows = [_row(each, knee) for each in timed]
+    # with one K alone, what speculation costs at all and what it costs by token cannot be told apart
+    several = len({each.tokens for each in timed if each.tokens}) > 1
+    rows = [_row(each, knee, several=several) for each in timed]
     fixed, per_token, beyond, speculating, draft, request = leastsquares.fit(
         rows, [each.step_s for each in timed]
     )
@@ -144,7 +148,7 @@ def _corrections(
     }
 
 
-def _row(each: Timed, knee: float) -> tuple[float, ...]:
+def _row(each: Timed, knee: float, *, several: bool) -> tuple[float, ...]:
     drafts = each.draft_steps
     above = max(0.0, each.verified - knee) if math.isfinite(knee) else 0.0
-    return (1.0, each.verified, above, float(drafts > 0), drafts, drafts * each.batch)
+    return (1.0, each.verified, above, float(several and drafts > 0), drafts, drafts * each.batch)

@@ -183,25 +183,16 @@ def test_steps_without_a_draft_stay_whatever_k_is() -> None:
     assert request.tokens == 9
 
 
-def test_a_response_of_vllm_is_read_with_the_steps_that_drafted_nothing() -> None:
-    summary = {"per_step_accepted": [2, 0], "per_step_drafted": [3, 3], "num_spec_steps": 2}
-    assert steps_of(summary) == Steps((2, 0), (3, 3))
-    assert steps_of(summary, output_tokens=8) == Steps((2, 0), (3, 3), plain=3)
+def test_steps_of_a_response_are_read_with_those_that_drafted_nothing() -> None:
+    pairs = [(2, 3), (0, 3)]
+    assert steps_of(pairs) == Steps((2, 0), (3, 3))
+    assert steps_of(pairs, output_tokens=8) == Steps((2, 0), (3, 3), plain=3)
+    assert steps_of([]) is None
 
 
-@pytest.mark.parametrize(
-    "summary",
-    [
-        None,
-        [],
-        {},
-        {"per_step_accepted": [1]},
-        {"per_step_accepted": [1], "per_step_drafted": [1, 2]},
-        {"per_step_accepted": [3], "per_step_drafted": [2]},
-        {"per_step_accepted": [-1], "per_step_drafted": [2]},
-        {"per_step_accepted": [True], "per_step_drafted": [2]},
-        {"per_step_accepted": "12", "per_step_drafted": "12"},
-    ],
-)
-def test_what_is_no_answer_of_vllm_is_no_steps(summary: object) -> None:
-    assert steps_of(summary) is None
+@pytest.mark.parametrize(("accepted", "drafted"), [((1,), (1, 2)), ((3,), (2,)), ((-1,), (2,))])
+def test_what_vllm_cannot_have_counted_is_refused(
+    accepted: tuple[int, ...], drafted: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="step"):
+        Steps(accepted, drafted)

@@ -1,0 +1,151 @@
+"""A server in arithmetic: closed loops of requests whose step times and predictable tokens are known exactly."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.schedule import Block
+from specserve.measure.tune.steptime import StepModel
+from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells
+from specserve.measure.workloads.workload import Prompt
+
+KEYS = {"method": "draft_model", "model": "small", "num_speculative_tokens": 8}
+
+
+def texts(*, prompts: Sequence[Prompt], chance: float, seed: int = 1) -> dict[str, list[bool]]:
+    """By prompt, which tokens the draft predicts: easier and harder prompts, easier and harder stretches."""
+    draw = random.Random(seed)
+    found = {}
+    for prompt in prompts:
+        here = min(0.99, max(0.0, draw.gauss(chance, 0.1))) if 0 < chance < 1 else chance
+        found[prompt.id] = [draw.random() < here for _ in range(prompt.max_tokens)]
+    return found
+
+
+@dataclass(slots=True)
+class _Running:
+    id: str
+    text: Sequence[bool]
+    start_s: float
+    ttft_s: float = 0.0
+    place: int = 1
+    gaps: list[float] = field(default_factory=list)
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Truth. `at(batch, K)` of `steps` are seconds; each prefill adds `prefill_s` to the step that it falls in."""
+
+    steps: StepModel
+    texts: Mapping[str, Sequence[bool]]
+    prefill_s: float = 0.02
+    zero_range_cost: float = 0.9
+    """Rate of a K = 0 range over that of a server without speculation."""
+
+    def run(
+        self, block: Block, *, arm: str, launch: int, tokens_at: Callable[[int], int], speculates: bool
+    ) -> Pass:
+        """One block as it would have been measured."""
+        waiting = list(block.items)
+        running: list[_Running] = []
+        done: list[Request] = []
+        now_s = 0.0
+        while waiting or running:
+            new: list[_Running] = []
+            while waiting and len(running) + len(new) < (block.point.concurrency or 1):
+                item = waiting.pop(0)
+                new.append(_Running(item.id, self.texts[item.prompt.id][: item.prompt.max_tokens], now_s))
+            tokens = tokens_at(len(running) + len(new)) if speculates else 0
+            took_s = self._step_s(len(running), tokens, speculates=speculates) + self.prefill_s * len(new)
+            now_s += took_s
+            for each in running:
+                self._advance(each, tokens, took_s, speculates=speculates)
+            for each in new:
+                each.ttft_s = now_s - each.start_s
+            running += new
+            done += [_request(each, now_s) for each in running if each.place >= len(each.text)]
+            running = [each for each in running if each.place < len(each.text)]
+        return Pass(launch, block.number, block.point, arm, now_s, 0.1, tuple(done))
+
+    def _step_s(self, batch: int, tokens: int, *, speculates: bool) -> float:
+        if not batch:
+            return 0.0
+        took_s = self.steps.at(batch, tokens)
+        return took_s / self.zero_range_cost if speculates and not tokens else took_s
+
+    def _advance(self, each: _Running, tokens: int, took_s: float, *, speculates: bool) -> None:
+        room = len(each.text) - each.place
+        took = 0
+        while took < min(tokens, room) and each.text[each.place + took]:
+            took += 1
+        each.place += min(took + 1, room)
+        each.gaps.append(took_s * 1000)
+        if speculates and tokens:
+            each.steps.append((took, tokens))
+
+
+def _request(each: _Running, now_s: float) -> Request:
+    return Request(
+        id=each.id, ok=True, prompt_tokens=20, output_tokens=len(each.text), start_s=each.start_s,
+        ttft_s=each.ttft_s, latency_s=now_s - each.start_s, chunk_gaps_ms=tuple(each.gaps),
+        finish_reason="length", steps=tuple(each.steps),
+    )  # fmt: skip
+
+
+def wish(
+    *,
+    loads: Sequence[int] = (1, 2, 4, 8),
+    rungs: Mapping[int, int],
+    most_tokens: int = 8,
+    workloads: Sequence[str] = ("code",),
+) -> Wish:
+    """A tune of one candidate."""
+    own = Candidate("draft_model", Arm("draft_model"), KEYS, most_tokens, rungs, is_own=True)
+    return Wish(
+        "p", "f" * 64, Arm(BASELINE, is_baseline=True), (own,), (), tuple(workloads), (0.0,), tuple(loads),
+        "throughput", "v1", "cpu",
+    )  # fmt: skip
+
+
+def prompts(count: int, *, tokens: int = 64, name: str = "p") -> tuple[Prompt, ...]:
+    """So many, of no content."""
+    return tuple(Prompt(f"{name}-{index}", tokens, text=f"{name} {index}") for index in range(count))
+
+
+def measured(machine: Machine, wanted: Wish, chosen: Mapping[str, Sequence[Prompt]]) -> list[Pass]:
+    """The passes of both launches of a tune."""
+    own = wanted.candidates[0]
+    found = [
+        machine.run(cell.block, arm=BASELINE, launch=0, tokens_at=lambda _: 0, speculates=False)
+        for cell in cells(wanted, chosen, candidate=None)
+    ]
+    found += [
+        machine.run(cell.block, arm=own.name, launch=1, tokens_at=own.tokens_at, speculates=True)
+        for cell in cells(wanted, chosen, candidate=own)
+    ]
+    return found
+
+
+def swept(
+    machine: Machine, wanted: Wish, chosen: Mapping[str, Sequence[Prompt]]
+) -> dict[int, dict[int, float]]:
+    """Output tokens/s by load and K, each K a server of its own: what a tune is to find with less."""
+    found: dict[int, dict[int, float]] = {}
+    for cell in cells(wanted, chosen, candidate=None):
+        for tokens in range(wanted.candidates[0].most_tokens + 1):
+            always = partial(_always, tokens)
+            done = machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
+            found.setdefault(cell.block.point.concurrency or 1, {})[tokens] = (
+                done.output_tokens / done.duration_s
+            )
+    return found
+
+
+def _always(tokens: int, _batch: int) -> int:
+    return tokens

@@ -1,0 +1,138 @@
+"""A whole tune against a machine whose truth is known: what it predicts, chooses, and says of bad drafts."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from specserve.measure.tune.assemble import Known, known_of
+from specserve.measure.tune.choose import choose, speedups
+from specserve.measure.tune.explain import causes, why_none
+from specserve.measure.tune.ladder import Situation
+from specserve.measure.tune.result import Choice
+from specserve.measure.tune.steptime import StepModel
+from specserve.measure.tune.wish import Wish, ladder_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish  # noqa: E402
+
+CPU = Situation("draft_model", "v1", "cpu")
+MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
+COMPUTE_BOUND = StepModel(0.02, 0.003, 16.0, 0.002, 0.001, 0.0025, 0.0003)
+AS_TARGET = StepModel(0.027, 0.0004, 0.0, 0.0, 0.0, 0.0275, 0.0)
+
+
+def known(
+    truth: StepModel, *, chance: float, ladder: bool = True
+) -> tuple[Known, Wish, dict[int, dict[int, float]]]:
+    rungs, _ = ladder_of(CPU, loads=(1, 2, 4, 8), most_tokens=8, most_requests=16)
+    wanted = wish(rungs=rungs if ladder else {})
+    chosen = {"code": prompts(12)}
+    machine = Machine(truth, texts(prompts=chosen["code"], chance=chance))
+    passes = measured(machine, wanted, chosen)
+    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
+    return found, wanted, swept(machine, wanted, chosen)
+
+
+def misses(found: Known, truth: Mapping[int, Mapping[int, float]]) -> list[float]:
+    return [abs(row.tokens_per_s / truth[row.concurrency][row.tokens] - 1) for row in found.rows]
+
+
+@pytest.mark.parametrize("truth", [MEMORY_BOUND, COMPUTE_BOUND])
+@pytest.mark.parametrize("chance", [0.4, 0.7, 0.9])
+def test_two_launches_find_what_nine_would_have_found(truth: StepModel, chance: float) -> None:
+    found, _, sweep = known(truth, chance=chance)
+    assert statistics.median(misses(found, sweep)) <= 0.05
+    table = speedups(found.rows, objective="throughput")
+    for load, rates in table.items():
+        best = max((tokens for tokens in sweep[load] if tokens), key=lambda tokens: sweep[load][tokens])
+        mine = max(rates, key=lambda tokens: rates[tokens])
+        assert sweep[load][mine] >= 0.97 * sweep[load][best]
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.8])
+def test_without_a_ladder_the_prediction_is_rougher_and_still_of_use(chance: float) -> None:
+    found, _, sweep = known(MEMORY_BOUND, chance=chance, ladder=False)
+    assert statistics.median(misses(found, sweep)) <= 0.10
+
+
+def test_a_draft_of_which_nothing_is_accepted_is_best_left_out() -> None:
+    found, wanted, _ = known(MEMORY_BOUND, chance=0.0)
+    choice = choose([found.ready], objective=wanted.objective)
+    assert not choice.speculates
+    assert choice.speculation is None
+    reason = why_none(found.rows, steps=next(iter(found.models.values())))
+    assert reason is not None and "next to nothing is accepted" in reason
+
+
+def test_a_draft_as_large_as_the_target_gains_nothing_though_all_is_accepted() -> None:
+    found, wanted, _ = known(AS_TARGET, chance=1.0)
+    choice = choose([found.ready], objective=wanted.objective)
+    assert not choice.speculates
+    reason = why_none(found.rows, steps=next(iter(found.models.values())))
+    assert reason is not None
+    assert "a draft step costs" in reason and "no gain is possible" in reason and "100%" in reason
+
+
+def test_where_load_makes_it_cost_the_range_of_k_0_is_chosen_only_as_it_was_measured_to_win() -> None:
+    found, wanted, sweep = known(COMPUTE_BOUND, chance=0.4)
+    assert found.zero_cost == pytest.approx(0.9, abs=0.03)
+    choice = choose([found.ready], objective=wanted.objective)
+    for load, tokens in choice.by_load.items():
+        if tokens == 0:
+            assert max(rate for k, rate in sweep[load].items() if k) < 0.9 * sweep[load][0] * 1.02
+
+
+def test_the_choice_reserves_no_more_tokens_than_it_uses() -> None:
+    found, wanted, _ = known(COMPUTE_BOUND, chance=0.9)
+    choice = choose([found.ready], objective=wanted.objective)
+    assert choice.speculates and choice.speculation is not None
+    assert choice.speculation["num_speculative_tokens"] == max(choice.by_load.values())
+    assert choice.speculation["model"] == KEYS["model"]
+    assert (choice.schedule is None) == ("num_speculative_tokens_per_batch_size" not in choice.speculation)
+
+
+def test_nothing_is_said_above_what_was_measured() -> None:
+    found, _, _ = known(MEMORY_BOUND, chance=0.9)
+    assert max(row.tokens for row in found.rows) == found.info.measured_with == 8
+
+
+def test_a_better_draft_is_preferred_and_the_profiles_own_where_both_are_alike() -> None:
+    good, wanted, _ = known(MEMORY_BOUND, chance=0.9)
+    poor, _, _ = known(MEMORY_BOUND, chance=0.5)
+    from dataclasses import replace
+
+    def named(each: Known, name: str, *, is_own: bool) -> Known:
+        return replace(each, candidate=replace(each.candidate, name=name, is_own=is_own))
+
+    def chosen(*each: Known) -> Choice:
+        return choose([one.ready for one in each], objective=wanted.objective)
+
+    assert chosen(named(poor, "own", is_own=True), named(good, "other", is_own=False)).candidate == "other"
+    assert chosen(named(good, "own", is_own=True), named(good, "other", is_own=False)).candidate == "own"
+
+
+@pytest.mark.parametrize("truth", [MEMORY_BOUND, COMPUTE_BOUND, AS_TARGET])
+def test_causes_account_for_all_of_what_is_missing(truth: StepModel) -> None:
+    found, _, _ = known(truth, chance=0.7)
+    model = next(iter(found.models.values()))
+    for row in found.rows:
+        told = causes(row, steps=model, kv_tokens=(90, 100))
+        assert sum(cause.share for cause in told if cause.share is not None) == pytest.approx(1.0)
+        assert all(cause.share is None or cause.share >= 0 for cause in told)
+        assert told[-1].told == "KV cache of 90 tokens instead of 100 (-10%)"
+
+
+def test_the_largest_cause_is_the_one_that_was_made() -> None:
+    def largest(truth: StepModel, chance: float, load: int) -> str:
+        found, _, _ = known(truth, chance=chance)
+        row = next(row for row in found.rows if (row.concurrency, row.tokens) == (load, 4))
+        return causes(row, steps=next(iter(found.models.values())))[0].name
+
+    assert largest(AS_TARGET, 1.0, 1) == "draft cost"
+    assert largest(MEMORY_BOUND, 0.2, 1) == "acceptance"
+    assert largest(COMPUTE_BOUND, 0.95, 8) == "verification cost"
