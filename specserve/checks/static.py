@@ -13,6 +13,7 @@ from specserve.checks import (
     host,
     layout,
     ngram,
+    nodes,
     pairing,
     parallel,
     revisions,
@@ -87,5 +88,6 @@ STATIC: tuple[Rule, ...] = (
     serving.unguarded_invocations,
     runner.gpu_only_speculation,
     layout.refused_layout,
+    nodes.uneven_nodes,
     host.unknown_vllm,
 )

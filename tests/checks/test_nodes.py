@@ -1,0 +1,30 @@
+"""Launches over several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.profile.schema import Profile
+from tests.checks.judging import of
+
+Load = Callable[[str], Profile]
+
+
+@pytest.mark.parametrize(
+    ("target", "engine", "nodes", "hits"),
+    [
+        ("tensor_parallel_size: 8", "", 3, 1),
+        ("tensor_parallel_size: 4, pipeline_parallel_size: 3", "", 3, 0),
+        ("tensor_parallel_size: 1", "", 2, 1),
+        ("tensor_parallel_size: 1", "data_parallel_size: 2", 2, 0),
+        ("tensor_parallel_size: 8", "distributed_executor_backend: ray", 3, 0),
+        ("tensor_parallel_size: 8", "", 1, 0),
+    ],
+)
+def test_vllm_puts_as_many_ranks_on_each_node(
+    profile: Load, target: str, engine: str, nodes: int, hits: int
+) -> None:
+    text = f"target: {{model: ./m, {target}}}\nengine: {{{engine}}}\nhardware: {{count: 4, nodes: {nodes}}}"
+    assert len(of("SD162", profile(text))) == hits
