@@ -88,11 +88,15 @@ def _clause(items: list[Comparison]) -> str:
         return f"pays at none of {', '.join(map(str, loads))} requests at once"
     last = max(pays)
     if last == loads[-1]:
-        return f"still pays at {last} requests at once, the highest load measured"
+        return f"still pays at {_at_once(last)}, the highest load measured"
     after = items[loads.index(last) + 1]
     even = crossing(items)
     about = f"; the two are even at about {even:.0f}" if even is not None else ""
-    return f"pays up to {last} requests at once, {_WORDS[after.verdict]} at {after.point.concurrency}{about}"
+    return f"pays up to {_at_once(last)}, {_WORDS[after.verdict]} at {after.point.concurrency}{about}"
+
+
+def _at_once(load: int) -> str:
+    return f"{load} request{'' if load == 1 else 's'} at once"
 
 
 def crossing(items: Sequence[Comparison]) -> float | None:

@@ -1,0 +1,67 @@
+"""Passes made up for tests: every figure is told by the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.result import Point
+from specserve.metrics.acceptance import Acceptance
+
+POINT = Point("chat", 0.0, 1)
+
+
+def request(
+    prompt: str = "p1",
+    *,
+    tokens: int = 11,
+    ttft_s: float = 0.1,
+    latency_s: float = 1.1,
+    error: str | None = None,
+    text: str = "same",
+) -> Request:
+    return Request(
+        id=prompt,
+        ok=error is None,
+        prompt_tokens=20,
+        output_tokens=0 if error else tokens,
+        start_s=0.0,
+        ttft_s=ttft_s,
+        latency_s=latency_s,
+        chunk_gaps_ms=(10.0, 20.0),
+        finish_reason="stop",
+        error=error,
+        text_sha256=text,
+    )
+
+
+def made(
+    arm: str,
+    block: int,
+    *requests: Request,
+    point: Point = POINT,
+    launch: int = 0,
+    duration_s: float | None = None,
+    client_cpu: float = 0.1,
+    acceptance: Acceptance | None = None,
+) -> Pass:
+    each = requests or (request(f"p{block}"),)
+    seconds = sum(item.latency_s for item in each) if duration_s is None else duration_s
+    return Pass(launch, block, point, arm, seconds, client_cpu, each, acceptance)
+
+
+def blocks_of(
+    arm: str, seconds: Sequence[float], *, tokens: int = 100, point: Point = POINT, launch: int = 0
+) -> list[Pass]:
+    """One pass of one request for each time."""
+    return [
+        made(
+            arm,
+            number,
+            request(f"p{number}", tokens=tokens, latency_s=cost),
+            point=point,
+            launch=launch,
+            acceptance=Acceptance(40, 160, 60) if arm != "baseline" else None,
+        )
+        for number, cost in enumerate(seconds)
+    ]

@@ -1,0 +1,110 @@
+"""Figures of an arm, against sums done by hand."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.figures import break_even, figures, invalid, shares, step_shares
+from specserve.metrics.acceptance import Acceptance
+from specserve.profile.schema import Expectation
+from tests.measure.bench.making import made, request
+
+
+def test_throughput_is_all_tokens_over_all_seconds() -> None:
+    found = figures(
+        [made("a", 0, request(tokens=30), duration_s=2.0), made("a", 1, request(tokens=10), duration_s=3.0)]
+    )
+    assert found is not None
+    assert (found.output_tokens, found.output_tokens_per_s, found.blocks, found.requests) == (40, 8.0, 2, 2)
+
+
+def test_tpot_is_the_time_after_the_first_token_over_the_tokens_after_it() -> None:
+    found = figures([made("a", 0, request(tokens=11, ttft_s=0.1, latency_s=1.1))])
+    assert found is not None
+    assert found.tpot_ms.p50 == pytest.approx(100.0)
+    assert found.ttft_ms.p99 == pytest.approx(100.0)
+    assert found.e2e_ms.p90 == pytest.approx(1100.0)
+
+
+def test_an_answer_of_one_token_has_no_tpot() -> None:
+    assert request(tokens=1).tpot_s is None
+    assert figures([made("a", 0, request(tokens=1))]) is not None
+
+
+def test_a_request_that_failed_counts_in_nothing_but_its_own_figure() -> None:
+    found = figures([made("a", 0, request(tokens=10), request("p2", error="boom"), duration_s=1.0)])
+    assert found is not None
+    assert (found.requests, found.failed_requests, found.output_tokens_per_s) == (1, 1, 10.0)
+
+
+def test_goodput_counts_the_requests_that_kept_every_limit() -> None:
+    passes = [
+        made(
+            "a",
+            0,
+            request("fast", tokens=11, ttft_s=0.1, latency_s=1.1),
+            request("late", tokens=11, ttft_s=0.9, latency_s=1.9),
+            request("slow", tokens=11, ttft_s=0.1, latency_s=9.1),
+            duration_s=2.0,
+        )
+    ]
+    found = figures(passes, limits=Expectation(max_ttft_p99_ms=500, max_tpot_p99_ms=200))
+    assert found is not None and found.goodput_per_s == 0.5
+    without = figures(passes, limits=Expectation(min_speedup=1.5))
+    assert without is not None and without.goodput_per_s is None
+
+
+def test_a_price_is_that_of_a_million_tokens() -> None:
+    found = figures([made("a", 0, request(tokens=100), duration_s=1.0)], price_per_hour=3.6)
+    assert found is not None and found.cost_per_million_tokens == pytest.approx(10.0)
+
+
+def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None:
+    good = made("a", 0, request())
+    assert invalid([good]) is None
+    failed = invalid([made("a", 0, request(), request("p2", error="status 500"))])
+    assert failed == "1 of 2 requests failed: status 500"
+    busy = invalid([dataclasses.replace(good, client_cpu=0.93)] * 3)
+    assert busy is not None and "busy for 93%" in busy
+
+
+@given(st.lists(st.floats(0.01, 50), min_size=1, max_size=20), st.floats(0.1, 100))
+def test_the_shares_of_a_pass_add_up_to_its_time(latencies: list[float], seconds: float) -> None:
+    requests = [request(f"p{index}", latency_s=latency) for index, latency in enumerate(latencies)]
+    dealt = shares([made("a", 0, *requests, duration_s=seconds)])
+    assert sum(item.cost for item in dealt) == pytest.approx(seconds)
+    assert sum(item.amount for item in dealt) == 11 * len(latencies)
+
+
+def test_acceptance_is_taken_by_request_where_every_request_tells_it() -> None:
+    own = Acceptance(10, 40, 20)
+    told = [dataclasses.replace(request(f"p{index}"), acceptance=own) for index in range(2)]
+    whole = Acceptance(99, 400, 200)
+    by_request = step_shares([made("a", 0, *told, acceptance=whole)])
+    assert [(item.prompt, item.amount, item.cost) for item in by_request] == [("p0", 30, 10), ("p1", 30, 10)]
+    by_pass = step_shares([made("a", 0, told[0], request("p1"), acceptance=whole)])
+    assert [(item.amount, item.cost) for item in by_pass] == [(299, 99)]
+
+
+def test_break_even_is_where_the_longer_step_is_paid_for() -> None:
+    # 100 steps, 3 tokens each, and twice as fast: a step takes 1.5 of a plain one
+    assert break_even(Acceptance(100, 400, 200), output_tokens=300, speedup=2.0) == pytest.approx(1.5)
+    # n-grams: half of the steps have a draft, 3 tokens in those and 1 in the others, and no gain at all
+    half = break_even(Acceptance(50, 200, 100), output_tokens=200, speedup=1.0)
+    assert half == pytest.approx(3.0)
+    assert break_even(Acceptance(0, 0, 0), output_tokens=10, speedup=1.0) is None
+    assert break_even(None, output_tokens=10, speedup=1.0) is None
+
+
+@given(st.integers(1, 1000), st.floats(1, 5), st.floats(0.2, 5))
+def test_what_is_measured_lies_above_break_even_where_it_is_faster(
+    drafts: int, accepted: float, speedup: float
+) -> None:
+    acceptance = Acceptance(drafts, drafts * 5, int(drafts * accepted))
+    tokens = drafts + acceptance.accepted_tokens
+    even = break_even(acceptance, output_tokens=tokens, speedup=speedup)
+    length = acceptance.mean_acceptance_length
+    assert even is not None and length is not None
+    assert (length > even) == (speedup > 1) or speedup == pytest.approx(1) or length == pytest.approx(even)

@@ -1,0 +1,210 @@
+"""From passes to a result: comparisons, promises, notes, the gate."""
+
+import math
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.outcome import Basis, is_missed, is_open, outcome
+from specserve.measure.bench.promises import kept, order_bounds, tail
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Interval, Point, Result, Verdict
+from specserve.measure.bench.resultfile import as_json, from_json
+from specserve.measure.bench.speedups import crossing, stops_paying
+from specserve.profile.load import load_profile
+from specserve.profile.schema import Profile
+from tests.measure.bench.making import POINT, blocks_of, made, request
+
+ARMS = (
+    Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
+    Arm("profile", url="http://127.0.0.1:9002", model="m"),
+)
+SLOW = [2.0, 2.1, 1.9, 2.05, 1.95, 2.0]
+FAST = [1.0, 1.05, 0.95, 1.02, 0.98, 1.0]
+
+
+def profile(tmp_path: Path, expect: str) -> Profile:
+    file = tmp_path / "p.yaml"
+    head = "target: {model: m}\nspeculation: {method: ngram, num_speculative_tokens: 3}\nexpect:\n"
+    file.write_text(head + dedent(expect))
+    return load_profile(file)
+
+
+def result(
+    passes: list[Pass],
+    *,
+    points: tuple[Point, ...] = (POINT,),
+    promised: Profile | None = None,
+    arms: tuple[Arm, ...] = ARMS,
+) -> Result:
+    at = tuple(
+        Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)
+        for e in (promised.expect if promised else ())
+    )
+    basis = Basis(
+        name="x",
+        profile=promised,
+        arms=arms,
+        points=points,
+        promised_at=at,
+        launches=1,
+        created="2026-01-31T00:00:00+00:00",
+        duration_s=1.0,
+        workloads=(),
+        versions={},
+        host={},
+        settings={},
+    )
+    return outcome(basis, passes)
+
+
+def test_an_arm_twice_as_fast_pays() -> None:
+    found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
+    (comparison,) = found.comparisons
+    assert comparison.verdict is Verdict.PAYS
+    assert comparison.speedup is not None
+    assert comparison.speedup.value == pytest.approx(2.0)
+    assert 1.7 < comparison.speedup.low < 2.0 < comparison.speedup.high < 2.3
+    assert comparison.mean_acceptance_length == pytest.approx(2.5)
+    assert comparison.break_even_mean_acceptance_length == pytest.approx(1.25)
+    assert comparison.e2e_p99_ratio == pytest.approx(0.5, abs=0.02)
+
+
+def test_the_arms_the_other_way_round_cost() -> None:
+    found = result(blocks_of("baseline", FAST) + blocks_of("profile", SLOW))
+    assert found.comparisons[0].verdict is Verdict.COSTS
+
+
+def test_only_blocks_that_both_have_are_compared() -> None:
+    more = blocks_of("profile", [*FAST, 50.0, 50.0])
+    found = result(blocks_of("baseline", SLOW) + more)
+    assert found.comparisons[0].speedup is not None
+    assert found.comparisons[0].speedup.value == pytest.approx(2.0)
+
+
+def test_an_invalid_cell_has_figures_and_no_speedup() -> None:
+    bad = [made("profile", 0, request(), request("p2", error="status 500"))]
+    found = result(blocks_of("baseline", SLOW) + bad)
+    cell = next(cell for cell in found.cells if cell.arm == "profile")
+    assert cell.invalid is not None and cell.figures is not None
+    assert found.comparisons[0].speedup is None
+    assert is_open(found)
+
+
+def test_what_was_not_measured_says_so() -> None:
+    other = Point("code", 0.0, 4)
+    found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST), points=(POINT, other))
+    assert [cell.invalid for cell in found.cells if cell.point == other] == ["it was not measured"] * 2
+    assert len(found.comparisons) == 1
+
+
+def test_the_result_survives_its_file() -> None:
+    found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
+    assert from_json(as_json(found)) == found
+
+
+def test_a_promise_is_kept_missed_or_open_by_its_whole_interval(tmp_path: Path) -> None:
+    promised = profile(
+        tmp_path,
+        """\
+          - {workload: chat, min_speedup: 1.5}
+          - {workload: chat, min_speedup: 2.0}
+          - {workload: chat, min_speedup: 3.0, min_mean_acceptance_length: 2.0, max_tpot_p99_ms: 1}
+          - {workload: code, min_speedup: 1.1}
+        """,
+    )
+    found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST), promised=promised)
+    states = [(promise.key, promise.promised, promise.kept) for promise in found.promises]
+    assert states == [
+        ("min_speedup", 1.5, True),
+        ("min_speedup", 2.0, None),
+        ("min_speedup", 3.0, False),
+        ("min_mean_acceptance_length", 2.0, True),
+        ("max_tpot_p99_ms", 1.0, False),
+        ("min_speedup", 1.1, None),
+    ]
+    assert found.promises[0].place == f"{tmp_path / 'p.yaml'}:4"
+    assert found.promises[-1].measured is None
+    assert is_missed(found)
+
+
+def test_no_promise_is_missed_where_none_is_made() -> None:
+    found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
+    assert not is_missed(found) and not is_open(found)
+
+
+@pytest.mark.parametrize(
+    ("key", "low", "high", "expected"),
+    [
+        ("min_speedup", 1.5, 2.0, True),
+        ("min_speedup", 1.0, 1.4, False),
+        ("min_speedup", 1.4, 1.6, None),
+        ("max_ttft_p99_ms", 1.0, 1.5, True),
+        ("max_ttft_p99_ms", 1.6, math.inf, False),
+        ("max_ttft_p99_ms", 1.4, math.inf, None),
+    ],
+)
+def test_a_limit_is_judged_by_its_kind(key: str, low: float, high: float, expected: bool | None) -> None:
+    assert kept(key, 1.5, Interval((low + min(high, 9)) / 2, low, high)) is expected
+
+
+def test_few_requests_do_not_bound_the_slowest_hundredth() -> None:
+    few = [
+        made("a", block, *(request(f"p{n}", ttft_s=0.1 + n / 1000) for n in range(10))) for block in range(5)
+    ]
+    found = tail(few, lambda item: item.ttft_s, at=0.99)
+    assert found is not None
+    assert found.high == math.inf
+    assert 100 < found.low <= found.value <= 109.1
+
+
+@given(st.integers(2, 60), st.sampled_from([0.5, 0.9, 0.99]))
+def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
+    values = [float(n) for n in range(count)]
+    low, high = order_bounds(values, at)
+
+    def below(rank: int) -> float:
+        return sum(math.comb(count, k) * at**k * (1 - at) ** (count - k) for k in range(rank))
+
+    # X_(k) lies above the quantile where fewer than k values lie below it
+    if low > 0:
+        assert below(int(low) + 1) <= 0.025 + 1e-9
+    if high < math.inf:
+        assert 1 - below(int(high) + 1) <= 0.025 + 1e-9
+
+
+def test_greedy_answers_that_differ_are_told() -> None:
+    mine = [made("profile", 0, request("p1", text="x"), request("p2", text="y"))]
+    theirs = [made("baseline", 0, request("p1", text="x"), request("p2", text="z"))]
+    (note,) = [note for note in result(theirs + mine).notes if "greedy" in note]
+    assert note.startswith("`profile` gave 1 of 2 greedy answers")
+
+
+def loads(values: dict[int, list[float]]) -> Result:
+    passes: list[Pass] = []
+    places = tuple(Point("chat", 0.0, load) for load in values)
+    for place, seconds in zip(places, values.values(), strict=True):
+        passes += blocks_of("baseline", SLOW, point=place) + blocks_of("profile", seconds, point=place)
+    return result(passes, points=places)
+
+
+def test_where_it_stops_paying_is_told_per_arm_and_workload() -> None:
+    found = loads({1: FAST, 4: SLOW, 16: [3 * value for value in FAST]})
+    assert found.stops_paying == {
+        "profile/chat/0": "pays up to 1 request at once, makes no difference at 4; the two are even at about 4"
+    }
+    always = loads({1: FAST, 4: FAST})
+    assert always.stops_paying["profile/chat/0"].startswith("still pays at 4")
+    never = loads({1: SLOW, 4: SLOW})
+    assert never.stops_paying["profile/chat/0"] == "pays at none of 1, 4 requests at once"
+    assert stops_paying(loads({1: FAST}).comparisons) == {}
+
+
+def test_the_crossing_lies_between_the_loads() -> None:
+    found = loads({4: [value / 1.5 for value in SLOW], 16: [value * 1.5 for value in SLOW]})
+    even = crossing(found.comparisons)
+    assert even == pytest.approx(8.0, rel=0.05)

@@ -1,0 +1,127 @@
+"""A run directory: for its owner alone, complete or resumable whatever ended it."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from specserve.errors import UsageError
+from specserve.measure.bench.rundir import PASSES, REQUESTS, create, default_place, resume
+from specserve.metrics.acceptance import Acceptance
+from tests.measure.bench.making import made, request
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    first = made("a", 0, request(), request("p2"), acceptance=Acceptance(3, 12, 5, (3, 2, 0, 0)))
+    second = made("baseline", 0, request(), request("p2", error="boom"))
+    with create(tmp_path / "run", {"name": "x"}) as run:
+        run.append(first)
+        run.append(second)
+        assert run.passes() == [first, second]
+    with resume(tmp_path / "run") as again:
+        assert again.passes() == [first, second]
+        assert again.content["name"] == "x"
+
+
+def test_nobody_else_may_read_it(tmp_path: Path) -> None:
+    with create(tmp_path / "run", {}) as run:
+        run.append(made("a", 0))
+        run.write("result.json", "{}")
+    assert mode(tmp_path / "run") == 0o700
+    assert {mode(file) for file in (tmp_path / "run").iterdir() if file.is_file()} == {0o600}
+
+
+def test_texts_are_kept_only_where_they_are_asked_for(tmp_path: Path) -> None:
+    with create(tmp_path / "run", {}) as run:
+        run.append(made("a", 0, request("p1")))
+        run.append(made("a", 1, request("p2")), texts={"p2": "secret"})
+    lines = [json.loads(line) for line in (tmp_path / "run" / REQUESTS).read_text().splitlines()]
+    assert "text" not in lines[0] and lines[1]["text"] == "secret"
+
+
+def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
+    kept = made("a", 0)
+    with create(tmp_path / "run", {}) as run:
+        run.append(kept)
+        run.append(made("a", 1))
+    for name in (REQUESTS, PASSES):
+        file = tmp_path / "run" / name
+        file.write_bytes(file.read_bytes()[:-20])
+    with resume(tmp_path / "run") as run:
+        assert run.passes() == [kept]
+        run.append(made("a", 1))
+        run.append(made("a", 2))
+        assert [each.block for each in run.passes()] == [0, 1, 2]
+
+
+def test_a_pass_without_all_its_requests_is_not_there(tmp_path: Path) -> None:
+    with create(tmp_path / "run", {}) as run:
+        run.append(made("a", 0, request(), request("p2")))
+    file = tmp_path / "run" / REQUESTS
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
+    with resume(tmp_path / "run") as run:
+        assert run.passes() == []
+
+
+def test_a_pass_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
+    with create(tmp_path / "run", {}) as run:
+        run.append(made("a", 0, request(tokens=5)))
+        again = made("a", 0, request(tokens=9))
+        run.append(again)
+        assert run.passes() == [again]
+
+
+def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
+    with (
+        create(tmp_path / "run", {}),
+        pytest.raises(UsageError, match="another `specserve bench` is writing"),
+    ):
+        resume(tmp_path / "run")
+
+
+def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    with pytest.raises(UsageError, match="exists already") as caught:
+        create(tmp_path / "run", {})
+    assert "--resume" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "cannot be read"),
+        ("[]", "cannot be read"),
+        ('{"version": 99}', "another specserve"),
+        (None, "is no run of"),
+    ],
+)
+def test_what_is_no_run_is_not_resumed(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        resume(tmp_path)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
+    with create(tmp_path / "run", {}):
+        pass
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "run" / REQUESTS).symlink_to(tmp_path / "victim")
+    with resume(tmp_path / "run") as run, pytest.raises(Exception, match="cannot write"):
+        run.append(made("a", 0))
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_it_is_named_by_what_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
+    place = default_place("demo", ["aaaaaaaabbbb", "ccccccccdddd", "aaaaaaaabbbb"])
+    assert place.parent == tmp_path / "bench"
+    assert place.name.startswith("demo-aaaaaaaa-cccccccc-2")
+    place.mkdir(parents=True)
+    assert default_place("demo", ["aaaaaaaabbbb", "ccccccccdddd"]) != place

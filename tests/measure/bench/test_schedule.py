@@ -1,0 +1,124 @@
+"""What is sent when: fair to every arm and every prompt, and the same for the same seed."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.arms import Arm, checked, sessions
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.schedule import Sizes, arm_order, blocks, deal, points, promised_points
+from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.profile.schema import Expectation
+
+from specserve.errors import UsageError  # isort: skip
+
+
+def prompts(count: int) -> tuple[Prompt, ...]:
+    return tuple(Prompt(f"p{number}", 16, text=f"text {number}") for number in range(count))
+
+
+@given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
+def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, seed: int) -> None:
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number, seed), launch=0)
+    times = Counter(item.prompt.id for block in dealt for item in block)
+    assert len(dealt) == number
+    assert set(times) == {f"p{index}" for index in range(count)}
+    assert len(set(times.values())) == 1
+
+
+@given(st.integers(8, 40), st.integers(2, 8), st.integers(1, 64))
+def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
+    count: int, number: int, concurrency: int
+) -> None:
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number, 0), launch=0)
+    sizes = [len(block) for block in dealt]
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
+
+
+def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
+    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2, 0), launch=0)
+    assert len({item.id for item in first}) == len(first) == 12
+    assert {item.id.partition("#")[0] for item in first} == {"p0", "p1"}
+
+
+def test_one_seed_gives_one_plan_and_another_another() -> None:
+    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
+    wanted = points(["chat"], concurrency=[1, 4], rates=[], temperatures=[0.0, 0.7], caches=[True])
+    one, same, other = (blocks(wanted, workloads, sizes=Sizes(4, seed), launch=0) for seed in (7, 7, 8))
+    assert one == same != other
+    assert blocks(wanted, workloads, sizes=Sizes(4, 7), launch=1) != one
+
+
+def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> None:
+    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
+    wanted = points(["chat"], concurrency=[1, 2, 4, 8], rates=[], temperatures=[0.0], caches=[True])
+    order = [block.point for block in blocks(wanted, workloads, sizes=Sizes(5, 0), launch=0)]
+    rounds = [order[first : first + 4] for first in range(0, 20, 4)]
+    assert all(set(each) == set(wanted) for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1
+
+
+def test_arms_take_turns_in_being_first() -> None:
+    workloads = {"chat": Workload("chat", prompts(25), "specserve")}
+    wanted = points(["chat"], concurrency=[1], rates=[], temperatures=[0.0], caches=[True])
+    first = Counter(
+        arm_order(block, ["baseline", "profile"])[0]
+        for block in blocks(wanted, workloads, sizes=Sizes(40, 0), launch=0)
+    )
+    assert 10 <= first["baseline"] <= 30
+
+
+def test_points_are_every_combination() -> None:
+    found = points(
+        ["chat", "code"], concurrency=[1, 4], rates=[2.5], temperatures=[0.0], caches=[True, False]
+    )
+    assert len(found) == 2 * 3 * 2
+    assert Point("code", 0.0, None, 2.5, False) in found
+
+
+def test_a_promise_says_where_it_is_measured_and_defaults_fill_the_rest() -> None:
+    found = promised_points(
+        (Expectation(workload="code", concurrency=16, temperature=0.7), Expectation(min_speedup=1.1)),
+        workload="chat",
+        concurrency=1,
+        temperature=0.0,
+    )
+    assert found == (Point("code", 0.7, 16), Point("chat", 0.0, 1))
+
+
+ARMS = tuple(Arm(name, url=f"http://127.0.0.1:{port}") for port, name in enumerate(("base", "a", "b"), 9001))
+
+
+def test_arms_that_fit_run_together_in_every_launch() -> None:
+    found = sessions(ARMS, launches=2, at_once=3)
+    assert [(each.launch, each.arms) for each in found] == [(0, ("base", "a", "b")), (1, ("base", "a", "b"))]
+
+
+def test_where_two_fit_each_arm_runs_beside_the_one_it_is_compared_with() -> None:
+    found = sessions(ARMS, launches=1, at_once=2)
+    assert [each.arms for each in found] == [("base", "a"), ("base", "b")]
+    assert found[0].first_block != found[1].first_block
+
+
+def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
+    found = sessions(ARMS[:2], launches=2, at_once=1)
+    assert [each.arms for each in found] == [("base",), ("a",), ("a",), ("base",)]
+    assert {each.first_block for each in found} == {0}
+
+
+def test_accelerators_change_hands_between_launches() -> None:
+    found = sessions(ARMS[:2], launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
+    assert found[0].devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
+    assert found[1].devices == {"base": ("GPU-1",), "a": ("GPU-0",)}
+
+
+def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:
+    base = Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True)
+    assert [arm.name for arm in checked([ARMS[1], base])] == ["baseline", "a"]
+    with pytest.raises(UsageError, match="nothing to compare"):
+        checked([base])
+    with pytest.raises(UsageError, match="two arms are called `a`"):
+        checked([ARMS[1], ARMS[1]])

@@ -1,0 +1,49 @@
+"""Student's t, held to printed tables."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.student import cumulative, quantile
+
+
+@pytest.mark.parametrize(
+    ("probability", "freedom", "expected"),
+    [
+        (0.975, 1, 12.7062),
+        (0.975, 2, 4.3027),
+        (0.975, 4, 2.7764),
+        (0.995, 4, 4.6041),
+        (0.975, 10, 2.2281),
+        (0.95, 30, 1.6973),
+        (0.975, 1_000_000, 1.95997),
+    ],
+)
+def test_quantiles_are_those_of_the_tables(probability: float, freedom: float, expected: float) -> None:
+    assert quantile(probability, freedom=freedom) == pytest.approx(expected, abs=1e-4)
+
+
+@given(st.floats(0.001, 0.999), st.floats(0.5, 500))
+def test_the_quantile_is_where_the_probability_is_reached(probability: float, freedom: float) -> None:
+    assert cumulative(quantile(probability, freedom=freedom), freedom=freedom) == pytest.approx(
+        probability, abs=1e-9
+    )
+
+
+@given(st.floats(0.01, 0.99), st.floats(1, 100))
+def test_it_is_symmetric(probability: float, freedom: float) -> None:
+    there, back = quantile(probability, freedom=freedom), quantile(1 - probability, freedom=freedom)
+    assert there == pytest.approx(-back, abs=1e-9)
+
+
+def test_one_degree_of_freedom_is_cauchy() -> None:
+    for value in (-3.0, 0.0, 0.5, 20.0):
+        assert cumulative(value, freedom=1) == pytest.approx(0.5 + math.atan(value) / math.pi)
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.0, 3), (1.0, 3), (0.5, 0)])
+def test_nonsense_is_refused(probability: float, freedom: float) -> None:
+    with pytest.raises(ValueError, match="no quantile"):
+        quantile(probability, freedom=freedom)

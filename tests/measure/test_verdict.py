@@ -1,0 +1,71 @@
+"""Verdicts follow from the interval alone, and say what is missing."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.result import Verdict
+from specserve.measure.statistics import Estimate
+from specserve.measure.verdict import needed, verdict
+
+
+def estimate(value: float, error: float, *, freedom: float = 20, share: float = 0.0) -> Estimate:
+    return Estimate(math.log(value), error, freedom, blocks=8, launches=1, prompts=25, prompt_share=share)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "expected"),
+    [
+        (1.5, 0.02, Verdict.PAYS),
+        (0.7, 0.02, Verdict.COSTS),
+        (1.0, 0.005, Verdict.NO_DIFFERENCE),
+        (1.0, 0.05, Verdict.INCONCLUSIVE),
+        (1.5, 0.3, Verdict.INCONCLUSIVE),
+        (1.02, 0.001, Verdict.NO_DIFFERENCE),
+        (1.035, 0.001, Verdict.PAYS),
+        (1.035, 0.005, Verdict.INCONCLUSIVE),
+    ],
+)
+def test_the_verdict_is_where_the_interval_lies(value: float, error: float, expected: Verdict) -> None:
+    assert verdict(estimate(value, error)) is expected
+
+
+@given(st.floats(0.2, 5), st.floats(0.0001, 1), st.floats(1, 100))
+def test_what_pays_is_beyond_the_margin_and_what_costs_below(
+    value: float, error: float, freedom: float
+) -> None:
+    found = estimate(value, error, freedom=freedom)
+    low, high = found.bounds()
+    match verdict(found):
+        case Verdict.PAYS:
+            assert low > 1.03
+        case Verdict.COSTS:
+            assert high < 0.97
+        case Verdict.NO_DIFFERENCE:
+            assert 0.97 <= low <= high <= 1.03
+        case Verdict.INCONCLUSIVE:
+            assert needed(found)
+
+
+@given(st.floats(0.5, 2), st.floats(0.01, 0.5))
+def test_as_much_more_as_is_said_would_decide_it(value: float, error: float) -> None:
+    found = estimate(value, error)
+    if verdict(found) is not Verdict.INCONCLUSIVE or not needed(found).startswith("about"):
+        return
+    more = int(needed(found).split()[1])
+    enough = dataclasses.replace(found, error=error * math.sqrt(8 / (8 + more)) * 0.999)
+    assert verdict(enough) is not Verdict.INCONCLUSIVE
+
+
+def test_what_is_missing_is_what_the_variance_comes_from() -> None:
+    assert needed(estimate(1.2, 0.1)).endswith("more blocks")
+    assert needed(estimate(1.2, 0.1, share=0.8)).endswith("more prompts")
+    launches = dataclasses.replace(estimate(1.2, 0.1), launches=3)
+    assert needed(launches).endswith("more launches")
+
+
+def test_what_lies_on_the_margin_is_not_worth_more_work() -> None:
+    assert needed(estimate(1.0301, 0.02)).startswith("more than is worth it")
