@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specserve.measure.bench.arms import Arm
     from specserve.measure.tune.ladder import Situation
     from specserve.measure.tune.wish import Candidate
+    from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
 _MOST_TOKENS = 8
@@ -35,8 +36,16 @@ class Idea:
     is_own: bool = False
 
 
-def arm(path: str, asked: Asked, *, name: str, settings: Sequence[str] = (), baseline: bool = False) -> Arm:
-    """One planned server. Raises ProfileError, UsageError, FactError."""
+def arm(
+    path: str,
+    asked: Asked,
+    *,
+    name: str,
+    settings: Sequence[str] = (),
+    baseline: bool = False,
+    starts: bool = True,
+) -> Arm:
+    """One planned server; `starts`: by the vLLM that is here. Raises ProfileError, UsageError, FactError."""
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
     from specserve.measure.bench.fit import memory_bytes
@@ -49,6 +58,7 @@ def arm(path: str, asked: Asked, *, name: str, settings: Sequence[str] = (), bas
         alternative=None if settings else asked.alternative,
         baseline=baseline,
         check=False,
+        starts=starts,
         use_lock=asked.use_lock,
     )
     named = profile.hardware.devices if profile.hardware else None
@@ -128,15 +138,24 @@ def unasked(profile: Profile, asked: Asked) -> list[tuple[str, str, str]]:
 
 
 def candidates(
-    profile: Profile, asked: Asked, wanted: Sequence[Idea], *, loads: Sequence[int]
+    profile: Profile,
+    asked: Asked,
+    wanted: Sequence[Idea],
+    *,
+    loads: Sequence[int],
+    plan: LaunchPlan,
+    starts: bool,
 ) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
-    """Those that can be launched, with their K_max and ladder; and what the rules object to in the others."""
+    """Those that can be launched, with their K_max and ladder; and what the rules object to in the others.
+
+    `plan`: of the profile itself, for vLLM's version and the platform.
+    """
     found: list[Candidate] = []
     left_out: list[tuple[str, str, str]] = []
     for idea in wanted:
         reason = _objection(asked, idea)
         if reason is None:
-            found += _planned(profile, asked, idea, loads=loads)
+            found += _planned(profile, asked, idea, loads=loads, plan=plan, starts=starts)
         elif idea.is_own:
             raise UsageError(reason, hint="`--no-check` measures it all the same")
         else:
@@ -144,13 +163,15 @@ def candidates(
     return found, left_out
 
 
-def _planned(profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int]) -> list[Candidate]:
+def _planned(
+    profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int], plan: LaunchPlan, starts: bool
+) -> list[Candidate]:
     from specserve.measure.tune.ladder import follows_schedule
     from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
 
     assert asked.profile is not None
     most = most_tokens(asked, idea)
-    there = situation(profile, asked, idea)
+    there = situation(profile, idea.keys, plan=plan)
     requests = profile.engine.get("max_num_seqs")
     most_requests = requests if isinstance(requests, int) else _MOST_REQUESTS
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
@@ -158,7 +179,9 @@ def _planned(profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int]
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
     whole = Candidate(
         name=idea.name,
-        arm=arm(asked.profile, asked, name=idea.name, settings=[_as_setting(launched), _DETAILED]),
+        arm=arm(
+            asked.profile, asked, name=idea.name, settings=[_as_setting(launched), _DETAILED], starts=starts
+        ),
         keys=keys,
         most_tokens=most,
         rungs=rungs,
@@ -170,7 +193,7 @@ def _planned(profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int]
         return [whole]
     few = {**keys, "num_speculative_tokens": small_tokens(most)}
     name = f"{idea.name}-k{small_tokens(most)}"
-    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED])
+    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED], starts=starts)
     return [whole, replace(whole, name=name, arm=second, most_tokens=small_tokens(most), small=True)]
 
 
@@ -189,20 +212,17 @@ def most_tokens(asked: Asked, idea: Idea) -> int:
     return asked.most_tokens or max(own, _MOST_TOKENS)
 
 
-def situation(profile: Profile, asked: Asked, idea: Idea) -> Situation:
+def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
     from specserve.measure.tune.ladder import Situation
     from specserve.plan.memory.runner import runner
-    from specserve.plan.support import installed
 
-    found = installed()
-    assert found is not None
-    on_cpu = found.platform == "cpu"
+    on_cpu = plan.platform == "cpu"
     ranks = profile.engine.get("data_parallel_size")
     return Situation(
-        method=str(idea.keys["method"]),
-        runner="v1" if on_cpu else runner(found.version, speculation=idea.keys, env=profile.env),
-        platform=found.platform,
+        method=str(keys["method"]),
+        runner="v1" if on_cpu else runner(plan.vllm, speculation=keys, env=profile.env),
+        platform=plan.platform,
         data_parallel_size=ranks if isinstance(ranks, int) else 1,
         enforce_eager=profile.engine.get("enforce_eager") is True,
     )

@@ -101,14 +101,14 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     wanted = ideas(own, asked, temperatures=temperatures)
-    found, left_out = candidates(own, asked, wanted, loads=loads)
+    found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts)
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
-    runner = situation(own, asked, wanted[0]).runner
+    runner = situation(own, wanted[0].keys, plan=plan).runner
     wish = Wish(
         name=profile.name,
         fingerprint=plan.fingerprint,
-        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True),
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts),
         candidates=tuple(found),
         left_out=(*left_out, *unasked(own, asked)),
         workloads=workloads,
@@ -133,11 +133,11 @@ def _points(
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
     """Workloads, temperatures and loads: as asked, else as promised, else the defaults."""
     from specserve.cli.lists import numbers, whole_numbers
+    from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
-    workloads = (
-        names or tuple(dict.fromkeys(item.workload for item in promised if item.workload)) or _WORKLOADS
-    )
+    told = tuple(dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED))
+    workloads = names or tuple(name for name in told if name) or _WORKLOADS
     temperatures = numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or tuple(
         dict.fromkeys(item.temperature for item in promised if item.temperature is not None)
     )

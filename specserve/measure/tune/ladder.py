@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+_LEAST_BESIDE, _MOST_BESIDE = 3, 7
 FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
 FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
@@ -55,24 +56,33 @@ def why_no_ladder(situation: Situation) -> str | None:
 
 
 def rungs(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> Mapping[int, int]:
-    """K by batch size, for every batch from 1 to one above the largest load.
+    """K by batch size: of every load, and of a few batches beside them.
 
     The smallest load has K_max, which the acceptance of every K is read from. K falls with the load, as the best one
-    does; each load also has a neighbour with a quite different K, so that cost by K and cost by load can be told apart.
+    does; batches beside the loads have a quite different K, so that cost by K and cost by load can be told apart.
     """
-    largest = min(max(loads) + 1, most_requests)
-    found: dict[int, int] = {}
-    ordered = sorted(set(loads))
-    for place, load in enumerate(ordered):
-        found[load] = most_tokens if place == 0 else max(1, round(most_tokens / (place + 1)))
+    ordered = sorted({load for load in loads if load <= most_requests})
+    found = {
+        load: most_tokens if place == 0 else max(1, round(most_tokens / (place + 1)))
+        for place, load in enumerate(ordered)
+    }
+    beside = dict.fromkeys(batch for load in ordered for batch in (load + 1, load - 1))
+    further = range(ordered[-1] + 2, ordered[-1] + 2 + _LEAST_BESIDE)
+    near, far = (
+        [batch for batch in found_there if 1 <= batch <= most_requests and batch not in found]
+        for found_there in (beside, further)
+    )
+    kept = sorted(near[:_MOST_BESIDE] + far[: max(0, _LEAST_BESIDE - len(near))])
     other = (1, most_tokens, max(1, most_tokens // 2))
-    for place, batch in enumerate(item for item in range(1, largest + 1) if item not in found):
-        found[batch] = other[place % len(other)]
-    return {batch: found[batch] for batch in sorted(found) if batch <= most_requests}
+    found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
+    return {batch: found[batch] for batch in sorted(found)}
 
 
 def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
-    """vLLM's `num_speculative_tokens_per_batch_size` of K by batch size; equal neighbours are one range."""
+    """vLLM's `num_speculative_tokens_per_batch_size` of K by batch size; equal neighbours are one range.
+
+    A batch between has the K of the next one above.
+    """
     ranges: list[list[int]] = []
     for batch in sorted(found):
         if ranges and ranges[-1][2] == found[batch]:

@@ -207,7 +207,7 @@ def ladder_of(
     if reason is not None:
         return {}, reason
     found = dict(ladder.rungs(loads, most_tokens=most_tokens, most_requests=most_requests))
-    beyond = max(loads) + 2
+    beyond = max(found) + 1
     if beyond <= most_requests:
         found[beyond] = 0  # what a K = 0 range costs, once drafts are resident
     return found, None

@@ -18,7 +18,7 @@ from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import Wish, ladder_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish  # noqa: E402
+from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish
 
 CPU = Situation("draft_model", "v1", "cpu")
 MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
