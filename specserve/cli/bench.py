@@ -161,6 +161,26 @@ def bench(
     include_prompts: Annotated[
         bool, typer.Option("--include-prompts", help="Keep prompts and answers in the run's directory.")
     ] = False,
+    show: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            show_default=False,
+            help="Write the report of a run that is there; measure nothing.",
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="OLD NEW", show_default=False, help="Two runs side by side; measure nothing."),
+    ] = None,
+    share: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Also write the result without what is private, to be given away.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be launched and sent, and how long it takes.")
     ] = False,
@@ -197,8 +217,22 @@ def bench(
     specserve bench configs/demo.yaml --dry-run
     specserve bench http://10.0.0.7:8000 --with canary=http://10.0.0.8:8000 -w chat
     specserve bench --resume RUN
+    specserve bench --show RUN --format markdown
+    specserve bench --compare OLD NEW
     """
-    from specserve.cli.benching import Asked, run
+    if show is not None or compare is not None:
+        from specserve.cli import benchshow
+        from specserve.errors import UsageError
+
+        if profile is not None or resume is not None or (show is not None) == (compare is not None):
+            raise UsageError("`--show` and `--compare` measure nothing: they take runs, and no profile")
+        if compare is not None:
+            benchshow.compare(compare, format=format.value)
+        elif show is not None:
+            benchshow.show(show, format=format.value, share=share)
+        return
+
+    from specserve.cli.benching import Asked, Ending, run
 
     asked = Asked(
         profile=profile,
@@ -227,4 +261,5 @@ def bench(
         locked=locked,
         use_lock=not no_lock,
     )
-    run(asked, output=output, resume=resume, dry_run=dry_run, strict=strict, format=format.value)
+    ending = Ending(format.value, strict, share)
+    run(asked, output=output, resume=resume, dry_run=dry_run, ending=ending)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from specserve.cli.benchshow import give, refuse_taken, write
 from specserve.errors import Interrupted, SpecserveError, UsageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,16 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """What is done with the result."""
+
+    format: str
+    strict: bool = False
+    share: str | None = None
+    """A file for what may be given away."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """What is to be run."""
 
@@ -77,12 +87,12 @@ class Prepared:
         return self.profile.name if self.profile is not None else self.wish.arms[0].name
 
 
-def run(
-    asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, strict: bool, format: str
-) -> None:
+def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, ending: Ending) -> None:
     """Do what was asked for. Raises SpecserveError, typer.Exit(1) for a promise that is missed."""
+    if ending.share is not None:
+        refuse_taken(ending.share)
     if resume is not None:
-        _resumed(asked, resume, output=output, dry_run=dry_run, strict=strict, format=format)
+        _resumed(asked, resume, output=output, dry_run=dry_run, ending=ending)
         return
     if asked.profile is None:
         raise UsageError("no profile is given", hint="`specserve bench configs/demo.yaml --quick`")
@@ -90,10 +100,10 @@ def run(
     if dry_run:
         from specserve.report.benchplan import show
 
-        show(prepared(asked, starts=False), format=format)
+        show(prepared(asked, starts=False), format=ending.format)
         return
     ready = prepared(asked)
-    _run(ready, _new_directory(ready, output), strict=strict, format=format)
+    _run(ready, _new_directory(ready, output), ending=ending)
 
 
 def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -> Prepared:
@@ -180,9 +190,7 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
     return {"name": arm.name, "fingerprint": arm.plan.fingerprint, "launch": as_json(arm.plan)}
 
 
-def _resumed(
-    asked: Asked, place: str, *, output: str | None, dry_run: bool, strict: bool, format: str
-) -> None:
+def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, ending: Ending) -> None:
     """Go on with a run as it was asked for; other options would make it another one."""
     from specserve.measure.bench.rundir import resume
 
@@ -219,7 +227,7 @@ def _resumed(
             hint="start anew: what was measured cannot be compared with it",
         )
     directory.update(resumed=int(directory.content.get("resumed", 0)) + 1)
-    _run(ready, directory, strict=strict, format=format)
+    _run(ready, directory, ending=ending)
 
 
 def _read_asked(content: dict[str, Any]) -> Asked:
@@ -230,7 +238,7 @@ def _read_asked(content: dict[str, Any]) -> Asked:
     return Asked(**fields)
 
 
-def _run(ready: Prepared, directory: RunDirectory, *, strict: bool, format: str) -> None:
+def _run(ready: Prepared, directory: RunDirectory, *, ending: Ending) -> None:
     from specserve.measure.bench.outcome import is_missed, is_open
     from specserve.measure.bench.run import Bench
     from specserve.report.benchprogress import BenchView
@@ -250,9 +258,11 @@ def _run(ready: Prepared, directory: RunDirectory, *, strict: bool, format: str)
             _kept(ready, bench, began, error)
             raise
         result = _write(ready, bench, began, is_complete=True)
-    _show(result, directory.path, format=format)
+    if ending.share is not None:
+        give(result, ending.share)
+    write(result, format=ending.format)
     say(f"raw data, logs, result.json and report.html: {directory.path}")
-    if is_missed(result) or (strict and is_open(result)):
+    if is_missed(result) or (ending.strict and is_open(result)):
         raise typer.Exit(1)
 
 
@@ -346,22 +356,3 @@ def _notes(ready: Prepared, bench: Bench) -> list[str]:
             f"the run was resumed {bench.directory.content['resumed']} times: its servers were started anew"
         )
     return found
-
-
-def _show(result: Result, path: Path, *, format: str) -> None:
-    from specserve.report.console import out
-
-    if format == "json":
-        from specserve.measure.bench.resultfile import as_json
-
-        out(json.dumps(as_json(result), indent=2, allow_nan=False))
-    elif format == "markdown":
-        from specserve.report.benchmarkdown import markdown_report
-
-        out(markdown_report(result))
-    elif format == "html":
-        out((path / "report.html").read_text(encoding="utf-8"))
-    else:
-        from specserve.report.benchtext import text
-
-        out(text(result))

@@ -1,0 +1,89 @@
+"""`specserve bench --show`, `--compare`, `--share`: runs that are there, without measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+from specserve.measure.bench import resultfile
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from bench_result import example
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The directory of a run."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "result.json").write_text(resultfile.text(example()), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("form", "beginning"),
+    [
+        ("text", "Benchmark of"),
+        ("markdown", "### Bench"),
+        ("html", "<!doctype"),
+        ("json", '{\n  "version": 1'),
+    ],
+)
+def test_a_run_is_shown_again_in_any_form(
+    run: Path, form: str, beginning: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["bench", "--show", str(run), "--format", form]) == 0
+    stdout, stderr = capsys.readouterr()
+    assert stdout.startswith(beginning) and stderr == ""
+
+
+def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    later = tmp_path / "later.json"
+    result = dataclasses.replace(example(), versions={"vllm": "0.34.0"})
+    later.write_text(resultfile.text(result), encoding="utf-8")
+    assert _run(["bench", "--compare", str(run), str(later)]) == 0
+    assert "0.33.0 → 0.34.0" in capsys.readouterr().out
+    assert _run(["bench", "--compare", str(run), str(later), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == 1
+
+
+def test_what_is_shared_is_a_new_file_without_launches(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "shared.json"
+    assert _run(["bench", "--show", str(run), "--share", str(file)]) == 0
+    assert resultfile.read(file).arms[1].argv == ()
+    assert "look at it before you give it away" in capsys.readouterr().err
+    assert _run(["bench", "--show", str(run), "--share", str(file)]) == 2
+    assert f"error: `{file}` exists already" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
+
+
+def test_a_share_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken.json"
+    taken.write_text("{}")
+    assert _run(["bench", "no-such-profile.yaml", "--share", str(taken)]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--show", "nowhere"], "cannot read `nowhere`: No such file or directory"),
+        (["--compare", "nowhere", "there"], "cannot read `nowhere`"),
+        (["--show", "a", "--compare", "a", "b"], "measure nothing"),
+        (["demo.yaml", "--show", "a"], "measure nothing"),
+    ],
+)
+def test_what_cannot_be_done_says_why(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["bench", *arguments]) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and message in stderr.replace("\n  ", " ")
