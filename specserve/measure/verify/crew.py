@@ -5,11 +5,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 Job = Callable[[], Result]
 _LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[Result]):
+    """What a job returned; it may be None."""
+
+    result: Result
 
 
 class Crew(Generic[Result]):
@@ -18,7 +26,7 @@ class Crew(Generic[Result]):
     def __init__(self, jobs: Iterable[Job[Result]], *, concurrency: int) -> None:
         self._jobs = iter(jobs)
         self._lock = threading.Lock()
-        self._done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Done[Result] | Exception | None] = queue.SimpleQueue()
         self._is_over = False
         self._count = concurrency
 
@@ -43,7 +51,7 @@ class Crew(Generic[Result]):
                 elif isinstance(item, Exception):
                     raise item
                 else:
-                    yield item
+                    yield item.result
         finally:
             self._is_over = True
 
@@ -54,8 +62,9 @@ class Crew(Generic[Result]):
     def _work(self) -> None:
         try:
             while (job := self._next()) is not None:
-                self._done.put(job())
+                self._done.put(_Done(job()))
         except Exception as error:  # handed to whoever waits for the results
+            self._is_over = True
             self._done.put(error)
         finally:
             self._done.put(None)

@@ -50,7 +50,7 @@ def _read(data: bytes, file: str) -> Iterator[Prompt]:
             return
         try:
             yield _prompt(json.loads(line), number)
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise FactError(
                 f"{file}:{number} is no prompt", hint='a line is `{"prompt": "…"}` or `{"messages": […]}`'
             ) from None

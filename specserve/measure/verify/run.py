@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from specserve.errors import TrafficError
 from specserve.measure.verify import against, greedy, sampled
@@ -78,6 +79,7 @@ class _State:
 
 
 Tell = Callable[[Progress], None]
+T = TypeVar("T")
 
 
 class Verifier:
@@ -136,17 +138,19 @@ class Verifier:
         """The first prompt that the server takes, generated and scored: what is missing there ends it."""
         refusal: Refused | None = None
         for prompt in self._wish.prompts:
-            self._tick()
             try:
-                self._session.find_mode(prompt)
-                one = self._session.generate(prompt, Sampling(0.0), max_tokens=4)
+                self._alone(partial(_tried, self._session, prompt))
             except Refused as error:
                 refusal = error
-                continue
-            self._session.score(one.prompt_ids, one.ids)
-            return
+            else:
+                return
         assert refusal is not None
         raise refusal
+
+    def _alone(self, job: Callable[[], T]) -> T:
+        """One job, in a thread: whoever waits for it can be interrupted."""
+        (found,) = Crew(iter([job]), concurrency=1).results(on_tick=self._tick)
+        return found
 
     def _smoke(self) -> list[Smoke]:
         self._phase = "smoke tests"
@@ -218,9 +222,8 @@ class Verifier:
         ]
         confirmed = []
         for item in found[:_MOST_SUSPECTS]:
-            self._tick()
-            ids = item.answer.ids[: item.index + 1]
-            again = self._session.score(item.answer.prompt_ids, ids)
+            one = item.answer
+            again = self._alone(partial(self._session.score, one.prompt_ids, one.ids[: item.index + 1]))
             if not again or again[-1].gap > tolerance:
                 confirmed.append(item)
         unstable = min(len(found), _MOST_SUSPECTS) - len(confirmed)
@@ -257,12 +260,19 @@ class Verifier:
                 f"{limit} tokens would take about {cost_s:.0f} s: `--seconds {cost_s * _CONTEXT_SHARE:.0f}`",
             )
         self._phase = f"a text of {limit} tokens"
-        self._tick()
         ids = [token for one in self._state.answers[:4] for token in (*one.prompt_ids, *one.ids)]
-        return tried(CONTEXT, lambda session: long_context(session, ids, limit), self._session)
+        test = partial(long_context, ids=ids, limit=limit)
+        return self._alone(partial(tried, CONTEXT, test, self._session))
 
 
 _Result = tuple[Sampling, Answer | None, float, float]
+
+
+def _tried(session: Session, prompt: Prompt) -> None:
+    """Whether a prompt can be asked, and scored."""
+    session.find_mode(prompt)
+    one = session.generate(prompt, Sampling(0.0), max_tokens=4)
+    session.score(one.prompt_ids, one.ids)
 
 
 def _numbered(number: int, test: Callable[[], Smoke]) -> tuple[int, Smoke]:

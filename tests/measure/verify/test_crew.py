@@ -64,5 +64,9 @@ def test_what_a_tick_raises_ends_it_though_a_job_hangs() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_a_job_may_return_nothing() -> None:
+    assert list(Crew(iter([nothing, nothing]), concurrency=2).results(on_tick=nothing)) == [None, None]
+
+
 def test_no_job_is_no_result() -> None:
     assert list(Crew(iter([]), concurrency=4).results(on_tick=nothing)) == []

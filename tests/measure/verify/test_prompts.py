@@ -37,7 +37,10 @@ def test_a_file_may_hold_texts_and_chats(write: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["rubbish", "[]", "7", '{"prompt": ""}', '{"prompt": 7}', "{}", '{"messages": []}', '{"messages": [7]}', "[" * 90_000],
+    [
+        "rubbish", "[]", "7", '{"prompt": ""}', '{"prompt": 7}', "{}", '{"messages": []}',
+        '{"messages": [7]}', "[" * 90_000,
+    ],
 )  # fmt: skip
 def test_a_line_that_is_no_prompt_is_named(write: Callable[..., Path], line: str) -> None:
     file = write(f'{{"prompt": "one"}}\n{line}\n', "p.jsonl")

@@ -1,0 +1,237 @@
+"""`specserve verify` as a user meets it, against a small language model whose faults are chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.commands import run
+from specserve.errors import SpecserveError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from model_server import Model, serving
+
+QUICK = ("--no-smoke", "--temperature", "0", "--max-tokens", "16")
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+
+
+def verify(*arguments: str) -> tuple[int, str]:
+    """Exit code and stdout of one command line. Raises SpecserveError."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        code = run(["verify", *arguments])
+    return code, out.getvalue()
+
+
+def verified(model: Model, *arguments: str, code: int = 0) -> dict[str, Any]:
+    """The JSON of one run."""
+    with serving(model) as url:
+        ended, text = verify(url, "--format", "json", *arguments)
+    content: dict[str, Any] = json.loads(text)
+    assert ended == code, text
+    assert next(iter(content)) == "version"
+    return content
+
+
+def outcomes(content: dict[str, Any]) -> dict[str, str]:
+    return {item["name"]: item["outcome"] for item in content["smoke"]}
+
+
+def test_a_right_server_passes_with_every_smoke_test() -> None:
+    model = Model(has_template=True)
+    found = verified(model)
+    assert (found["version"], found["verdict"], found["mode"]) == (1, "LOSSLESS", "chat")
+    assert set(outcomes(found).values()) == {"ok"}
+    assert list(outcomes(found)) == [
+        "JSON schema", "tool call", "stop string", "logprobs", "n > 1", "min_p", "logit_bias", "long context",
+        "drafts",
+    ]  # fmt: skip
+    greedy, (sampled,) = found["greedy"], found["sampled"]
+    assert greedy["best"] == greedy["tokens"] > 1000
+    assert sampled["deviation_points"]["low"] < 0 < sampled["deviation_points"]["high"]
+    assert found["speculates"] is True and found["speculation"]["acceptance_rate"] == 0.5
+    # what a model's generation_config.json would change is said in every request that is judged
+    asked = [request for request in model.requests if "prompt_logprobs" not in request]
+    assert all(
+        (request["repetition_penalty"], request["top_p"]) == (1.0, 1.0)
+        for request in asked
+        if "return_tokens_as_token_ids" not in request
+    )
+    assert not any("seed" in request for request in model.requests)
+
+
+def test_the_report_of_a_wrong_server_says_what_is_wrong() -> None:
+    with serving(Model(heat=1.25, wrong_every=50)) as url:
+        code, text = verify(url, "--no-smoke")
+    assert code == 1
+    assert text.startswith(f"LOSSY: `small` at {url}, ")
+    assert "T = 0: LOSSY" in text and "T = 0.7: LOSSY" in text
+    assert "  wrong: the tokens are drawn hotter than asked" in text
+    assert " came " in text and "the target wants " in text
+    assert "What this cannot see:" in text and "--against URL" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_greedy_tokens_that_are_near_ties_pass_and_may_be_refused() -> None:
+    model = Model(noise=0.1)
+    found = verified(model, *QUICK)
+    assert found["verdict"] == "LOSSLESS"
+    assert verified(Model(wrong_every=40), *QUICK, "--tie-tolerance", "30")["verdict"] == "LOSSLESS"
+
+
+def test_top_p_is_verified_where_it_is_exact() -> None:
+    found = verified(Model(), "--no-smoke", "-t", "0.7", "--top-p", "0.5")
+    (sampled,) = found["sampled"]
+    assert found["verdict"] == "LOSSLESS" and sampled["sampling"]["top_p"] == 0.5
+    assert sampled["skipped"] > 0
+    assert sampled["outside"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "test"),
+    [
+        ({"ignores_stop": True}, "stop string"),
+        ({"wrong_logprobs": True}, "logprobs"),
+        ({"breaks_json": True}, "JSON schema"),
+        ({"takes_min_p": True}, "min_p"),
+        ({"drafts": False}, "drafts"),
+    ],
+)
+def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
+    found = verified(Model(**fault), "--temperature", "0", "--max-tokens", "48", code=1)
+    assert found["verdict"] == "LOSSLESS" and found["has_failed"] is True
+    assert [name for name, outcome in outcomes(found).items() if outcome == "not ok"] == [test]
+
+
+def test_what_cannot_be_tried_is_skipped_with_why() -> None:
+    found = verified(Model(speculates=False), "--temperature", "0")
+    skipped = {item["name"]: item["detail"] for item in found["smoke"] if item["outcome"] == "skipped"}
+    assert skipped["tool call"] == "the model has no chat template"
+    assert "does not speculate" in skipped["drafts"]
+    assert found["speculates"] is False
+    hidden = verified(Model(shows_metrics=False), "--temperature", "0")
+    assert hidden["speculates"] is None
+
+
+def test_another_server_with_the_same_weights_is_the_same() -> None:
+    with serving(Model()) as other:
+        found = verified(Model(), *QUICK, "--against", other)
+    assert found["against"]["verdict"] == "SAME"
+    assert found["against"]["equal"] == found["against"]["texts"] == 28
+
+
+def test_another_server_with_other_weights_is_different() -> None:
+    with serving(Model(weights=1, name="other")) as other, serving(Model()) as url:
+        code, text = verify(url, *QUICK, "--against", other)
+    assert code == 1
+    assert "LOSSLESS: " in text and "DIFFERENT against the other server" in text
+    assert f"against `other` at {other}: DIFFERENT" in text
+    assert "no near-tie" in text
+
+
+def test_inconclusive_is_no_failure_unless_it_is_strict() -> None:
+    options = ("--no-smoke", "-t", "0.7", "--seconds", "1", "--max-tokens", "8", "--concurrency", "1")
+    found = verified(Model(wait_s=0.1), *options)
+    assert found["verdict"] == "INCONCLUSIVE"
+    assert found["sampled"][0]["tokens_needed"] > 0
+    verified(Model(wait_s=0.1), *options, "--strict", code=1)
+    with serving(Model(wait_s=0.1)) as url:
+        _, text = verify(url, *options)
+    assert "should be enough for a verdict (estimated)" in text
+
+
+def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.jsonl"
+    lines = [{"prompt": f"question {number}"} for number in range(20)]
+    file.write_text(
+        "".join(json.dumps(line) + "\n" for line in [*lines, {"id": "long", "prompt": "x" * 500}])
+    )
+    model = Model(longest_prompt=300)
+    found = verified(model, *QUICK, "--prompts", str(file))
+    assert list(found["unused_prompts"]) == ["long"]
+    assert found["greedy"]["requests"] == 20
+
+
+def test_a_server_that_allows_fewer_logprobs_is_asked_for_fewer() -> None:
+    model = Model(max_logprobs=5)
+    assert verified(model, *QUICK)["verdict"] == "LOSSLESS"
+    assert {request["prompt_logprobs"] for request in model.requests if "prompt_logprobs" in request} == {
+        20,
+        5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ({"returns_ids": False}, "does not return token ids"),
+        ({"scores": False}, "does not score prompts"),
+        ({"key": "secret"}, "wants an API key"),
+        ({"longest_prompt": 1}, "maximum context length"),
+        ({"fails_after": 20}, "failed (500)"),
+    ],
+)
+def test_a_server_that_cannot_be_verified_is_an_error_with_its_cause(
+    fault: dict[str, Any], says: str
+) -> None:
+    with serving(Model(**fault)) as url, pytest.raises(SpecserveError) as raised:
+        verify(url, *QUICK)
+    assert raised.value.exit_code == 2
+    assert says in raised.value.message
+
+
+def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    with serving(Model(key="secret")) as url:
+        code, text = verify(url, *QUICK, "--api-key-env", "MY_KEY")
+    assert code == 0
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nobody",), "is no detached server, no URL and no file"),
+        (("http://127.0.0.1:9", "--set", "a=b"), "`--set` is for a profile"),
+        (("http://127.0.0.1:9", "--temperature", "3"), "--temperature"),
+        (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),
+        (("none.yaml",), "none.yaml"),
+    ],
+)
+def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...], says: str) -> None:
+    with pytest.raises(SpecserveError) as raised:
+        verify(*arguments)
+    assert raised.value.exit_code == 2
+    assert says in raised.value.message
+
+
+def test_ctrl_c_ends_it_at_once() -> None:
+    model = Model(wait_s=30.0)
+    command = [sys.executable, "-m", "specserve", "verify"]
+    with (
+        serving(model) as url,
+        subprocess.Popen([*command, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
+    ):
+        while not model.requests:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=25)
+    assert process.returncode == 130
+    assert out == b""
+    assert b"interrupted before there was a verdict" in err
