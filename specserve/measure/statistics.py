@@ -119,7 +119,7 @@ def _clustered(log: float, parts: Mapping[_Key, _Part]) -> Estimate:
     prompts, times = len({key[2] for key in parts}), launches if launches > 1 else blocks
     if times < 2:
         return Estimate(log, math.inf, 1.0, blocks, launches, prompts)
-    time: _Cluster = (lambda key: key[0]) if launches > 1 else (lambda key: key[:2])
+    time: _Cluster = _launch if launches > 1 else _block
     by_time = _spread(parts, time, power=1)
     if prompts < 2 or len({(key[2], time(key)) for key in parts}) == prompts:  # each prompt has one time
         return Estimate(log, math.sqrt(by_time.variance), by_time.freedom, blocks, launches, prompts)
@@ -130,6 +130,14 @@ def _clustered(log: float, parts: Mapping[_Key, _Part]) -> Estimate:
     whole = whole if whole.variance >= by_prompt.variance else by_prompt
     share = between.variance / whole.variance if whole.variance else 0.0
     return Estimate(log, math.sqrt(whole.variance), whole.freedom, blocks, launches, prompts, min(share, 1.0))
+
+
+def _launch(key: _Key) -> Hashable:
+    return key[0]
+
+
+def _block(key: _Key) -> Hashable:
+    return key[:2]
 
 
 def _spread(parts: Mapping[_Key, _Part], cluster: _Cluster, *, power: int) -> _Spread:
