@@ -196,7 +196,8 @@ def main() -> int:
             slack = 2.6 * math.sqrt(0.95 * 0.05 / score.trials)
             is_good = abs(covered - 0.95) <= 0.01 + slack and (not equal_arms(scenario) or apart <= 0.01)
             good = good and is_good
-            line = f"{covered:11.2%}   {apart if equal_arms(scenario) else math.nan:13.2%}   {score.half / score.trials:9.2%}"
+            shown = f"{apart:13.2%}" if equal_arms(scenario) else " " * 13
+            line = f"{covered:11.2%}   {shown}   {score.half / score.trials:9.2%}"
             if args.bootstrap:
                 line += f"   {score.bootstrap_covered / score.trials:16.2%}"
             print(f"{line}   {scenario.name}{'' if is_good else '   MISSED'}", flush=True)

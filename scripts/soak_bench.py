@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "configs" / "demo.yaml"
 PROMPTS = ROOT / "demo" / "prompts.jsonl"
@@ -64,7 +66,8 @@ def bench(*options: str, folder: Path, limit_s: float) -> dict[str, Any]:
 def told(comparison: Mapping[str, Any]) -> str:
     """One comparison in a line."""
     speedup = comparison["speedup"]
-    place = f"{comparison['arm']} on {comparison['point']['workload']}, temperature {comparison['point']['temperature']:g}"
+    point = comparison["point"]
+    place = f"{comparison['arm']} on {point['workload']}, temperature {point['temperature']:g}"
     if speedup is None:
         return f"{place}: no speedup"
     value, low, high = (speedup[key] for key in ("value", "low", "high"))
@@ -138,7 +141,7 @@ def pays(args: argparse.Namespace, folder: Path) -> bool:
     ratio = next(row["ratio"] for row in other["rows"] if row["kind"] == "all")
     low, high = comparison["speedup"]["low"], comparison["speedup"]["high"]
     print(f"an independent client measured {ratio:.3f}; the interval is {low:.3f}-{high:.3f}")
-    return comparison["verdict"] == "PAYS" and low <= ratio <= high
+    return bool(comparison["verdict"] == "PAYS" and low <= ratio <= high)
 
 
 def bad(args: argparse.Namespace, folder: Path) -> bool:
@@ -175,10 +178,15 @@ save_file({name: torch.randn_like(each) * 0.05 if each.dim() > 1 else each for n
 def ngram(args: argparse.Namespace, folder: Path) -> bool:
     """N-grams of the prompt: good where the text repeats it, useless where it does not."""
     profile = folder / "ngram.yaml"
-    profile.write_text(
-        f"extends: {DEMO}\nname: ngram\ntarget: {{model: {ROOT / 'demo' / 'wide'}}}\n"
-        "speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}\n"
-    )
+    content = yaml.safe_load(DEMO.read_text(encoding="utf-8"))
+    content["target"]["model"] = str(ROOT / "demo" / "wide")
+    content["speculation"] = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_min": 2,
+        "prompt_lookup_max": 4,
+    }
+    profile.write_text(yaml.safe_dump(content), encoding="utf-8")
     copying = folder / "copying.jsonl"
     copying.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in copies()))
     runs = folder / "runs"
@@ -194,7 +202,7 @@ def ngram(args: argparse.Namespace, folder: Path) -> bool:
         (comparison,) = result["comparisons"]
         print(f"  {told(comparison)}", flush=True)
         found[comparison["point"]["workload"]] = comparison["verdict"]
-    return found["copying"] == "PAYS" and found["creative"] != "PAYS"
+    return bool(found["copying"] == "PAYS" and found["creative"] != "PAYS")
 
 
 def copies() -> Iterator[str]:
