@@ -47,8 +47,8 @@ def html_report(result: Result) -> str:
 
 def _lead(result: Result) -> Iterator[str]:
     vllm = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "an unknown version of vLLM"
-    when = f"{moment(result.created)}, {took(result.duration_s)}"
-    told = escaped(f"{machine(result)}, {vllm}, {when}")
+    facts = [machine(result), vllm, moment(result.created), took(result.duration_s)]
+    told = ", ".join(f'<span class="whole">{escaped(fact)}</span>' for fact in facts)
     yield f"<p>Speculation against the same server without it: {told}.</p>"
     yield f'<p class="muted">{escaped(_sentence(basis(result)))}</p>'
     if not result.is_complete:
@@ -97,8 +97,9 @@ def _matrix(result: Result, every: Sequence[Section]) -> str:
         ]
     if not rows:
         return ""
-    caption = "Speedup and verdict by load: requests at once, or requests/s"
-    return table((_NAME, *map(Column, names)), rows, caption=caption, starts=starts, kind="matrix")
+    caption = "Speedup and verdict by load"
+    heads = [Column(name if "/" in name else f"{name}\nat once") for name in names]
+    return table((_NAME, *heads), rows, caption=caption, starts=starts, kind="matrix")
 
 
 def _verdicts(section: Section, arm: str, loads: Sequence[str]) -> Iterator[str]:

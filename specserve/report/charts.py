@@ -10,7 +10,7 @@ from specserve.report.axes import Axes, axes, chart
 
 COLOURS = 6
 """Series have the classes s0 (the baseline, grey) to s5."""
-_BAR_WIDTH = 0.78
+_BAR_WIDTH, _WIDEST_BAR = 0.78, 42.0
 _SMALLEST, _LARGEST = 1e-9, 1e12
 
 
@@ -89,12 +89,12 @@ def intervals(words: Words, groups: Sequence[str], series: Sequence[Series], *, 
 def bars(words: Words, groups: Sequence[str], series: Sequence[Series]) -> str:
     """Bars side by side in each group."""
     frame = axes(groups, _numbers(series))
-    width = frame.step * _BAR_WIDTH / max(1, len(series))
+    width = _slot(frame, series)
     body = []
     for index, each in enumerate(series):
         for group, value in enumerate(each.values):
             if value is not None:
-                x = frame.x(group, (1 - _BAR_WIDTH) / 2) + index * width
+                x = frame.x(group) + (index - len(series) / 2) * width
                 y, zero = frame.y(value.value), frame.y(0)
                 body.append(
                     f'<rect class="bar s{each.colour}" x="{x + 0.75:.2f}" y="{y}" '
@@ -111,10 +111,13 @@ def ranges(words: Words, groups: Sequence[str], series: Sequence[Series], *, bou
     frame = axes(groups, _numbers(series))
     body = []
     for index, each in enumerate(series):
-        part = 0.5 + (index - (len(series) - 1) / 2) * _BAR_WIDTH / max(1, len(series))
+        aside = (index - (len(series) - 1) / 2) * _slot(frame, series)
         for group, value in enumerate(each.values):
             if value is not None:
-                x, high = frame.x(group, part), value.high if value.high is not None else value.value
+                x, high = (
+                    round(frame.x(group) + aside, 2),
+                    value.high if value.high is not None else value.value,
+                )
                 body.append(_stroke(each, (x, frame.y(value.value)), (x, frame.y(high))))
                 body.append(_stroke(each, (x - 5, frame.y(high)), (x + 5, frame.y(high))))
                 body.append(mark(each.colour, x, frame.y(value.value)))
@@ -137,6 +140,11 @@ def mark(colour: int, x: float, y: float) -> str:
         case _:
             points = [(x, y - size - 1), (x + size + 1, y), (x, y + size + 1), (x - size - 1, y)]
     return f'<polygon {kind} points="{_points(points)}"/>'
+
+
+def _slot(frame: Axes, series: Sequence[Series]) -> float:
+    """The width of one series within a group."""
+    return min(_WIDEST_BAR, frame.step * _BAR_WIDTH / max(1, len(series)))
 
 
 def _reference(frame: Axes, value: float) -> str:
