@@ -22,7 +22,7 @@ class Gate(Protocol):
         """Look at it."""
 
 
-def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool) -> Gate:
+def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
     """A gate that verifies as `specserve verify` does, without options, and tells the result on stderr."""
     from specserve.cli.verifying import Asked, draft_limit, key_variable, verified
     from specserve.measure.verify.prompts import prompts
@@ -32,7 +32,12 @@ def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool) -> Gate:
     from specserve.report.verify import brief, brief_json
     from specserve.serve.notify import notify
 
-    wish = Wish(samplings=(Sampling(0.0), Sampling(0.7)), prompts=prompts(), draft_limit=draft_limit(profile))
+    wish = Wish(
+        samplings=(Sampling(0.0), Sampling(0.7)),
+        prompts=prompts(),
+        limit_s=limit_s,
+        draft_limit=draft_limit(profile),
+    )
 
     def gate(server: Server, *, stop: StopRequest) -> None:
         limit_us = round(_PATIENCE * wish.limit_s * 1e6)

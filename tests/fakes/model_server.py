@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -132,6 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, text)
         elif self.path == "/v1/models":
             self._send(200, {"data": [{"id": model.name, "max_model_len": model.max_model_len}]})
+        elif self.path == "/health":
+            self._send(200, "")
         else:
             self._send(404, {"detail": "Not Found"})
 
@@ -263,3 +267,15 @@ def serving(model: Model) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def main() -> None:
+    """Serve as a process of its own: `--port 8000 heat=1.3 wrong_every=20`."""
+    port, faults = int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
+    model = Model(**{name: float(value) for name, value in faults.items()})  # type: ignore[arg-type]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"model": model})).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""`up --verify`: a server is verified before anybody is told that it is ready, and stopped where it is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.commands import run
+from specserve.cli.detach import leave
+from specserve.cli.gate import verifying
+from specserve.cli.up import LogFormat, launch
+from specserve.errors import Interrupted, UsageError, VerifyFailed
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile
+from specserve.serve.detached.registry import names, read
+from specserve.serve.health import is_healthy
+from specserve.serve.ports import free_port
+
+FAKE = Path(__file__).parents[1] / "fakes" / "model_server.py"
+LIMIT_S = 3.0
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+
+
+@pytest.fixture(autouse=True)
+def no_nohup() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def a_profile(profile: Callable[[str], Profile]) -> Profile:
+    return profile("")
+
+
+def plan(*faults: str) -> LaunchPlan:
+    port = free_port()
+    return LaunchPlan(
+        name="fake",
+        fingerprint="0" * 64,
+        vllm="0.32.0+cpu",
+        platform="cpu",
+        argv=(sys.executable, str(FAKE), "--port", str(port), *faults),
+        env={},
+        engine_kwargs={},
+        host="127.0.0.1",
+        port=port,
+        model="small",
+        stall_timeout_s=30.0,
+        shutdown_timeout_s=5.0,
+    )
+
+
+class Manager:
+    """A service manager that listens, and ends the service once it is ready."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.heard: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "notify"))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            self.heard.append(self._socket.recv(4096).decode())
+            if self.heard[-1].startswith("READY=1"):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_systemd_hears_of_it_when_it_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager, server = Manager(tmp_path, monkeypatch), plan()
+    launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=LIMIT_S))
+    first, second, *_ = manager.heard
+    assert first.startswith("STATUS=verifying; the port is open already\nEXTEND_TIMEOUT_USEC=")
+    assert second.startswith("READY=1")
+    out, err = capsys.readouterr()
+    assert out.startswith("url ")
+    told = err.index("verifying; the port is open already"), err.index(f"`small` at {server.url}, ")
+    assert err.index("ready in") < told[0] < told[1]
+    assert not is_healthy(server.url)
+
+
+def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manager, server = Manager(tmp_path, monkeypatch), plan("wrong_every=20")
+    with pytest.raises(VerifyFailed, match=r"did not pass its verification \(LOSSY\)") as raised:
+        launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=LIMIT_S))
+    assert raised.value.exit_code == 1
+    assert not any(state.startswith("READY=1") for state in manager.heard)
+    assert "the target wants" in capsys.readouterr().err
+    assert not is_healthy(server.url)
+
+
+def test_as_json_it_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Manager(tmp_path, monkeypatch)
+    server = plan()
+    gate = verifying(a_profile, server, as_json=True, limit_s=LIMIT_S)
+    launch(server, log_format=LogFormat.JSON, gate=gate)
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    names_ = [event["event"] for event in events]
+    assert names_.index("ready") < names_.index("verified")
+    found = events[names_.index("verified")]
+    assert (found["version"], found["has_failed"], found["not_ok"]) == (1, False, [])
+
+
+def test_a_signal_while_it_is_verified_ends_it(
+    a_profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = plan("wait_s=0.3")
+
+    def interrupt() -> None:
+        while not is_healthy(server.url):
+            threading.Event().wait(0.05)
+        threading.Event().wait(1.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted) as raised:
+        launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=30.0))
+    assert raised.value.exit_code == 130
+    assert not is_healthy(server.url)
+
+
+def test_a_detached_server_is_left_only_where_it_passes(
+    a_profile: Profile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = plan("wrong_every=20")
+    with pytest.raises(VerifyFailed):
+        detach(wrong, a_profile, name="wrong")
+    assert names() == []
+    assert not is_healthy(wrong.url)
+    right = plan()
+    detach(right, a_profile, name="right")
+    try:
+        record = read("right")
+        assert record is not None and record.ready_at_s is not None
+        assert is_healthy(right.url)
+    finally:
+        assert run(["down", "right"]) == 0
+    assert not is_healthy(right.url)
+
+
+def detach(server: LaunchPlan, profile: Profile, *, name: str) -> None:
+    gate = verifying(profile, server, as_json=False, limit_s=LIMIT_S)
+    leave(server, name=name, profile="p.yaml", room=None, log_format=LogFormat.TEXT, gate=gate)
+
+
+def test_what_becomes_vllm_cannot_be_verified() -> None:
+    with pytest.raises(UsageError, match="nobody is left to `--verify` it"):
+        run(["up", "configs/demo.yaml", "--exec", "--verify"])
