@@ -235,3 +235,9 @@ def test_a_missed_promise_and_missing_speculation_are_raised(profile: MakeProfil
     off = {"generated": "0+2100x400", "prompts": "0+900x400"}
     assert fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **off)
     assert not fired("SpecserveSpeculationMissing", text, at="40m", tmp_path=tmp_path, **WELL)
+
+
+def test_the_manual_names_every_alert(profile: MakeProfile) -> None:
+    manual = (ROOT / "docs" / "watch.md").read_text(encoding="utf-8")
+    alerts = {rule["alert"] for rule in rules(alert_rules(profile(PROMISING))) if "alert" in rule}
+    assert {alert for alert in alerts if alert not in manual} == set()

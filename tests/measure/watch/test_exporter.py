@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,8 @@ def test_a_server_that_does_not_answer_is_down_and_has_no_figures() -> None:
 
 def test_before_the_first_reading_there_is_nothing() -> None:
     assert served(None) == {}
+
+
+def test_the_manual_names_every_gauge() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "watch.md").read_text(encoding="utf-8")
+    assert {gauge.name for gauge in GAUGES if f"`{gauge.name}" not in manual} == set()
