@@ -235,6 +235,7 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     from specserve.measure.tune.choose import choose
     from specserve.measure.tune.wish import TUNED
     from specserve.report.tunefile import as_json_text
+    from specserve.report.tunehtml import tune_html
 
     tune.measure(ready.kept, confirms=ready.confirms)
     known = []
@@ -254,6 +255,7 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
         confirmed = confirmed_of(ready.wish, tune.passes, choice, rows, launch=launch)
     result = _result(ready, tune, known, choice, confirmed, began)
     tune.directory.write("result.json", as_json_text(result))
+    tune.directory.write("report.html", tune_html(result))
     tune.directory.update(is_complete=True)
     return result
 
@@ -367,4 +369,4 @@ def _show(result: TuneResult, path: Path, *, explain: bool, as_json: bool) -> No
     from specserve.report.tunefile import as_json_text
 
     out(as_json_text(result) if as_json else text(result, explain=explain))
-    say(f"raw data, logs and result.json: {path}")
+    say(f"raw data, logs, result.json and report.html: {path}")
