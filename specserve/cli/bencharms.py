@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -55,11 +56,19 @@ def _own(asked: Asked, *, starts: bool) -> tuple[Profile, list[Arm]]:
 
     assert asked.profile is not None
     loaded = load_profile(asked.profile, settings=asked.settings)
-    found = [_planned(asked.profile, asked, name=BASELINE, baseline=True, starts=starts)[1]]
+    names = _alternatives(loaded, asked.alternatives)
+    # where the profile passes its check, so does the same without speculation: what is found is told once
+    is_checked = asked.check and loaded.speculation is None and not names
+    plain = dataclasses.replace(asked, check=is_checked)
+    found = [_planned(asked.profile, plain, name=BASELINE, baseline=True, starts=starts)[1]]
     if loaded.speculation is not None:
         found.append(_planned(asked.profile, asked, name=PROFILE, starts=starts)[1])
-    for name in _alternatives(loaded, asked.alternatives):
+    for name in names:
         found.append(_planned(asked.profile, asked, name=name, alternative=name, starts=starts)[1])
+    if starts and asked.check and found[0].plan is not None:
+        from specserve.cli.beside import room_beside
+
+        room_beside(loaded, found[0].plan, name=None)
     return loaded, found
 
 

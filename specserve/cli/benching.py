@@ -200,9 +200,9 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
         if getattr(asked, field.name) != field.default and field.name not in ("budget", "gpu_hour_price")
     ]
     if changed or output is not None or dry_run:
-        hint = "without it; a larger `--budget` may be given"
         raise UsageError(
-            "`--resume` goes on with a run as it is: it takes no other options of what to run", hint=hint
+            "`--resume` goes on with a run as it was asked for, and takes no options of what to run",
+            hint="only `--budget`, `--gpu-hour-price` and what is done with the result may be given",
         )
     directory = resume(Path(place))
     try:

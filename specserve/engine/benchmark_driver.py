@@ -86,7 +86,9 @@ def _hear(message: str, heard: dict[str, Any]) -> None:
             heard["error"] = str(content["error"])[:_LONGEST_ERROR]
 
 
-def sender(original: Callable[..., Awaitable[Any]], *, report: Callable[[Any, Any, dict[str, Any]], None]) -> Any:
+def sender(
+    original: Callable[..., Awaitable[Any]], *, report: Callable[[Any, Any, dict[str, Any]], None]
+) -> Any:
     """vLLM's function for one request, which then reports it."""
 
     async def send(request_func_input: Any, session: Any, pbar: Any = None) -> Any:

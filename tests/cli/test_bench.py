@@ -1,0 +1,152 @@
+"""`specserve bench` as a user meets it, as far as nothing is started: plans, options, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from specserve.cli.app import _run
+from specserve.cli.benching import Asked
+from specserve.cli.benchpoints import points_of, sources
+from specserve.errors import UsageError
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import create
+from specserve.profile.load import load_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFAULTS = (("chat", "code"), (1, 4))
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """The small demo pair with an alternative."""
+    content = {
+        "target": {"model": str(ROOT / "demo" / "target"), "max_model_len": 512},
+        "speculation": {
+            "method": "draft_model",
+            "model": str(ROOT / "demo" / "draft"),
+            "num_speculative_tokens": 4,
+        },
+        "alternatives": {"lookup": {"method": "ngram", "num_speculative_tokens": 3}},
+        "engine": {"enforce_eager": True, "kv_cache_memory_bytes": "256M", "max_num_seqs": 8},
+        "hardware": {"accelerator": "cpu"},
+    }
+    file = tmp_path / "pair.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def told(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> str:
+    """What a command line printed: stdout where it was done, stderr where not."""
+    assert _run(["bench", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.err if code else captured.out
+
+
+def in_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_a_dry_run_says_arms_launches_points_and_minutes(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = told([str(profile), "--dry-run", "--quick"], capsys)
+    assert "nothing is started" in text
+    for word in ("baseline", "profile", "lookup", "ngram K=3", "no speculation"):
+        assert word in text
+    assert "chat, 1 request at once, temperature 0: 18 requests" in text
+    assert "assumed, not measured" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
+    content: dict[str, Any] = json.loads(told([*arguments, "--prefix-cache", "both"], capsys))
+    assert next(iter(content)) == "version" and content["version"] == 1
+    assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
+    assert len(content["points"]) == 2 * 2 * 2
+    assert content["estimated"]["requests"] > 0
+    assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
+
+
+def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lookup" not in told([str(profile), "--dry-run", "--alternative", "none"], capsys)
+    assert "lookup" in told([str(profile), "--dry-run", "--alternative", "lookup"], capsys)
+    error = told([str(profile), "--dry-run", "--alternative", "lokup"], capsys, code=2)
+    assert "has no alternative `lokup`: it has `lookup`" in in_line(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no profile is given"),
+        (["-c", "1,x"], "`--concurrency` is no list of numbers"),
+        (["-c", "1.5"], "`--concurrency` takes whole numbers"),
+        (["-c", "0"], "each must be 1 to 4096"),
+        (["-t", "3"], "each must be 0 to 2"),
+        (["--request-rate", "-1"], "each must be"),
+        (["--budget", "soon"], "`--budget` is no time"),
+        (["--blocks", "1"], "greater than or equal to 2"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str], message: str, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = [str(profile), "--dry-run", *arguments] if arguments else []
+    error = in_line(told(whole, capsys, code=2))
+    assert message in error and "Traceback" not in error
+
+
+def test_a_profile_that_does_not_speculate_has_nothing_to_compare(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = yaml.safe_load(profile.read_text())
+    del content["speculation"], content["alternatives"]
+    profile.write_text(yaml.safe_dump(content))
+    assert "there is nothing to compare" in in_line(told([str(profile), "--dry-run"], capsys, code=2))
+
+
+def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["http://127.0.0.1:1", "--with", "b=http://127.0.0.1:2", "--dry-run"]
+    assert "http://127.0.0.1:2" in told(arguments, capsys)
+    error = told([*arguments, "--set", "target.dtype=float32"], capsys, code=2)
+    assert "`--set` is for a profile" in in_line(error)
+    assert "two arms are called" in in_line(
+        told(["http://127.0.0.1:1", "--with", "127.0.0.1:1", "--dry-run"], capsys, code=2)
+    )
+
+
+def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
+    assert "takes no options of what to run" in in_line(error)
+    assert "is no run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
+    with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
+        pass
+    error = told(["--resume", str(tmp_path / "run")], capsys, code=2)
+    assert "its run.json is not as specserve writes it" in in_line(error)
+
+
+def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profile: Path) -> None:
+    text = profile.read_text()
+    profile.write_text(
+        text + "expect: [{workload: code, concurrency: 2, temperature: 0.7, min_speedup: 1}]\n"
+    )
+    loaded = load_profile(profile)
+    promised = Point("code", 0.7, 2)
+    assert points_of(Asked(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
+    points, at = points_of(Asked(concurrency="8"), loaded, defaults=DEFAULTS)
+    assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
+    both, _ = points_of(Asked(prefix_cache="both"), loaded, defaults=DEFAULTS)
+    assert [point.prefix_cache for point in both] == [True, False]
+
+
+def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:
+    file = tmp_path / "My Traffic.jsonl"
+    file.write_text("")
+    assert sources(["chat", str(file)]) == {"chat": "chat", "my-traffic": str(file)}
+    with pytest.raises(UsageError, match="two workloads are called"):
+        sources([str(file), str(tmp_path / "other" / "My Traffic.jsonl")])
