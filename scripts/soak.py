@@ -26,7 +26,7 @@ import psutil
 from specserve.serve.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
+START_LIMIT_S, STOP_LIMIT_S = 600.0, 60.0
 Way = Callable[["Running"], None]
 
 
