@@ -132,8 +132,10 @@ def _headline(found: Verification, *, stream: Any = None) -> str:
         parts.append(f"{_coloured(found.against.verdict, stream=stream)} against the other server")
     if bad:
         parts.append(f"{bad} of {len(found.smoke)} smoke tests not ok")
-    verdict = _coloured(found.verdict, stream=stream)
-    return f"{verdict}: `{in_one_line(found.model)}` at {in_one_line(found.url)}, {', '.join(parts)}"
+    stream = stream or sys.stdout
+    text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}, {', '.join(parts)}"
+    shown = f"{_coloured(found.verdict, stream=stream)}: "
+    return filled(text, lead=f"{found.verdict.value}: ", shown=shown, stream=stream)
 
 
 def sampling_words(sampling: Sampling) -> str:

@@ -1,0 +1,110 @@
+"""`specserve verify` against real vLLM: a right server, one with wrong sampling, one with another tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from specserve.serve.health import is_healthy
+from specserve.serve.ports import free_port
+from tests.engine.conftest import ROOT, START_LIMIT_S
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Up
+
+pytestmark = pytest.mark.engine
+CHANGED = "model.layers.2.mlp.down_proj.weight"
+
+
+def verified(url: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "specserve", "verify", url, "--format", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def wrong_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A vLLM that specserve did not start: the plug-in of the CPU engine left out, one weight tensor changed."""
+    folder = tmp_path_factory.mktemp("wrong")
+    port = free_port()
+    config = {
+        "method": "draft_model",
+        "model": str(ROOT / "demo" / "draft"),
+        "num_speculative_tokens": 4,
+        "draft_sample_method": "probabilistic",
+    }
+    command = [
+        str(Path(sys.executable).with_name("vllm")), "serve", changed_target(folder), "--host", "127.0.0.1",
+        "--port", str(port), "--served-model-name", "tiny", "--dtype", "float32", "--max-model-len", "512",
+        "--max-num-seqs", "8", "--kv-cache-memory-bytes", "256M", "--enforce-eager",
+        "--speculative-config", json.dumps(config),
+    ]  # fmt: skip
+    env = {**os.environ, "VLLM_PLUGINS": ""}
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True) as process,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        try:
+            deadline = time.monotonic() + START_LIMIT_S
+            while not is_healthy(url):
+                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def changed_target(folder: Path) -> str:
+    """A copy of the target in which one tensor is not as it was."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    copy = shutil.copytree(ROOT / "demo" / "target", folder / "target")
+    weights = load_file(copy / "model.safetensors")
+    tensor = weights[CHANGED].float()
+    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1))
+    weights[CHANGED] = (tensor + 0.5 * tensor.std() * noise).to(weights[CHANGED].dtype)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    return str(copy)
+
+
+def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -> None:
+    code, found = verified(tiny_server.url, "--seconds", "120")
+    assert (code, found["verdict"]) == (0, "LOSSLESS"), found
+    assert found["greedy"]["tokens"] == found["greedy"]["best"] + found["greedy"]["near_ties"]
+    assert [item["verdict"] for item in found["sampled"]] == ["LOSSLESS"]
+    assert found["speculation"]["num_drafts"] > 100
+    assert {item["name"] for item in found["smoke"] if item["outcome"] == "skipped"} == {"tool call"}
+
+
+def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wrong_url: str) -> None:
+    code, found = verified(wrong_url, "--temperature", "0.7", "--no-smoke", "--seconds", "20")
+    assert (code, found["verdict"]) == (1, "LOSSY")
+    assert found["sampled"][0]["reasons"]
+
+
+def test_a_changed_weight_tensor_shows_against_another_server_and_there_alone(
+    wrong_url: str, tiny_server: Up
+) -> None:
+    code, found = verified(wrong_url, "--temperature", "0", "--no-smoke", "--against", tiny_server.url)
+    assert found["verdict"] == "LOSSLESS"
+    assert (code, found["against"]["verdict"]) == (1, "DIFFERENT")
+    assert found["against"]["mean_difference"] > 100 * found["against"]["own_difference"]
+    assert any(not item["is_near_tie"] for item in found["against"]["partings"])

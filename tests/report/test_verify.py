@@ -1,0 +1,172 @@
+"""A verification's report: golden text, stable JSON, nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specserve.measure.verify.result import (
+    Against,
+    Difference,
+    Estimate,
+    Greedy,
+    Likeness,
+    Outcome,
+    Parting,
+    Sampled,
+    Sampling,
+    Smoke,
+    Speculation,
+    Verdict,
+    Verification,
+)
+from specserve.measure.verify.run import Progress
+from specserve.metrics.acceptance import Acceptance
+from specserve.report.verify import VerifyProgress, brief, brief_json, verify_json, verify_text
+
+GREEDY = Greedy(Verdict.LOSSLESS, 28, 1792, 1790, 2, 0.031, 0.25)
+SAMPLED = Sampled(
+    sampling=Sampling(0.7),
+    verdict=Verdict.LOSSLESS,
+    requests=61,
+    tokens=7520,
+    skipped=0,
+    z=1.3,
+    deviation_points=Estimate(0.41, -0.39, 1.2),
+    temperature_error_percent=Estimate(-0.3, -2.4, 1.7),
+    outside=444,
+    outside_expected=664.4,
+)
+RIGHT = Verification(
+    url="http://127.0.0.1:8000",
+    model="demo",
+    mode="chat",
+    verdict=Verdict.LOSSLESS,
+    elapsed_s=31.2,
+    requests=89,
+    concurrency=8,
+    speculation=Speculation(is_on=True, acceptance=Acceptance(100, 400, 240, (80, 70, 50, 40))),
+    greedy=GREEDY,
+    sampled=(SAMPLED,),
+    smoke=(
+        Smoke("JSON schema", Outcome.OK, '{"days": 3, "city": "Oslo"}'),
+        Smoke("tool call", Outcome.SKIPPED, "the model has no chat template"),
+    ),
+)
+WRONG = replace(
+    RIGHT,
+    verdict=Verdict.LOSSY,
+    greedy=replace(
+        GREEDY,
+        verdict=Verdict.LOSSY,
+        differences=tuple(
+            Difference("code-sql", index, "SELECT *\n", " FROM", " WHERE", 6.03) for index in range(5)
+        ),
+        unstable=1,
+    ),
+    sampled=(
+        replace(
+            SAMPLED,
+            sampling=Sampling(0.7, top_p=0.9),
+            verdict=Verdict.LOSSY,
+            skipped=1200,
+            reasons=("the tokens are drawn hotter than asked",),
+        ),
+        replace(SAMPLED, sampling=Sampling(1.0), verdict=Verdict.INCONCLUSIVE, tokens_needed=4100),
+    ),
+    smoke=(Smoke("stop string", Outcome.NOT_OK, "the text goes on after ', x'"),),
+    against=Against(
+        url="http://10.0.0.7:8000",
+        model="demo-plain",
+        verdict=Likeness.DIFFERENT,
+        texts=28,
+        equal=26,
+        tokens=1792,
+        partings=(
+            Parting("chat-tides", 7, "The moon ", "is", "was", 0.02, 0.01, is_near_tie=True),
+            Parting("code-sql", 1, "SELECT", " *", " name", 3.1, 2.7, is_near_tie=False),
+        ),
+        mean_difference=0.31,
+        largest_difference=4.2,
+        own_difference=0.0012,
+        other_best=9,
+        reasons=("1 text part where neither server sees a near-tie",),
+    ),
+    unused_prompts={"long": "this model's maximum context length is 1024 tokens"},
+)
+
+
+@pytest.mark.parametrize(("name", "found"), [("right", RIGHT), ("wrong", WRONG)])
+def test_the_report(golden: Callable[[str, str], None], name: str, found: Verification) -> None:
+    golden(f"report/verify-{name}.txt", verify_text(found) + "\n")
+    golden(f"report/verify-{name}.json", verify_json(found) + "\n")
+
+
+def test_what_fails() -> None:
+    assert not RIGHT.has_failed and not RIGHT.is_open
+    assert WRONG.has_failed
+    for broken in (
+        replace(RIGHT, verdict=Verdict.LOSSY),
+        replace(RIGHT, smoke=(Smoke("n > 1", Outcome.NOT_OK, ""),)),
+        replace(RIGHT, against=WRONG.against),
+    ):
+        assert broken.has_failed
+    assert WRONG.against is not None
+    close = replace(WRONG.against, verdict=Likeness.CLOSE)
+    assert not replace(RIGHT, against=close).has_failed and replace(RIGHT, against=close).is_open
+    assert replace(RIGHT, verdict=Verdict.INCONCLUSIVE).is_open
+
+
+def test_words_of_a_server_cannot_steer_a_terminal() -> None:
+    evil = "\x1b[2J\u202e\nLOSSLESS: yes"
+    found = replace(
+        WRONG,
+        model=evil,
+        url=evil,
+        greedy=replace(GREEDY, differences=(Difference(evil, 1, evil, evil, evil, 1.0),)),
+        smoke=(Smoke("n > 1", Outcome.NOT_OK, evil),),
+        against=replace(
+            WRONG.against, model=evil, partings=(Parting(evil, 1, evil, evil, evil, 1, 1, False),)
+        ),  # type: ignore[type-var]
+        unused_prompts={evil: evil},
+    )
+    for text in (verify_text(found), brief(found), verify_json(found)):
+        assert not {"\x1b", "\u202e"} & set(text)
+        assert not any(line.startswith("LOSSLESS: yes") for line in text.splitlines())
+    json.loads(verify_json(found))
+
+
+def test_figures_that_are_not_finite_are_null() -> None:
+    none = replace(SAMPLED, deviation_points=Estimate(0.0, -math.inf, math.inf))
+    content = json.loads(verify_json(replace(RIGHT, sampled=(none,))))
+    assert content["sampled"][0]["deviation_points"] == {"value": 0.0, "low": None, "high": None}
+
+
+def test_the_verdict_in_brief_names_what_is_wrong() -> None:
+    assert brief(RIGHT).split() == (
+        "LOSSLESS: `demo` at http://127.0.0.1:8000, 9,312 tokens measured in 31 s at concurrency 8".split()
+    )
+    text = brief(WRONG)
+    assert "the target wants" in text and "drawn hotter" in text and "not ok: stop string" in text
+    assert brief_json(WRONG)["not_ok"] == ["stop string"]
+    json.dumps(brief_json(WRONG))
+
+
+def test_a_pipe_hears_of_progress_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("specserve.report.verify.time.monotonic", lambda: now)
+    progress = VerifyProgress(limit_s=60)
+    for step in range(25):
+        now = 100.0 + step
+        progress(Progress("comparing", float(step), tokens=1000 * step))
+    progress.finish()
+    assert capsys.readouterr().err.splitlines() == [
+        "  comparing, 10,000 tokens, 10 of at most 60 s",
+        "  comparing, 20,000 tokens, 20 of at most 60 s",
+    ]
