@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
@@ -29,18 +30,33 @@ from specserve.report.figures import NONE, moment, number, pair_ms, pair_s, perc
 
 _COLOURS = {Verdict.PAYS.value: "green", Verdict.COSTS.value: "red", Verdict.INCONCLUSIVE.value: "yellow"}
 _STATES = {"kept": "green", "missed": "red", "not decided": "yellow"}
-_NAME = 13
-"""Columns that an arm's name gets in a table."""
+_NAMES = (28, 24, 20, 16, 13)
+"""Columns that an arm's name may get in a table: as many as 80 have room for."""
 
 
 def text(result: Result, *, stream: TextIO | None = None) -> str:
     """The whole report; coloured where the stream is a terminal."""
     stream = stream or sys.stdout
-    names = distinct([in_one_line(arm.name) for arm in result.arms], _NAME)
+    names = _names(result)
     parts = [_head(result, names, stream)]
     parts += [_section(result, section, names, stream) for section in sections(result)]
     parts += [_promises(result, stream), _notes(result, stream), _end(result, stream)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _names(result: Result) -> dict[str, str]:
+    """The arms as the tables call them."""
+    names: dict[str, str] = {}
+    for most in _NAMES:
+        names = distinct([in_one_line(arm.name) for arm in result.arms], most)
+        tables = [
+            line
+            for section in sections(result)
+            for line in (*_speedups(section, names, io.StringIO()), *_latencies(section, names))
+        ]
+        if width_of(tables) <= WIDTH:
+            break
+    return names
 
 
 def _head(result: Result, names: Mapping[str, str], stream: TextIO) -> str:
@@ -165,7 +181,7 @@ def arm_at(row: Row, names: Mapping[str, str]) -> str:
 
 
 def _named(arm: str, names: Mapping[str, str]) -> str:
-    return names.get(in_one_line(arm), in_one_line(arm)[:_NAME])
+    return names.get(in_one_line(arm), in_one_line(arm)[: _NAMES[-1]])
 
 
 def _line(words: str, lead: str, stream: TextIO) -> str:

@@ -67,7 +67,9 @@ def took(duration_s: float) -> str:
 
 
 def moment(created: str) -> str:
-    """`2026-11-21 12:00 UTC`; a text that is no time stays as it is."""
+    """`2026-11-21 12:00 UTC`; a day and a text that is no time stay as they are."""
+    if len(created) <= len("2026-11-21"):
+        return created
     try:
         return f"{datetime.fromisoformat(created):%Y-%m-%d %H:%M} UTC"
     except ValueError:

@@ -24,6 +24,7 @@ from specserve.report.bench import FORMS, rendered
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
 
+RUN = Path(__file__).parents[1] / "data" / "bench_run.json"
 Golden = Callable[[str, str], None]
 VOID = {"meta", "br", "line", "rect", "circle", "polygon", "polyline"}
 EVIL = (
@@ -102,6 +103,12 @@ def test_the_example_in_all_forms(golden: Golden, form: str, ending: str) -> Non
     golden(f"report/bench.{ending}", plain(example(), form))
 
 
+@pytest.mark.parametrize(("form", "ending"), [("text", "txt"), ("markdown", "md"), ("html", "html")])
+def test_a_measured_run_in_all_forms(golden: Golden, form: str, ending: str) -> None:
+    """As `--share` wrote it after a run of the demo on two cores that did other work too."""
+    golden(f"report/bench-run.{ending}", plain(resultfile.read(RUN), form))
+
+
 def test_text_has_80_columns() -> None:
     long = with_names("-and-a-long-name-behind-it")
     for result in (example(), dataclasses.replace(long, promises=(), notes=())):
@@ -112,14 +119,22 @@ def test_text_has_80_columns() -> None:
 
 
 def test_arms_with_long_names_stay_apart_in_text() -> None:
-    arms = tuple(dataclasses.replace(arm, name=f"{arm.name} of the same long name") for arm in example().arms)
-    cells = tuple(
-        dataclasses.replace(cell, arm=f"{cell.arm} of the same long name") for cell in example().cells
+    def longer(item: Any, **fields: str) -> Any:
+        return dataclasses.replace(
+            item, **{key: f"{name} of the same long name" for key, name in fields.items()}
+        )
+
+    result = example()
+    renamed = dataclasses.replace(
+        result,
+        arms=tuple(longer(arm, name=arm.name) for arm in result.arms),
+        cells=tuple(longer(cell, arm=cell.arm) for cell in result.cells),
+        comparisons=tuple(longer(item, arm=item.arm, against=item.against) for item in result.comparisons),
     )
-    shown = plain(dataclasses.replace(example(), arms=arms, cells=cells, comparisons=()), "text")
+    shown = plain(renamed, "text")
     for short, name in {"…me long name": "baseline", "… long name#2": "profile"}.items():
         (told,) = [
-            line for line in shown.replace("\n              ", " ").splitlines() if f" ({name} of" in line
+            line for line in shown.replace("\n                 ", " ").splitlines() if f"({name} of" in line
         ]
         assert told.startswith(f"  {short}  ")
         assert re.search(rf"\n +(\d+)?  {short} +\d", shown)
