@@ -1,4 +1,4 @@
-"""`specserve bench`: does speculation pay here, and how surely?"""
+"""`specserve bench`: whether speculation pays here, and how surely."""
 
 from __future__ import annotations
 
@@ -204,34 +204,25 @@ def bench(
 ) -> None:
     """Does speculation pay here? The profile against the same server without it, with a verdict and its interval.
 
-    Servers are started and stopped; the same prompts go to every arm in short blocks that take turns. PAYS: the 95 %
+    Servers are started and stopped; every arm gets the same prompts, in short blocks that take turns. PAYS: the 95 %
     interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE: between; else INCONCLUSIVE, and what
-    more is needed. vLLM's own load generator sends the requests, so figures compare with `vllm bench serve`.
+    more is needed. vLLM's own load generator sends them, so figures compare with those of `vllm bench serve`.
 
-    Raw data, logs and result.json stay in the run's directory, which an interrupted run is resumed from. Exit code 0:
-    done; 1: a promise of `expect` is missed by its whole interval; 2: it could not be done; 130: interrupted.
+    All of it stays in the run's directory, which an interrupted run is resumed from. Exit code 1: a promise of
+    `expect` is missed by its whole interval; 2: it could not be done; 130: interrupted.
 
     \b
     specserve bench configs/demo.yaml --quick
     specserve bench configs/llama70b-8b.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
-    specserve bench configs/demo.yaml --dry-run
     specserve bench http://10.0.0.7:8000 --with canary=http://10.0.0.8:8000 -w chat
-    specserve bench --resume RUN
-    specserve bench --show RUN --format markdown
+    specserve bench --resume RUN --budget 1h
     specserve bench --compare OLD NEW
     """
     if show is not None or compare is not None:
-        from specserve.cli import benchshow
-        from specserve.errors import UsageError
+        from specserve.cli.benchshow import of_runs
 
-        if profile is not None or resume is not None or (show is not None) == (compare is not None):
-            raise UsageError("`--show` and `--compare` measure nothing: they take runs, and no profile")
-        if compare is not None:
-            benchshow.compare(compare, format=format.value)
-        elif show is not None:
-            benchshow.show(show, format=format.value, share=share)
+        of_runs(show, compare, others=(profile, resume), format=format.value, share=share)
         return
-
     from specserve.cli.benching import Asked, Ending, run
 
     asked = Asked(
@@ -261,5 +252,4 @@ def bench(
         locked=locked,
         use_lock=not no_lock,
     )
-    ending = Ending(format.value, strict, share)
-    run(asked, output=output, resume=resume, dry_run=dry_run, ending=ending)
+    run(asked, output=output, resume=resume, dry_run=dry_run, ending=Ending(format.value, strict, share))

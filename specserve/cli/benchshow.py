@@ -11,6 +11,23 @@ if TYPE_CHECKING:
     from specserve.measure.bench.result import Result
 
 
+def of_runs(
+    shown: str | None,
+    compared: tuple[str, str] | None,
+    *,
+    others: tuple[str | None, ...],
+    format: str,
+    share: str | None,
+) -> None:
+    """`--show` or `--compare`. Raises UsageError where `others` were given, too."""
+    if any(others) or (shown is not None) == (compared is not None):
+        raise UsageError("`--show` and `--compare` measure nothing: they take runs, and no profile")
+    if compared is not None:
+        compare(compared, format=format)
+    elif shown is not None:
+        show(shown, format=format, share=share)
+
+
 def show(place: str, *, format: str, share: str | None) -> None:
     """A run's report once more. Raises FactError where there is none."""
     from specserve.measure.bench.resultfile import read
