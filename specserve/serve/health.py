@@ -129,11 +129,11 @@ class StallClock:
         self._mark: Activity | None = None
         self._since_s = 0.0
 
-    def is_stalled(self, now: Activity, *, at_s: float) -> bool:
-        """Whether nothing has moved for the limit, given what was done until the time `at_s`."""
+    def is_stalled(self, now: Activity, *, at_s: float, limit_s: float | None = None) -> bool:
+        """Whether nothing has moved for the limit, or the one given, by what was done until the time `at_s`."""
         if self._mark is None or self._moved(self._mark, now):
             self._mark, self._since_s = now, at_s
-        return at_s - self._since_s >= self._limit_s
+        return at_s - self._since_s >= (self._limit_s if limit_s is None else limit_s)
 
     def _moved(self, before: Activity, now: Activity) -> bool:
         return (

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from specserve.errors import LaunchError
 from specserve.serve import oom
 from specserve.serve.causes import Cause, find_cause, signal_name
+from specserve.serve.logfile import is_disk_full
 from specserve.serve.logs import read_end
 from specserve.serve.phases import Phase
 from specserve.serve.secrets import redacted
 
-_LEAST_FREE_BYTES = 4096
 _SERVING_LOG_BYTES = 256 << 10
 _STARTING_LOG_BYTES = 4 << 20
 
@@ -55,10 +54,10 @@ def _error(
     limit_bytes = _SERVING_LOG_BYTES if phase is Phase.SERVING else _STARTING_LOG_BYTES
     lines = read_end(log_path, limit_bytes=limit_bytes)
     cause = find_cause(lines, exit_code=exit_code, out_of_memory=oom.kills() > oom_kills)
-    if not cause.is_known and _is_full(log_path):
+    if not cause.is_known and is_disk_full(log_path):
         hint = f"make room in {log_path.parent}, or name another folder in SPECSERVE_STATE_DIR"
         cause = Cause(
-            "log-disk-full", "the disk of the log is full, and vLLM ends where it cannot write", hint
+            "log-disk-full", "the disk of the log is full, and vLLM ends or hangs where it cannot write", hint
         )
     return LaunchError(
         message,
@@ -69,14 +68,6 @@ def _error(
         causes=(redacted(cause.message),),  # it may quote the log, and is kept on disk
         hint=cause.hint,
     )
-
-
-def _is_full(log_path: Path) -> bool:
-    try:
-        free = os.statvfs(log_path.parent)
-    except OSError:
-        return False
-    return free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES
 
 
 def duration(seconds: float) -> str:

@@ -67,7 +67,7 @@ class Server:
         )
         self.phase, self.figures = end.phase, end.figures
         if end.is_stalled:
-            raise self._stalled()
+            raise self._stalled(end.limit_s)
         if self._stop.count:
             number = self._stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} before the server was ready: it was stopped"
@@ -168,10 +168,10 @@ class Server:
             oom_kills=self._oom_kills,
         )
 
-    def _stalled(self) -> LaunchError:
+    def _stalled(self, limit_s: float) -> LaunchError:
         return postmortem.stalled(
             self.phase,
-            limit_s=self.plan.stall_timeout_s,
+            limit_s=limit_s,
             log_path=self.log_path,
             oom_kills=self._oom_kills,
         )

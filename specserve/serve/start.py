@@ -11,6 +11,7 @@ from specserve.serve import events, figures, health
 from specserve.serve.events import OnEvent
 from specserve.serve.figures import Figures
 from specserve.serve.group import Group
+from specserve.serve.logfile import is_disk_full
 from specserve.serve.logs import LogTail
 from specserve.serve.phases import Phase, next_phase
 from specserve.serve.stop import StopRequest
@@ -18,6 +19,8 @@ from specserve.serve.stop import StopRequest
 _TICK_S = 0.1
 _NEWS_S = 0.5
 _SAMPLE_S = 1.0
+_WITHOUT_LOG_S = 30.0
+"""A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Progress:
     began_s: float = 0.0
     figures: Figures = field(default_factory=Figures)
     is_stalled: bool = False
+    limit_s: float = 0.0
+    """How long nothing may move."""
 
 
 def wait_ready(
@@ -44,7 +49,7 @@ def wait_ready(
     `look` is called now and then while the processes live; what it raises ends the wait. `is_up` is asked often,
     with the phase. There is no limit on the whole.
     """
-    progress = Progress()
+    progress = Progress(limit_s=plan.stall_timeout_s)
     tail = LogTail(child.log_path)
     clock = health.StallClock(plan.stall_timeout_s)
     sample_s = min(_SAMPLE_S, plan.stall_timeout_s / 4)
@@ -60,7 +65,9 @@ def wait_ready(
             next_sample_s = now_s + sample_s
             look()
             done = health.activity(child.members(), log_bytes=tail.offset)
-            progress.is_stalled = clock.is_stalled(done, at_s=now_s)
+            if is_disk_full(child.log_path):
+                progress.limit_s = min(plan.stall_timeout_s, _WITHOUT_LOG_S)
+            progress.is_stalled = clock.is_stalled(done, at_s=now_s, limit_s=progress.limit_s)
             if progress.is_stalled:
                 return progress
         if is_up(progress.phase):

@@ -26,6 +26,8 @@ def test_standing_still_for_the_limit_is_a_stall() -> None:
     assert not clock.is_stalled(STILL, at_s=0.0)
     assert not clock.is_stalled(STILL, at_s=9.9)
     assert clock.is_stalled(STILL, at_s=10.0)
+    assert not clock.is_stalled(STILL, at_s=10.0, limit_s=12.0)
+    assert clock.is_stalled(STILL, at_s=3.0, limit_s=3.0)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_a_full_disk_under_the_log_is_the_cause_where_the_log_knows_none(
     assert plain.log_tail == ("as usual",)
     monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0, f_frsize=4096))
     full = postmortem.died(Phase.ENGINE, exit_code=1, after_s=54, log_path=log, oom_kills=10**9)
-    assert full.causes == ("the disk of the log is full, and vLLM ends where it cannot write",)
+    assert full.causes == ("the disk of the log is full, and vLLM ends or hangs where it cannot write",)
     assert full.hint == f"make room in {tmp_path}, or name another folder in SPECSERVE_STATE_DIR"
     log.write_text("OSError: [Errno 98] Address already in use\n")
     known = postmortem.died(Phase.ENGINE, exit_code=1, after_s=None, log_path=log, oom_kills=10**9)
