@@ -207,7 +207,6 @@ def bench(
     Servers are started and stopped; every arm gets the same prompts, in short blocks that take turns. PAYS: the 95 %
     interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE: between; else INCONCLUSIVE, and what
     more is needed. vLLM's own load generator sends them, so figures compare with those of `vllm bench serve`.
-
     All of it stays in the run's directory, which an interrupted run is resumed from. Exit code 1: a promise of
     `expect` is missed by its whole interval; 2: it could not be done; 130: interrupted.
 
@@ -219,9 +218,10 @@ def bench(
     specserve bench --compare OLD NEW
     """
     if show is not None or compare is not None:
-        from specserve.cli.benchshow import of_runs
+        from specserve.cli.benchshow import shown
 
-        of_runs(show, compare, others=(profile, resume), format=format.value, share=share)
+        others = [profile, resume, output]
+        shown(show, compare, share=share, format=format.value, others=others)
         return
     from specserve.cli.benching import Asked, Ending, run
 
