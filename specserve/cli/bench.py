@@ -220,8 +220,7 @@ def bench(
     if show is not None or compare is not None:
         from specserve.cli.benchshow import shown
 
-        others = [profile, resume, output]
-        shown(show, compare, share=share, format=format.value, others=others)
+        shown(show, compare, share=share, format=format.value, others=[profile, resume, output])
         return
     from specserve.cli.benching import Asked, Ending, run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,25 @@ if TYPE_CHECKING:
     from specserve.measure.bench.result import Result
 
 
-def of_runs(
-    shown: str | None,
-    compared: tuple[str, str] | None,
+def shown(
+    run: str | None,
+    two: tuple[str, str] | None,
     *,
-    others: tuple[str | None, ...],
-    format: str,
     share: str | None,
+    format: str,
+    others: Sequence[str | None] = (),
 ) -> None:
-    """`--show` or `--compare`. Raises UsageError where `others` were given, too."""
-    if any(others) or (shown is not None) == (compared is not None):
-        raise UsageError("`--show` and `--compare` measure nothing: they take runs, and no profile")
-    if compared is not None:
-        compare(compared, format=format)
-    elif shown is not None:
-        show(shown, format=format, share=share)
+    """`--show` or `--compare`. Raises UsageError for both, or where one of `others` is given too."""
+    if any(item is not None for item in others) or (run is not None) == (two is not None):
+        raise UsageError("`--show` and `--compare` measure nothing: one of them, and runs, is all they take")
+    if two is not None and share is not None:
+        raise UsageError(
+            "`--share` gives one result away, and `--compare` has two", hint="`--show RUN --share FILE`"
+        )
+    if two is not None:
+        compare(two, format=format)
+    elif run is not None:
+        show(run, format=format, share=share)
 
 
 def show(place: str, *, format: str, share: str | None) -> None:
