@@ -79,6 +79,8 @@ def test_a_share_that_cannot_be_written_is_told_before_anything_is_measured(
         (["--compare", "nowhere", "there"], "cannot read `nowhere`"),
         (["--show", "a", "--compare", "a", "b"], "measure nothing"),
         (["demo.yaml", "--show", "a"], "measure nothing"),
+        (["--show", "a", "-o", "b"], "measure nothing"),
+        (["--compare", "a", "b", "--share", "c"], "`--compare` has two"),
     ],
 )
 def test_what_cannot_be_done_says_why(
