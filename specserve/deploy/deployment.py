@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from specserve.deploy.image import Image, official, release
+from specserve.errors import UsageError
 from specserve.facts.accelerators import catalogue
 from specserve.plan.contained import Mount, contained
 from specserve.plan.launch import launch
@@ -167,6 +168,7 @@ def deployment(
 
     Raises UsageError for arguments that this vLLM does not have, and for nodes that cannot be planned.
     """
+    _refuse(profile)
     inside, mounts = contained(profile)
     server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104
     hardware = replace(inside.hardware, devices=None) if inside.hardware else None
@@ -196,6 +198,17 @@ def deployment(
         weights_bytes=weights_bytes,
         memory_bytes=_memory_bytes(profile),
     )
+
+
+def _refuse(profile: Profile) -> None:
+    """Raises UsageError for what no target can write."""
+    hardware = profile.hardware
+    known = [one for one in catalogue() if hardware and one.name == hardware.accelerator]
+    if known and known[0].vendor != "nvidia":
+        raise UsageError(
+            f"{profile.span('hardware.accelerator')}: containers for {known[0].name} are not written yet",
+            hint="NVIDIA's accelerators and processors are; `specserve plan` gives the command for any",
+        )
 
 
 def _memory_bytes(profile: Profile) -> float | None:

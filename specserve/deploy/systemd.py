@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from specserve.deploy.artifact import Artifact
+from specserve.deploy.artifact import Artifact, in_one_line
 from specserve.deploy.container import staging
 from specserve.deploy.deployment import LEADER, Deployment
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -30,7 +30,7 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str, host: str) -> Artifa
     sections = [
         _comment(made, plan, name=name),
         "[Unit]",
-        f"Description={_specifier(title)}",
+        f"Description={_specifier(in_one_line(title))}",
         "Wants=network-online.target",
         "After=network-online.target nvidia-persistenced.service",
         "# no endless loop of starts that load for minutes and fail",
@@ -77,7 +77,7 @@ def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
         lines.append(f"{_MODELS} must hold {', '.join(f'`{mount.name}`' for mount in made.mounts)}")
     if made.nodes > 1 and LEADER in plan.argv:
         lines.append(f"/etc/specserve/{name}.env must hold MASTER_ADDR, the address of node 0")
-    return "\n".join(f"# {line}".rstrip() for line in lines) + "\n"
+    return "\n".join(f"# {in_one_line(line)}".rstrip() for line in lines) + "\n"
 
 
 def _place(made: Deployment, plan: LaunchPlan, *, name: str, several: bool) -> list[str]:

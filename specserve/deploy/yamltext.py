@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
+from specserve.deploy.artifact import in_one_line
+
 _WIDTH = 100
 _PLAIN = re.compile(r"(?=[^-])[A-Za-z_./-][A-Za-z0-9_./@+-]*|--?[A-Za-z][A-Za-z0-9_-]*")
 _RESERVED = re.compile(r"y|n|yes|no|on|off|true|false|null|~|\.(?:inf|nan)|0o?[0-7]+|[-+.0-9_eE]+", re.I)
@@ -95,8 +97,7 @@ def _items(values: Sequence[Any], indent: str) -> Iterator[str]:
 
 def _comment(text: str, indent: str) -> Iterator[str]:
     for line in text.split("\n") if text else ():
-        safe = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]", " ", line)
-        parts = wrap(safe, _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
+        parts = wrap(in_one_line(line), _WIDTH - len(indent), break_long_words=False, break_on_hyphens=False)
         yield from (f"{indent}# {part}".rstrip() for part in parts or [""])
 
 

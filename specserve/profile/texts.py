@@ -22,7 +22,9 @@ def read(file: str) -> bytes:
     Raises OSError, and ValueError for a name that no file can have.
     """
     if file == "-":
-        _KEPT[file] = sys.stdin.buffer.read(MAX_BYTES + 1)
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        if data or file not in _KEPT:  # stdin can be read once, and a profile may be loaded again
+            _KEPT[file] = data
     if file in _KEPT:
         return _KEPT[file]
     return _READERS[-1](file) if _READERS else _opened(file)

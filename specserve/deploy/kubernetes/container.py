@@ -42,11 +42,16 @@ def server(
 
 
 def arguments(plan: LaunchPlan, *, leader: str | None = None, index: str | None = None) -> list[str]:
-    """The argv behind `vllm serve`. Kubernetes would replace `$(NAME)` in it, so a `$(` of its own is doubled."""
-    words = [word.replace("$(", "$$(") for word in plan.argv[2:]]
+    """The argv behind `vllm serve`."""
+    words = [literal(word) for word in plan.argv[2:]]
     if index is not None:
         words[rank_at(plan) - 2] = index
     return [leader if leader is not None and word == LEADER else word for word in words]
+
+
+def literal(text: str) -> str:
+    """A text in which Kubernetes replaces nothing: it takes `$(NAME)` for a variable, in arguments and in values."""
+    return text.replace("$(", "$$(")
 
 
 def stagers(made: Deployment) -> list[dict[str, Any]]:
@@ -142,7 +147,7 @@ def _claim(name: str, *, read_only: bool = False) -> dict[str, Any]:
 
 def _environment(made: Deployment, plan: LaunchPlan) -> list[Any]:
     found: list[Any] = [
-        {"name": name, "value": value} for name, value in environment(made, cache=CACHE).items()
+        {"name": name, "value": literal(value)} for name, value in environment(made, cache=CACHE).items()
     ]
     for name, value in plan.env.items():
         if isinstance(value, FromEnv) and plan.answers:

@@ -1,0 +1,62 @@
+"""Texts of a profile end in files of production: none of them may become a directive there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.deploy.deployment import deployment
+from specserve.errors import UsageError
+from specserve.plan.support import table
+from specserve.profile.load import load_profile
+from tests.deploy.conftest import ROOT, files_of, made_of
+
+LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))
+TEXT = st.text(
+    alphabet=st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=20
+)
+NASTY = st.sampled_from(
+    [
+        "a\nExecStartPre=/bin/false",
+        "x\\",
+        "a\u2028b",
+        "${HOME}",
+        "$(id)",
+        "%n",
+        "'\"`;&|",
+        "# x",
+        "---\n",
+        "\t",
+    ]
+)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(TEXT | NASTY, TEXT | NASTY, TEXT | NASTY)
+def test_no_text_becomes_a_directive(name: str, served: str, value: str) -> None:
+    server = replace(LLAMA.server, served_model_name=served)
+    profile = replace(LLAMA, name=name, server=server, env={"NOTE": value})
+    made = deployment(profile, table=table("0.33"), version="0.33", platform="cuda")
+    usual = made_of(ROOT / "configs" / "llama70b-8b.yaml", "env.NOTE=x", "server.served_model_name=x")
+    unit, plain = (next(iter(files_of("systemd", one).values())) for one in (made, usual))
+    assert _keys(unit) == _keys(plain)
+    compose = yaml.safe_load(files_of("compose", made)["compose.yaml"])["services"]["vllm"]
+    assert compose["command"] == [word.replace("$", "$$") for word in made.plan.argv[2:]]
+    assert compose["environment"]["NOTE"] == value.replace("$", "$$")
+    pod = yaml.safe_load(files_of("kubernetes", made)["deployment.yaml"])["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"] == [word.replace("$(", "$$(") for word in made.plan.argv[2:]]
+    assert {"name": "NOTE", "value": value.replace("$(", "$$(")} in pod["containers"][0]["env"]
+
+
+def _keys(unit: str) -> list[str]:
+    """The sections and directives of a unit."""
+    return [line.partition("=")[0] for line in unit.split("\n") if line and not line.startswith("#")]
+
+
+def test_accelerators_of_others_are_refused_with_a_way_out() -> None:
+    with pytest.raises(UsageError, match="MI300X-192GB are not written yet"):
+        made_of(ROOT / "configs" / "llama70b-8b.yaml", "hardware.accelerator=MI300X-192GB")
