@@ -1,8 +1,8 @@
-"""Load a detached demo server while `ps` and `logs -f` look at it: no request may fail, nothing of ours may grow.
+"""Load a detached demo server while `ps`, `logs -f` and `watch` look at it: no request fails, nothing of ours grows.
 
     python scripts/soak_load.py [--requests 2000] [--concurrency 64] [--max-tokens 8]
 
-Exit code 1 where a request failed, or the memory of the watcher or of `logs -f` grew by more than 2 MiB.
+Exit code 1 where a request failed, or the memory of the watcher, of `logs -f` or of `watch` grew by more than 2 MiB.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import http.client
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from specserve.serve.ports import free_port
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = [json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.jsonl").read_text().splitlines()]
 GROWTH_BYTES = 2 << 20
+SETTLED_S = 15.0
+WATCH = ("watch", "demo", "--interval", "2s", "--format", "json")
 
 
 @dataclass
@@ -77,6 +80,17 @@ def specserve(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
+def looking(env: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
+    """One command, left running."""
+    command = [sys.executable, "-m", "specserve", *words]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+
+
+def resident(pids: dict[str, int]) -> dict[str, int]:
+    """Bytes in memory, by name."""
+    return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
+
+
 def listed(env: dict[str, str], seen: Seen) -> dict[str, Any]:
     """`ps`, timed."""
     began = time.monotonic()
@@ -104,12 +118,11 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         jobs.put(number)
     state = json.loads((folder / "servers" / "demo" / "state.json").read_text())
     watcher = psutil.Process(state["watcher"][0])
-    with subprocess.Popen(
-        [sys.executable, "-m", "specserve", "logs", "demo", "-f"], env=env, stdout=subprocess.DEVNULL
-    ) as following:
+    with looking(env, "logs", "demo", "-f") as following, looking(env, *WATCH) as watching:
+        lookers = {"watcher": watcher.pid, "logs -f": following.pid, "watch": watching.pid}
         try:
-            time.sleep(2)
-            before = [psutil.Process(pid).memory_info().rss for pid in (watcher.pid, following.pid)]
+            time.sleep(SETTLED_S)
+            before = resident(lookers)
             workers = [
                 threading.Thread(target=ask, args=(port, jobs, seen), kwargs={"max_tokens": args.max_tokens})
                 for _ in range(args.concurrency)
@@ -122,9 +135,12 @@ def run(args: argparse.Namespace, folder: Path) -> int:
                 rates.append(listed(env, seen)["acceptance_rate"])
                 time.sleep(2)
             took_s = time.monotonic() - began
-            after = [psutil.Process(pid).memory_info().rss for pid in (watcher.pid, following.pid)]
+            after = resident(lookers)
+            watching.send_signal(signal.SIGINT)
+            watched = watching.wait(timeout=30)
         finally:
             ended = specserve("down", "demo", env=env)
+            watching.kill()
         followed = following.wait(timeout=30)
     seen.latencies_s.sort()
     print(
@@ -138,11 +154,11 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         f"ps: {len(rates)} times, worst {max(seen.listings_s):.2f} s, states {sorted(seen.states)}, ", end=""
     )
     print(f"acceptance {min(known, default=0):.2f} to {max(known, default=0):.2f}")
-    for name, first, last in zip(("watcher", "logs -f"), before, after, strict=True):
-        print(f"{name}: {first / 2**20:.1f} MiB before, {last / 2**20:.1f} MiB after")
-    print(f"logs -f ended with {followed}, down with {ended.returncode}")
-    grew = any(last - first > GROWTH_BYTES for first, last in zip(before, after, strict=True))
-    return 1 if seen.failed or grew or followed or ended.returncode else 0
+    for name, first in before.items():
+        print(f"{name}: {first / 2**20:.1f} MiB before, {after[name] / 2**20:.1f} MiB after")
+    print(f"logs -f ended with {followed}, watch with {watched}, down with {ended.returncode}")
+    grew = any(after[name] - first > GROWTH_BYTES for name, first in before.items())
+    return 1 if seen.failed or grew or followed or watched != 130 or ended.returncode else 0
 
 
 def main() -> int:
