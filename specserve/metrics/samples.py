@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from specserve.errors import FactError
 
 MOST_SAMPLES = 50_000
 """Of those asked for: a server with 64 engines writes about 10,000."""
-_LONGEST_LINE = 8192
+_MOST_CHARACTERS = 8 << 20
+_LONGEST_LINE = 1024
 _MOST_COUNT = 2.0**63
-_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +52,18 @@ def samples(text: str, *, names: Collection[str]) -> Iterator[Sample]:
 
 
 def _lines(text: str, names: frozenset[str]) -> Iterator[str]:
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start)
-        end = len(text) if end < 0 else end
-        found = _NAME.match(text, start, min(end, start + 200))
-        if found and found[0] in names:
-            if end - start > _LONGEST_LINE:
-                raise FactError(f"the metrics hold a line of {end - start:,} characters")
-            yield text[start:end]
-        start = end + 1
+    """The lines of these names, found by one expression: a text of a million others takes no time of ours."""
+    characters = 0
+    for found in _beginning_with(names).finditer(text):
+        length = found.end() - found.start()
+        characters += length
+        if length > _LONGEST_LINE:
+            raise FactError(f"the metrics hold a line of {length:,} characters")
+        if characters > _MOST_CHARACTERS:
+            raise FactError(f"the metrics hold more than {_MOST_CHARACTERS >> 20} MiB of vLLM")
+        yield found[0]
+
+
+@lru_cache(maxsize=4)
+def _beginning_with(names: frozenset[str]) -> re.Pattern[str]:
+    return re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})(?=[{{ \t])[^\n]*", re.M)

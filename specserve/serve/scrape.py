@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from specserve.errors import TrafficError
 from specserve.serve.endpoint import Endpoint
 
-MOST_BYTES = 32 << 20
+MOST_BYTES = 16 << 20
 """vLLM with 64 engines writes about 3 MB."""
 _CHUNK_BYTES = 1 << 16
 _PATIENCE = 3

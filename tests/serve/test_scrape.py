@@ -41,8 +41,8 @@ def test_a_key_is_sent_where_one_was_named_and_nowhere_else(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
     [
-        ("endless", 200, "sends more than 32 MiB"),
-        ("huge", 200, "sends more than 32 MiB"),
+        ("endless", 200, "sends more than 16 MiB"),
+        ("huge", 200, "sends more than 16 MiB"),
         ("drip", 200, "does not come to an end"),
         ("trickle", 200, "does not come to an end"),
         ("silent", 200, "does not answer"),
