@@ -13,7 +13,7 @@ from specserve.errors import FactError
 MOST_SAMPLES = 50_000
 """Of those asked for: a server with 64 engines writes about 10,000."""
 _MOST_CHARACTERS = 8 << 20
-_LONGEST_LINE = 1024
+_LONGEST_LINE, _MOST_LABELS = 1024, 32
 _MOST_COUNT = 2.0**63
 
 
@@ -57,8 +57,8 @@ def _lines(text: str, names: frozenset[str]) -> Iterator[str]:
     for found in _beginning_with(names).finditer(text):
         length = found.end() - found.start()
         characters += length
-        if length > _LONGEST_LINE:
-            raise FactError(f"the metrics hold a line of {length:,} characters")
+        if length > _LONGEST_LINE or text.count('="', found.start(), found.end()) > _MOST_LABELS:
+            raise FactError(f"the metrics hold a line of {length:,} characters, such as vLLM never writes")
         if characters > _MOST_CHARACTERS:
             raise FactError(f"the metrics hold more than {_MOST_CHARACTERS >> 20} MiB of vLLM")
         yield found[0]
