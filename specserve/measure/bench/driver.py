@@ -138,8 +138,13 @@ class Driver:
         self._child.wait(_LAST_WORDS_S)
         lines = tuple(line.text for line in read_end(self._log_path)[-20:])
         why = message["error"] if message is not None else (lines[-1] if lines else "it died without a word")
+        missing = "No module named" in why and "vllm" in why
+        hint = "it is a part of vLLM: in a clone of specserve, `pip install '.[vllm]'` or `make setup`"
         return LaunchError(
-            f"vLLM's load generator ended: {why}", log_path=str(self._log_path), log_tail=lines
+            f"vLLM's load generator ended: {why}",
+            log_path=str(self._log_path),
+            log_tail=lines,
+            hint=hint if missing else None,
         )
 
 

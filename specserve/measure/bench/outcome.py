@@ -13,6 +13,8 @@ from specserve.measure.bench.result import Cell, Point, Result, Verdict, Workloa
 from specserve.measure.bench.speedups import compared, invalid_reason, stops_paying
 from specserve.profile.schema import Profile
 
+_MOSTLY = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Basis:
@@ -71,7 +73,7 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
         comparisons=comparisons,
         promises=_promises(basis, passes),
         stops_paying=stops_paying(comparisons),
-        notes=(*basis.notes, *equal_texts(basis, passes), *_crowded(basis)),
+        notes=(*basis.notes, *cut_answers(passes), *equal_texts(basis, passes), *_crowded(basis)),
         is_complete=basis.is_complete,
         settings=basis.settings,
     )
@@ -116,6 +118,23 @@ def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool
         for request in each.requests
         if request.ok
     }
+
+
+def cut_answers(passes: Sequence[Pass]) -> list[str]:
+    """Workloads most of whose answers never came to their end."""
+    told = []
+    for name in dict.fromkeys(each.point.workload for each in passes):
+        ends = [
+            request.finish_reason
+            for each in passes
+            if each.point.workload == name
+            for request in each.requests
+            if request.ok
+        ]
+        share = sum(end == "length" for end in ends) / len(ends) if ends else 0.0
+        if share > _MOSTLY:
+            told.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
+    return told
 
 
 def _crowded(basis: Basis) -> list[str]:

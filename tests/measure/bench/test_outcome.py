@@ -1,5 +1,6 @@
 """From passes to a result: comparisons, promises, notes, the gate."""
 
+import dataclasses
 import math
 from pathlib import Path
 from textwrap import dedent
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.outcome import Basis, is_missed, is_open, outcome
+from specserve.measure.bench.outcome import Basis, cut_answers, is_missed, is_open, outcome
 from specserve.measure.bench.promises import kept, order_bounds, tail
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Interval, Point, Result, Verdict
@@ -182,6 +183,14 @@ def test_greedy_answers_that_differ_are_told() -> None:
     theirs = [made("baseline", 0, request("p1", text="x"), request("p2", text="z"))]
     (note,) = [note for note in result(theirs + mine).notes if "greedy" in note]
     assert note.startswith("`profile` gave 1 of 2 greedy answers")
+
+
+def test_answers_that_were_cut_off_are_told() -> None:
+    cut = dataclasses.replace(request(), finish_reason="length")
+    assert cut_answers([made("a", 0, cut, cut, request())]) == [
+        "chat: 67% of the answers were cut off at their max_tokens"
+    ]
+    assert cut_answers([made("a", 0, cut, request())]) == []
 
 
 def loads(values: dict[int, list[float]]) -> Result:

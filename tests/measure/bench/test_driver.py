@@ -1,0 +1,113 @@
+"""The load generator's parent: what it reads, and what it says when the child fails. The child here is a few lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+
+from specserve.errors import Interrupted, LaunchError, TrafficError
+from specserve.measure.bench.driver import Driver, Traffic, _environment
+
+HEAD = """
+import json, sys
+def send(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+"""
+ANSWER = """{
+    "pass": wanted["pass"], "id": "p1", "ok": True, "error": None, "prompt_tokens": 3, "output_tokens": 5,
+    "start_s": 0.0, "ttft_s": 0.1, "latency_s": 0.5, "chunk_gaps_ms": [1.0], "finish_reason": "stop",
+    "speculation": {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 3,
+                    "acceptance_histogram": [0, 1, 1, 0, 0]},
+    "text_sha256": "x", "text": "hello",
+}"""
+TRAFFIC = Traffic(
+    url="http://127.0.0.1:1",
+    model="m",
+    is_chat=False,
+    requests=({"id": "p1", "prompt": "x", "max_tokens": 5, "extra_body": {}},),
+    concurrency=1,
+    request_rate=None,
+    seed=0,
+    extra_body={"temperature": 0.0},
+)
+
+
+def driver(folder: Path, body: str, *, on_tick: Callable[[], None] = lambda: None) -> Driver:
+    child = (sys.executable, "-c", HEAD + dedent(body))
+    return Driver(log_path=folder / "logs" / "generator.log", on_tick=on_tick, command=child)
+
+
+GOOD = f"""
+send("ready", vllm="0.32.0")
+for line in sys.stdin:
+    wanted = json.loads(line)
+    send("request", **{ANSWER})
+    send("pass", **{{"pass": wanted["pass"]}}, duration_s=0.6, completed=1, failed=0, client_cpu=0.2)
+"""
+
+
+def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
+    with driver(tmp_path, GOOD) as generator:
+        for _ in range(2):
+            sent = generator.send(TRAFFIC)
+        assert (generator.vllm, sent.duration_s, sent.client_cpu) == ("0.32.0", 0.6, 0.2)
+        (request,) = sent.requests
+        assert (request.output_tokens, request.tpot_s, request.finish_reason) == (5, 0.1, "stop")
+        assert request.acceptance is not None and request.acceptance.accepted_tokens == 3
+        assert sent.texts == {"p1": "hello"}
+
+
+def test_a_pass_that_cannot_be_sent_is_told_and_the_next_one_can(tmp_path: Path) -> None:
+    body = """
+    send("ready", vllm="0.32.0")
+    for line in sys.stdin:
+        send("failed", **{"pass": json.loads(line)["pass"]}, error="connection refused")
+    """
+    with driver(tmp_path, body) as generator:
+        for _ in range(2):
+            with pytest.raises(
+                TrafficError, match="could not send to http://127.0.0.1:1: connection refused"
+            ):
+                generator.send(TRAFFIC)
+
+
+def test_a_generator_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        driver(tmp_path, 'sys.exit("out of luck")') as generator,
+        pytest.raises(LaunchError, match="load generator ended: out of luck"),
+    ):
+        generator.wait_ready()
+
+
+def test_without_vllm_it_says_what_is_missing(tmp_path: Path) -> None:
+    body = """send("failed", **{"pass": None}, error="ModuleNotFoundError: No module named 'vllm'")"""
+    with driver(tmp_path, body) as generator, pytest.raises(LaunchError) as caught:
+        generator.wait_ready()
+    assert "a part of vLLM" in str(caught.value.hint)
+
+
+def test_waiting_can_be_broken_off_and_leaves_no_process(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise Interrupted("stopped", signal_number=2)
+
+    generator = driver(tmp_path, "import time; time.sleep(600)", on_tick=stop)
+    (child,) = psutil.Process().children()
+    with pytest.raises(Interrupted), generator:
+        generator.send(TRAFFIC)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_keys_of_other_services_do_not_reach_it_and_loopback_needs_no_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OPENAI_API_KEY", "HF_TOKEN", "MY_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("no_proxy", "intern.example")
+    env = _environment(["MY_KEY"])
+    assert "OPENAI_API_KEY" not in env and "HF_TOKEN" not in env and env["MY_KEY"] == "secret"
+    assert env["no_proxy"] == "intern.example,127.0.0.1,localhost,::1"
