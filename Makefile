@@ -58,6 +58,7 @@ soak: setup ## not for CI: SOAK starts and stops (20), faults, load, start-up ti
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
 	$(BIN)/python scripts/faults.py
 	$(BIN)/python scripts/soak_load.py
+	$(BIN)/python scripts/soak_watch.py
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 
