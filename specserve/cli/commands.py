@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "watch": "specserve.cli.watch:watch",
     "verify": "specserve.cli.verify:verify",
     "bench": "specserve.cli.bench:bench",
+    "tune": "specserve.cli.tune:tune",
     "ps": "specserve.cli.ps:ps",
     "logs": "specserve.cli.logs:logs",
     "down": "specserve.cli.down:down",

@@ -141,47 +141,28 @@ def tune(
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     no_lock: NoLock = False,
 ) -> None:
-    """Find how many draft tokens are best here, at each load; or that speculation is best left out.
+    """Find the best number of draft tokens here, at each load, or that none is.
 
-    One launch without speculation and one with K_max tell how long a step takes and, step by step, what was
-    accepted: from that every smaller K is predicted. Where vLLM follows a schedule by batch size, several K are
-    measured in one launch. The choice is then confirmed on prompts that it was not made with. An interrupted
-    tune goes on when the same command is given again.
+    One launch without speculation and one with K_max tell how long a step takes
+    and, step by step, what was accepted: from that every smaller K is predicted.
+    Where vLLM follows a schedule by batch size, several K are measured in one
+    launch. The choice is then confirmed on prompts that it was not made with. An
+    interrupted tune goes on when the same command is given again.
 
-    With --estimate nothing is launched, and no vLLM is needed: step times come from the models' sizes and the
-    accelerator's bandwidth and FLOP/s, and the acceptance is what you say.
+    With --estimate nothing is launched, and no vLLM is needed: step times come
+    from the models' sizes and the accelerator's bandwidth and FLOP/s, and the
+    acceptance is what you say.
 
     \b
     specserve tune configs/demo.yaml -w code -c 1,2,4,8
     specserve tune configs/demo.yaml -w code -t 0.7 --explain
     specserve tune configs/demo.yaml --budget 20m --write
     specserve tune configs/llama70b-8b.yaml --dry-run
-    specserve tune configs/llama70b-8b.yaml --estimate --accelerator H100-80GB --acceptance 0.7
+    specserve tune my.yaml --estimate --accelerator H100-80GB --acceptance 0.7
     """
-    as_json = format is Format.JSON
-    if estimate:
-        from specserve.cli import tuneestimate
-        from specserve.cli.lists import whole_numbers
+    from specserve.cli import tuneestimate, tuning
 
-        tuneestimate.run(
-            profile,
-            accelerator=accelerator,
-            acceptance=acceptance,
-            concurrency=whole_numbers(concurrency, "--concurrency", least=1, most=65536) or None,
-            most_tokens=k_max or 8,
-            as_json=as_json,
-            settings=settings or (),
-            alternative=alternative,
-            use_lock=not no_lock,
-        )
-        return
-    if accelerator is not None or acceptance is not None:
-        from specserve.errors import UsageError
-
-        raise UsageError("`--accelerator` and `--acceptance` are for `--estimate`; a tune measures both")
-    from specserve.cli.tuning import Asked, run
-
-    asked = Asked(
+    asked = tuning.Asked(
         profile=profile,
         workloads=tuple(workload or ()),
         concurrency=concurrency,
@@ -202,4 +183,11 @@ def tune(
         check=not no_check,
         use_lock=not no_lock,
     )
-    run(asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json)
+    as_json = format is Format.JSON
+    if estimate:
+        tuneestimate.run(asked, accelerator=accelerator, acceptance=acceptance, as_json=as_json)
+        return
+    tuneestimate.refuse(accelerator=accelerator, acceptance=acceptance)
+    tuning.run(
+        asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json
+    )

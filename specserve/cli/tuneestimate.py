@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,38 +15,36 @@ from specserve.report.console import out, say
 
 if TYPE_CHECKING:
     from specserve.checks.rule import Arm
+    from specserve.cli.tuning import Asked
 
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
+DEFAULT_TOKENS = 8
 
 
-def run(
-    path: str,
-    *,
-    accelerator: str | None,
-    acceptance: float | None,
-    concurrency: Sequence[int] | None,
-    most_tokens: int,
-    as_json: bool,
-    settings: Iterable[str] = (),
-    alternative: str | None = None,
-    use_lock: bool = True,
-) -> None:
+def refuse(*, accelerator: str | None, acceptance: float | None) -> None:
+    """Raises UsageError where options of an estimate were given without it."""
+    if accelerator is not None or acceptance is not None:
+        raise UsageError("`--accelerator` and `--acceptance` are for `--estimate`; a tune measures both")
+
+
+def run(asked: Asked, *, accelerator: str | None, acceptance: float | None, as_json: bool) -> None:
     """Print the estimate. Raises UsageError, and FactError where a model cannot be read."""
     from specserve.checks.gather import Wanted, gather
+    from specserve.cli.lists import whole_numbers
     from specserve.plan.memory.situation import situation
     from specserve.plan.support import known_versions
     from specserve.profile.load import load_profile, with_alternative
     from specserve.report.tuneestimate import estimate_json, estimate_text
 
     if acceptance is None:
-        raise UsageError(
-            "`--estimate` needs the share of draft tokens that are accepted",
-            hint="`--acceptance 0.7`; `specserve watch` and `specserve ask` show that of a running server",
-        )
-    profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=False)
+        hint = "`--acceptance 0.7`; `specserve watch` and `specserve ask` show that of a running server"
+        raise UsageError("`--estimate` needs the share of draft tokens that are accepted", hint=hint)
+    profile = with_alternative(
+        load_profile(asked.profile, settings=asked.settings), asked.alternative, baseline=False
+    )
     machine = _machine(profile, accelerator)
     known = gather(
-        profile, wanted=Wanted(machine=machine, no_lock=not use_lock, here=False, tell=lambda _: None)
+        profile, wanted=Wanted(machine=machine, no_lock=not asked.use_lock, here=False, tell=lambda _: None)
     )
     for unread in known.unread:
         if not unread.path.startswith("alternatives."):
@@ -64,6 +62,7 @@ def run(
         speculation=arm.speculation,
         draft=arm.draft,
     )
+    concurrency = whole_numbers(asked.concurrency, "--concurrency", least=1, most=65536)
     loads = [load for load in concurrency or DEFAULT_LOADS if load <= s.settings.max_num_seqs]
     if not loads:
         raise UsageError(f"max_num_seqs is {s.settings.max_num_seqs}: no load of `--concurrency` is served")
@@ -71,7 +70,7 @@ def run(
         s,
         acceptance=acceptance,
         concurrency=loads,
-        most_tokens=most_tokens,
+        most_tokens=asked.most_tokens or DEFAULT_TOKENS,
         context_tokens=_context(profile, s.settings.max_model_len),
     )
     show = estimate_json if as_json else estimate_text

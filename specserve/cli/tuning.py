@@ -15,9 +15,8 @@ from specserve.errors import SpecserveError, UsageError
 if TYPE_CHECKING:
     from specserve.measure.bench.fit import Fit
     from specserve.measure.bench.rundir import RunDirectory
-    from specserve.measure.tune.assemble import Known
     from specserve.measure.tune.budget import Fitted
-    from specserve.measure.tune.result import Choice, Confirmed, TuneResult
+    from specserve.measure.tune.result import Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
     from specserve.measure.tune.wish import Candidate, Wish
     from specserve.profile.schema import Profile
@@ -219,7 +218,8 @@ def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneR
             share=ready.fitted.share,
         )
         try:
-            result = _tuned(ready, tune, began)
+            with tune:
+                result = _tuned(ready, tune, began)
         except SpecserveError as error:
             if tune.passes:
                 error.hint = error.hint or "the same command goes on with what was measured"
@@ -233,6 +233,7 @@ def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneR
 def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     from specserve.measure.tune.assemble import confirmed_of, known_of
     from specserve.measure.tune.choose import choose
+    from specserve.measure.tune.outcome import outcome
     from specserve.measure.tune.wish import TUNED
     from specserve.report.tunefile import as_json_text
     from specserve.report.tunehtml import tune_html
@@ -253,90 +254,14 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
         tune.confirm(tuned(ready.asked.profile, ready.asked, choice.speculation, name=TUNED), launch=launch)
         rows = [row for each in known for row in each.rows]
         confirmed = confirmed_of(ready.wish, tune.passes, choice, rows, launch=launch)
-    result = _result(ready, tune, known, choice, confirmed, began)
+    spent_s = tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began
+    result = outcome(
+        ready.wish, tune, known, choice=choice, confirmed=confirmed, fitted=ready.fitted, duration_s=spent_s
+    )
     tune.directory.write("result.json", as_json_text(result))
     tune.directory.write("report.html", tune_html(result))
     tune.directory.update(is_complete=True)
     return result
-
-
-def _result(
-    ready: Prepared, tune: Tune, known: list[Known], choice: Choice, confirmed: Any, began: float
-) -> TuneResult:
-    from specserve.measure.bench.surroundings import host, versions
-    from specserve.measure.tune.assemble import plain_of
-    from specserve.measure.tune.choose import best_ends
-    from specserve.measure.tune.explain import causes, why_none
-    from specserve.measure.tune.result import CandidateInfo, TuneResult
-    from specserve.measure.tune.wish import BASELINE
-
-    wish = ready.wish
-    chosen = next((each for each in known if each.candidate.name == choice.candidate), known[0])
-    model = next(iter(chosen.models.values()), None)
-    ends = best_ends(chosen.rows)
-    if not choice.speculates and model is not None:
-        why = why_none(chosen.rows, steps=model)
-        choice = dataclasses.replace(choice, reason=why or choice.reason)
-    shown = _explained(choice, chosen)
-    kv = tune.kv_tokens
-    held = (
-        (kv[chosen.candidate.name], kv[BASELINE]) if {chosen.candidate.name, BASELINE} <= kv.keys() else None
-    )
-    plain = plain_of(wish, tune.passes)
-    left_out = [CandidateInfo(name, method, left_out=why) for name, method, why in wish.left_out]
-    left_out += [
-        CandidateInfo(each.name, str(each.keys["method"]), left_out=dict(ready.fitted.left_out)[each.name])
-        for each in wish.candidates
-        if each.name in dict(ready.fitted.left_out) and not each.small
-    ]
-    return TuneResult(
-        name=wish.name,
-        fingerprint=wish.fingerprint,
-        created=tune.directory.content["created"],
-        duration_s=tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began,
-        versions={**versions(), **tune.versions},
-        host=host(platform_of_arms=wish.platform),
-        runner=wish.runner,
-        platform=wish.platform,
-        objective=wish.objective,
-        launches=tune.launches,
-        candidates=(*(each.info for each in known), *left_out),
-        rows=tuple(row for each in known for row in each.rows),
-        baseline={
-            place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()
-        },
-        choice=choice,
-        lowest_latency=ends[0] if ends else None,
-        highest_throughput=ends[1] if ends else None,
-        confirmed=confirmed,
-        is_interleaved=tune.is_interleaved,
-        causes=causes(shown, steps=model, kv_tokens=held) if shown is not None and model is not None else (),
-        notes=tuple(dict.fromkeys([*tune.notes, *_notes(ready)])),
-        per_position={place: rates for each in known for place, rates in each.per_position.items()},
-    )
-
-
-def _explained(choice: Choice, known: Known) -> Any:
-    """The row that `--explain` is about: the choice at the lowest load, else the best there is."""
-    rows = [row for row in known.rows if row.tokens == choice.by_load.get(row.concurrency, row.tokens)]
-    if not rows:
-        return None
-    lowest = min(row.concurrency for row in rows)
-    return max((row for row in rows if row.concurrency == lowest), key=lambda row: row.speedup.value)
-
-
-def _notes(ready: Prepared) -> list[str]:
-    told = []
-    for each in ready.kept:
-        if each.why_no_ladder and not each.small:
-            told.append(
-                f"{each.name}: {each.why_no_ladder}; step times between the measured K are interpolated (± 8 %)"
-            )
-    for name, reason in ready.fitted.left_out:
-        told.append(f"{name} was left out: {reason}")
-    if ready.fitted.share < 1:
-        told.append(f"{ready.fitted.share:.0%} of the prompts were sent, for the budget")
-    return told
 
 
 def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirectory:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 from specserve.measure.tune.estimated import Estimate
 from specserve.measure.tune.roofline import Estimated
-from specserve.report.console import clean
+from specserve.report.console import clean, filled
 
 
 def estimate_text(found: Estimate, *, name: str) -> str:
@@ -22,10 +23,8 @@ def estimate_text(found: Estimate, *, name: str) -> str:
     ]
     lines += [_row(load) for load in found.loads]
     lines += ["", *_verdict(found), "", "Basis"]
-    lines += [f"  {line}" for line in found.basis]
-    lines += [
-        f"  a step stays bound by memory up to about {found.free_tokens:,.0f} tokens, draft tokens included",
-    ]
+    ridge = f"a step stays bound by memory up to about {found.free_tokens:,.0f} tokens, draft tokens included"
+    lines += [filled(line, lead="  - ", stream=sys.stdout) for line in (*found.basis, ridge)]
     return "\n".join(lines)
 
 

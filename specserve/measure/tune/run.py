@@ -31,7 +31,10 @@ _WARM_UP_LOAD = 8
 
 @dataclass(slots=True)
 class Tune:
-    """A tune while it runs. Launches are numbered in the order of the wish; the confirmation is the last."""
+    """A tune while it runs; a context manager, which ends what still serves.
+
+    Launches are numbered in the order of the wish; the confirmation is the last.
+    """
 
     wish: Wish
     directory: RunDirectory
@@ -53,9 +56,18 @@ class Tune:
     notes: list[str] = field(default_factory=list)
     launches: int = 0
     is_interleaved: bool = False
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _plain: Running | None = None
+    """The server without speculation, which stays up for the confirmation where two servers fit at once."""
     _began_s: float = field(default_factory=time.monotonic)
     _done: int = 0
     _total: int = 1
+
+    def __enter__(self) -> Tune:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
     def measure(self, candidates: Sequence[Candidate], *, confirms: bool) -> None:
         """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays.
@@ -86,7 +98,9 @@ class Tune:
             servers[arm.name] = stack.enter_context(self._server(arm, launch))
             self.is_interleaved = self.fits_two
             if self.is_interleaved:
-                servers[BASELINE] = stack.enter_context(self._server(self.wish.baseline, launch, slot=1))
+                servers[BASELINE] = self._plain or stack.enter_context(
+                    self._server(self.wish.baseline, launch, slot=1)
+                )
             stack.callback(driver.close)
             self.directory.update(is_interleaved=self.is_interleaved)
             self._warm_up(servers, driver)
@@ -105,7 +119,10 @@ class Tune:
         if self.chosen and self._is_done(number, arm, candidate, confirms=confirms):
             return
         with self._traffic(f"{arm.name}-{number}", [arm]) as (stack, driver, servers):
-            server = stack.enter_context(self._server(arm, number))
+            stays = candidate is None and confirms and self.fits_two
+            holder = self._stack if stays else stack
+            server = holder.enter_context(self._server(arm, number, slot=int(candidate is None)))
+            self._plain = server if stays else self._plain
             servers[arm.name] = server
             stack.callback(driver.close)
             if not self.chosen:

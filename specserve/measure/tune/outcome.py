@@ -1,0 +1,101 @@
+"""Everything that a tune measured and chose as one result. Starts nothing and writes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from specserve.measure.bench.surroundings import host, versions
+from specserve.measure.tune.assemble import Known, plain_of
+from specserve.measure.tune.budget import Fitted
+from specserve.measure.tune.choose import best_ends
+from specserve.measure.tune.explain import causes, why_none
+from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
+from specserve.measure.tune.run import Tune
+from specserve.measure.tune.wish import BASELINE, Wish
+
+
+def outcome(
+    wish: Wish,
+    tune: Tune,
+    known: Sequence[Known],
+    *,
+    choice: Choice,
+    confirmed: Sequence[Confirmed],
+    fitted: Fitted,
+    duration_s: float,
+) -> TuneResult:
+    """The result; where there is no gain, with the one cause that explains it, if there is one."""
+    chosen = next((each for each in known if each.candidate.name == choice.candidate), known[0])
+    model = next(iter(chosen.models.values()), None)
+    if not choice.speculates and model is not None:
+        choice = dataclasses.replace(choice, reason=why_none(chosen.rows, steps=model) or choice.reason)
+    ends = best_ends(chosen.rows)
+    plain = plain_of(wish, tune.passes)
+    return TuneResult(
+        name=wish.name,
+        fingerprint=wish.fingerprint,
+        created=tune.directory.content["created"],
+        duration_s=duration_s,
+        versions={**versions(), **tune.versions},
+        host=host(platform_of_arms=wish.platform),
+        runner=wish.runner,
+        platform=wish.platform,
+        objective=wish.objective,
+        launches=tune.launches,
+        candidates=(*(each.info for each in known), *_left_out(wish, fitted)),
+        rows=tuple(row for each in known for row in each.rows),
+        baseline={
+            place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()
+        },
+        choice=choice,
+        lowest_latency=ends[0] if ends else None,
+        highest_throughput=ends[1] if ends else None,
+        confirmed=tuple(confirmed),
+        is_interleaved=tune.is_interleaved,
+        causes=_causes(choice, chosen, tune),
+        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted)])),
+        per_position={place: rates for each in known for place, rates in each.per_position.items()},
+    )
+
+
+def _left_out(wish: Wish, fitted: Fitted) -> list[CandidateInfo]:
+    """What was not measured, with the reason."""
+    found = [CandidateInfo(name, method, left_out=why) for name, method, why in wish.left_out]
+    reasons = dict(fitted.left_out)
+    found += [
+        CandidateInfo(each.name, str(each.keys["method"]), left_out=reasons[each.name])
+        for each in wish.candidates
+        if each.name in reasons and not each.small
+    ]
+    return found
+
+
+def _causes(choice: Choice, known: Known, tune: Tune) -> tuple[Cause, ...]:
+    row, model = explained(choice, known.rows), next(iter(known.models.values()), None)
+    if row is None or model is None:
+        return ()
+    sizes = [tune.kv_tokens.get(name) for name in (known.candidate.name, BASELINE)]
+    held = (sizes[0], sizes[1]) if sizes[0] is not None and sizes[1] is not None else None
+    return causes(row, steps=model, kv_tokens=held)
+
+
+def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
+    """The row whose causes are told: the choice at the lowest load, else the best there is."""
+    kept = [row for row in rows if row.tokens == (choice.by_load.get(row.concurrency) or row.tokens)]
+    if not kept:
+        return None
+    lowest = min(row.concurrency for row in kept)
+    return max((row for row in kept if row.concurrency == lowest), key=lambda row: row.speedup.value)
+
+
+def _notes(wish: Wish, fitted: Fitted) -> list[str]:
+    told = [
+        f"{each.name}: {each.why_no_ladder}; step times between the measured K are interpolated (± 8 %)"
+        for each in wish.candidates
+        if each.why_no_ladder and not each.small and each.name in fitted.kept
+    ]
+    told += [f"{name} was left out: {reason}" for name, reason in fitted.left_out]
+    if fitted.share < 1:
+        told.append(f"{fitted.share:.0%} of the prompts were sent, for the budget")
+    return told

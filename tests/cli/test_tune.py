@@ -1,0 +1,137 @@
+"""`specserve tune` as a person runs it, as far as it goes without a server: estimates, plans, refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checks.checkpoints import checkpoint
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+PROFILE = """\
+target: {model: ./llama, max_model_len: 1024}
+speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+engine: {max_num_seqs: 16, enforce_eager: true, kv_cache_memory_bytes: 64M}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A pair of small checkpoints and a profile that names them."""
+    for name in ("llama", "llama-draft"):
+        checkpoint(tmp_path, name)
+    file = tmp_path / "p.yaml"
+    file.write_text(PROFILE, encoding="utf-8")
+    return file
+
+
+def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, profile: Path) -> None:
+    done = specserve("tune", profile, "--estimate", "--accelerator", "H100-80GB", "--acceptance", "0.7")
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.decode()
+    assert told.startswith("Estimated, nothing was measured: p (draft_model) on 1x H100-80GB,\n")
+    assert "acceptance 0.7 of each draft token" in told
+    assert "\nBasis\n" in told and "3,350 GB/s" in told
+    assert all(len(line) <= 84 for line in told.splitlines())
+
+
+def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(specserve: Run, profile: Path) -> None:
+    done = specserve(
+        "tune", profile, "--estimate", "--accelerator", "2xA100-80GB", "--acceptance", "0.6", "-c", "1,8",
+        "--format", "json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert (content["version"], content["basis"], content["count"]) == (1, "estimated", 2)
+    assert [point["concurrency"] for point in content["points"]] == [1, 8]
+    assert content["assumed"]["acceptance"] == 0.6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "way_out"),
+    [
+        (["--estimate", "--accelerator", "H100-80GB"], "needs the share of draft tokens", "--acceptance 0.7"),
+        (["--estimate", "--acceptance", "0.7"], "needs an accelerator", "--accelerator H100-80GB"),
+        (
+            ["--estimate", "--acceptance", "0.7", "--accelerator", "cpu"],
+            "nothing can be estimated for `cpu`",
+            "measures",
+        ),
+        (
+            ["--estimate", "--acceptance", "0.7", "--accelerator", "H1000"],
+            "no accelerator is called",
+            "did you mean `H100-80GB`",
+        ),
+        (
+            ["--estimate", "--acceptance", "0.7", "--accelerator", "DGX-Spark-128GB"],
+            "are not known",
+            "measures",
+        ),
+        (
+            ["--estimate", "--acceptance", "0.7", "--accelerator", "H100-80GB", "-c", "64"],
+            "max_num_seqs is 16",
+            "",
+        ),
+        (["--acceptance", "0.7"], "are for `--estimate`", ""),
+        (["--dry-run", "-c", "1,32"], "max_num_seqs is 16", "--concurrency"),
+        (["--dry-run", "-c", "one"], "is no list of numbers", "such as"),
+        (["--dry-run", "-c", "1.5"], "whole numbers", "such as"),
+        (["--dry-run", "--method", "magic"], "`--method magic` is not known here", "ngram, suffix"),
+        (["--dry-run", "--budget", "soon"], "is no time", "such as"),
+        (["--max-launches", "1", "--dry-run"], "", ""),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_its_way_out(
+    specserve: Run, profile: Path, arguments: list[str], cause: str, way_out: str
+) -> None:
+    done = specserve("tune", profile, *arguments)
+    told = done.stderr.decode()
+    assert done.returncode == 2, told
+    assert "Traceback" not in told
+    assert cause in told and way_out in told
+
+
+def test_a_profile_that_does_not_speculate_has_nothing_to_tune(specserve: Run, profile: Path) -> None:
+    profile.write_text(PROFILE.replace("speculation:", "# speculation:"), encoding="utf-8")
+    done = specserve("tune", profile, "--dry-run")
+    assert done.returncode == 2
+    assert b"there is nothing to tune" in done.stderr and b"--draft MODEL" in done.stderr
+
+
+def test_a_plan_names_every_launch_and_what_is_left_out(specserve: Run, profile: Path) -> None:
+    done = specserve(
+        "tune", profile, "--dry-run", "-c", "1,4", "-w", "code", "--format", "json", "--no-check"
+    )
+    assert done.returncode == 0, done.stderr
+    content = json.loads(done.stdout)
+    assert content["version"] == 1
+    names = [each["name"] for each in content["launches"]]
+    assert names[0] == "baseline" and names[-1] == "tuned"
+    assert "--speculative-config" not in content["launches"][0]["argv"]
+    assert "detailed" in content["launches"][1]["argv"]
+    assert [each["name"] for each in content["left_out"]] == ["ngram"] or "suffix" in str(content["left_out"])
+    assert not (profile.parent / "state").exists() or not list((profile.parent / "state").iterdir())
+
+
+def test_a_temperature_adds_the_other_way_to_sample_drafts(specserve: Run, profile: Path) -> None:
+    done = specserve("tune", profile, "--dry-run", "-t", "0.7", "--format", "json", "--no-check")
+    names = [each["name"] for each in json.loads(done.stdout)["launches"]]
+    assert "draft_model-probabilistic" in names
+
+
+def test_launches_are_left_out_by_their_use(specserve: Run, profile: Path) -> None:
+    arguments = ["--dry-run", "--method", "ngram", "--max-launches", "3", "--format", "json", "--no-check"]
+    content = json.loads(specserve("tune", profile, *arguments).stdout)
+    assert [each["name"] for each in content["launches"]][-1] == "tuned"
+    assert {"name": "ngram", "reason": "--max-launches 3"} in content["left_out"]
+    assert content["fits"]
+
+
+def test_the_help_has_examples(specserve: Run) -> None:
+    told = specserve("tune", "--help").stdout.decode()
+    assert "specserve tune configs/demo.yaml" in told
+    assert "--estimate --accelerator H100-80GB --acceptance 0.7" in told
