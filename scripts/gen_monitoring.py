@@ -1,6 +1,6 @@
 """Write configs/monitoring/: alert rules for Prometheus and a Grafana dashboard, without any profile's promises.
 
-    python scripts/gen_monitoring.py
+python scripts/gen_monitoring.py
 """
 
 from __future__ import annotations

@@ -94,7 +94,9 @@ def test_a_huge_position_does_not_become_a_huge_list() -> None:
     assert read(line).total.accepted_per_position == ()
 
 
-@pytest.mark.parametrize("text", ["<html>not found</html>", "vllm:x{engine= 1", "vllm:x one", "vllm:x", f"vllm:x {'9' * 400}"])
+@pytest.mark.parametrize(
+    "text", ["<html>not found</html>", "vllm:x{engine= 1", "vllm:x one", "vllm:x", f"vllm:x {'9' * 400}"]
+)
 def test_text_of_another_kind_is_an_error(text: str) -> None:
     with pytest.raises(FactError, match="not Prometheus text"):
         read(text)

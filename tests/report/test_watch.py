@@ -54,7 +54,9 @@ def drawn(shown: Report, *, width: int = 100) -> str:
 
 
 def test_the_block(golden: Callable[[str, str], None]) -> None:
-    golden("report/watch-block.txt", "".join(f"{label:<13}{text}\n" for label, text in block(report(), url=URL)))
+    golden(
+        "report/watch-block.txt", "".join(f"{label:<13}{text}\n" for label, text in block(report(), url=URL))
+    )
 
 
 def test_the_picture(golden: Callable[[str, str], None]) -> None:
