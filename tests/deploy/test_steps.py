@@ -1,0 +1,106 @@
+"""The commands inside of rendered files, run for real: staging from a Hub on loopback, and the wait for an answer."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from specserve.deploy.container import staging
+from specserve.deploy.deployment import Download
+from tests.deploy.conftest import ROOT, files_of, made_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
+FILES = {
+    "config.json": b"{}",
+    "tokenizer.json": b"{}",
+    "model.safetensors": b"weights",
+    "consolidated.00.pth": b"pth",
+    "model.Q4.gguf": b"gguf",
+    "original/consolidated.safetensors": b"again",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    for name, content in FILES.items():
+        (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / name).write_bytes(content)
+    with HubServer() as server:
+        server.add("org/model", tmp_path / "hub", commit="a" * 40)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_only", "wanted"),
+    [
+        (False, {"config.json", "tokenizer.json", "model.safetensors"}),
+        (True, {"config.json", "tokenizer.json"}),
+    ],
+)
+def test_staging_brings_what_vllm_reads_and_no_more(
+    hub: HubServer, tmp_path: Path, tokenizer_only: bool, wanted: set[str]
+) -> None:
+    hf = Path(sys.executable).with_name("hf")
+    if not hf.exists():
+        pytest.skip("hf is not installed beside Python")
+    words = staging(Download("target", "org/model", "a" * 40, tokenizer_only))
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+    subprocess.run([str(hf), *words[1:]], env=env, check=True, capture_output=True, timeout=60)
+    snapshot = tmp_path / "cache" / "hub" / "models--org--model" / "snapshots" / ("a" * 40)
+    assert {
+        path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if not path.is_dir()
+    } == wanted
+
+
+@pytest.fixture
+def health_port() -> Iterator[int]:
+    """A server that answers GET /health."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/health" else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def waited(port: int, main_pid: int) -> int:
+    """The unit's ExecStartPost, as systemd runs it: quotes removed, `$$` and `%%` for one of each."""
+    made = made_of(ROOT / "configs" / "demo.yaml", f"server.port={port}")
+    unit = files_of("systemd", made)["demo.service"]
+    line = next(line for line in unit.splitlines() if line.startswith("ExecStartPost="))
+    command = [word.replace("$$", "$").replace("%%", "%") for word in shlex.split(line.partition("=")[2])]
+    env = {**os.environ, "MAINPID": str(main_pid)}
+    return subprocess.run(command, env=env, timeout=60, check=False, capture_output=True).returncode
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_unit_waits_for_an_answer(health_port: int) -> None:
+    assert waited(health_port, os.getpid()) == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_unit_gives_up_when_vllm_died() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        assert waited(1, process.pid) == 1  # nothing listens on port 1
