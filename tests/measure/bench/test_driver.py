@@ -71,7 +71,7 @@ def test_a_pass_that_cannot_be_sent_is_told_and_the_next_one_can(tmp_path: Path)
     with driver(tmp_path, body) as generator:
         for _ in range(2):
             with pytest.raises(
-                TrafficError, match="could not send to http://127.0.0.1:1: connection refused"
+                TrafficError, match=r"could not send to http://127.0.0.1:1: connection refused"
             ):
                 generator.send(TRAFFIC)
 
