@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from specserve.diagnostics import Finding
     from specserve.profile.schema import Profile
 
-_TAKE_ONE = ("lint", "check", "plan", "up", "render")
+_TAKE_ONE = ("lint", "check", "plan", "up", "verify", "render")
 _END = "--"
 _REMEMBERED: dict[str, list[str]] = {}
 

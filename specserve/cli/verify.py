@@ -1,4 +1,4 @@
-"""`specserve verify`: is a server's text still its target's own?"""
+"""`specserve verify`: whether a server's text is still its target's own."""
 
 from __future__ import annotations
 

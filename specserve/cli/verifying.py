@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specserve.cli.rawcommand import remembered
 from specserve.errors import Interrupted, TrafficError, UsageError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Asked:
         name = self.server
         if name is None or "://" in name:
             return False
+        if remembered(name) is not None:  # a vLLM command behind `--`
+            return True
         return name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
 
 

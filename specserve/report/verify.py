@@ -80,7 +80,7 @@ def verify_text(found: Verification) -> str:
     if found.greedy is not None:
         lines += _part("T = 0", found.greedy.verdict, _greedy_words(found.greedy))
         lines += [line for item in found.greedy.differences[:_SHOWN] for line in _difference(item)]
-        more = len(found.greedy.differences) - _SHOWN
+        more = _wrong(found.greedy) - _SHOWN if found.greedy.differences else 0
         lines += [f"    and {more} more"] if more > 0 else []
     for item in found.sampled:
         lines += _part(sampling_words(item.sampling), item.verdict, _sampled_words(item))
@@ -157,13 +157,17 @@ def _greedy_words(found: Greedy) -> list[str]:
         f"{found.tokens:,} tokens of {found.requests} requests: {found.best:,} are the target's best one, "
         f"{_count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats"
         + (f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")")
-        + (f", {len(found.differences)} wrong" if found.differences else "")
+        + (f", {_wrong(found):,} wrong" if found.differences else "")
     ]
     if found.unstable:
         words.append(f"{_count(found.unstable, 'token')} looked wrong once, and not when scored again")
     if found.tokens_needed:
         words.append(f"a verdict takes about {found.tokens_needed} more tokens")
     return words
+
+
+def _wrong(found: Greedy) -> int:
+    return found.tokens - found.best - found.near_ties - found.unstable
 
 
 def _sampled_words(found: Sampled) -> list[str]:

@@ -35,6 +35,8 @@ from specserve.serve.failures import Refused
 
 _GREEDY_TOKENS = 64
 _MOST_SUSPECTS = 32
+_PATIENCE_S = 120.0
+"""No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
 _CONTEXT_SHARE = 6
 """A long text may take this part of the time."""
@@ -94,6 +96,7 @@ class Verifier:
         self._state = _State(collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
         self._phase = "asking what is served"
+        self._heard_at_s = self._began
 
     def run(self, *, other: Session | None = None) -> Verification:
         """All of it. Raises TrafficError where the server cannot be verified, and what `on_tick` raises."""
@@ -132,6 +135,11 @@ class Verifier:
 
     def _tick(self) -> None:
         self._on_tick()
+        silent_s = time.monotonic() - self._heard_at_s
+        if silent_s > max(_PATIENCE_S, 2 * self._wish.limit_s):
+            raise TrafficError(
+                f"the server has not answered for {silent_s:.0f} s", hint="its log may tell why"
+            )
         self._tell(Progress(self._phase, self._elapsed_s, self._state.tokens))
 
     def _probe(self) -> None:
@@ -149,19 +157,24 @@ class Verifier:
 
     def _alone(self, job: Callable[[], T]) -> T:
         """One job, in a thread: whoever waits for it can be interrupted."""
-        (found,) = Crew(iter([job]), concurrency=1).results(on_tick=self._tick)
+        (found,) = self._results(iter([job]), concurrency=1)
         return found
+
+    def _results(self, jobs: Iterator[Callable[[], T]], *, concurrency: int) -> Iterator[T]:
+        for found in Crew(jobs, concurrency=concurrency).results(on_tick=self._tick):
+            self._heard_at_s = time.monotonic()
+            yield found
 
     def _smoke(self) -> list[Smoke]:
         self._phase = "smoke tests"
         jobs = [partial(_numbered, number, test) for number, test in enumerate(smoke.tests(self._session))]
-        found = Crew(iter(jobs), concurrency=_SMOKE_AT_ONCE).results(on_tick=self._tick)
+        found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
         return [result for _, result in sorted(found, key=lambda item: item[0])]
 
     def _sample(self) -> None:
         self._phase = "comparing tokens with a plain prefill"
-        crew = Crew(self._jobs(), concurrency=self._wish.concurrency)
-        for sampling, one, took_s, scoring_s in crew.results(on_tick=self._tick):
+        found = self._results(self._jobs(), concurrency=self._wish.concurrency)
+        for sampling, one, took_s, scoring_s in found:
             if one is not None:
                 self._take(sampling, one, took_s, scoring_s)
         if not self._state.requests:
@@ -232,7 +245,7 @@ class Verifier:
     def _against(self, other: Session) -> Against:
         self._phase = "comparing with the other server"
         jobs = (partial(_pair, self._session, other, mine) for mine in self._state.answers)
-        pairs = list(Crew(jobs, concurrency=self._wish.concurrency).results(on_tick=self._tick))
+        pairs = list(self._results(jobs, concurrency=self._wish.concurrency))
         return against.compare(
             pairs, url=other.client.root, model=other.model, tie_tolerance=self._wish.tie_tolerance
         )

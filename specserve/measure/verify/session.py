@@ -52,8 +52,6 @@ class Session:
         try:
             self.generate(prompt, Sampling(0.0), max_tokens=1)
         except NoChatTemplate:
-            if prompt.messages:
-                raise
             self.mode = "completion"
             self.generate(prompt, Sampling(0.0), max_tokens=1)
 
@@ -66,6 +64,8 @@ class Session:
         """The raw answer to a prompt, with token ids."""
         whole = {"model": self.model, "return_token_ids": True, **body}
         if self.mode == "completion":
+            if prompt.messages:
+                raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self.client.post("completions", {"prompt": prompt.text, **whole}, model=self.model)
         messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
         return self.client.post("chat/completions", {"messages": messages, **whole}, model=self.model)
