@@ -248,7 +248,9 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     choice = choose([each.ready for each in known], objective=ready.wish.objective)
     confirmed: tuple[Confirmed, ...] = ()
     launch = len(ready.kept) + 1
-    if choice.speculates and ready.confirms and choice.speculation is not None:
+    if tune.is_late() and ready.confirms:
+        tune.notes.append("the budget was used up before the choice could be confirmed")
+    elif choice.speculates and ready.confirms and choice.speculation is not None:
         from specserve.cli.tunecandidates import tuned
 
         tune.confirm(tuned(ready.asked.profile, ready.asked, choice.speculation, name=TUNED), launch=launch)

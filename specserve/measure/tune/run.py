@@ -15,6 +15,7 @@ from specserve.measure.bench.records import Pass
 from specserve.measure.bench.rundir import RunDirectory
 from specserve.measure.bench.schedule import Block, arm_order
 from specserve.measure.bench.server import Running, connect
+from specserve.measure.tune.budget import LEAST_SHARE
 from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells, confirming, split
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -62,6 +63,8 @@ class Tune:
     _began_s: float = field(default_factory=time.monotonic)
     _done: int = 0
     _total: int = 1
+    _full_s: list[float] = field(default_factory=list)
+    """What each pass took, or would have taken with all prompts."""
 
     def __enter__(self) -> Tune:
         return self
@@ -104,9 +107,31 @@ class Tune:
             stack.callback(driver.close)
             self.directory.update(is_interleaved=self.is_interleaved)
             self._warm_up(servers, driver)
-            for block in blocks:
+            for place, block in enumerate(blocks):
+                if place >= len(self.wish.points()) and self.is_late():
+                    break  # every point was confirmed once
                 for name in arm_order(block, list(servers)):
                     self._pass(servers[name], driver, block, launch=launch)
+
+    def share_now(self) -> float:
+        """Of the prompts: as planned, and less where passes take longer than the budget has room for."""
+        left_s = self.left_s()
+        if left_s is None or not self._full_s:
+            return self.share
+        wanted_s = sum(self._full_s) / len(self._full_s) * max(1, self._total - self._done)
+        return min(1.0, max(LEAST_SHARE, left_s / wanted_s))
+
+    def left_s(self) -> float | None:
+        """Of the budget; None without one."""
+        if self.wish.budget_s is None:
+            return None
+        spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
+        return self.wish.budget_s - spent_s
+
+    def is_late(self) -> bool:
+        """Whether the budget is used up."""
+        left_s = self.left_s()
+        return left_s is not None and left_s <= 0
 
     def _plan(self, candidates: Sequence[Candidate]) -> None:
         points = len(self.wish.points())
@@ -128,8 +153,11 @@ class Tune:
             if not self.chosen:
                 self._prepare(server)
             self._warm_up(servers, driver)
-            for cell in cells(self.wish, self.chosen, candidate=candidate, share=self.share):
-                self._pass(server, driver, cell.block, launch=number)
+            for place in range(len(cells(self.wish, self.chosen, candidate=candidate))):
+                share = self.share_now()
+                cell = cells(self.wish, self.chosen, candidate=candidate, share=share)[place]
+                if not (cell.is_extra and self.is_late()):
+                    self._pass(server, driver, cell.block, launch=number, share=share)
             if confirms and not self.fits_two:
                 for block in confirming(self.wish, self.held_out):
                     self._pass(server, driver, block, launch=number)
@@ -143,11 +171,14 @@ class Tune:
     def _has(self, launch: int, block: Block, arm: str) -> bool:
         return any((each.launch, each.block, each.arm) == (launch, block.number, arm) for each in self.passes)
 
-    def _pass(self, server: Running, driver: Driver, block: Block, *, launch: int) -> None:
+    def _pass(
+        self, server: Running, driver: Driver, block: Block, *, launch: int, share: float = 1.0
+    ) -> None:
         name = server.arm.name
         if self._has(launch, block, name):
             return
         done, _ = server.run(driver, block, launch=launch)
+        self._full_s.append(done.duration_s / share)
         self.directory.append(done)
         self.passes.append(done)
         self._done += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from specserve.measure.tune.explain import causes, why_none
 from specserve.measure.tune.ladder import Situation
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import Wish, ladder_of
+from specserve.measure.tune.wish import Wish, cells, ladder_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish
@@ -38,6 +39,22 @@ def known(
     return found, wanted, swept(machine, wanted, chosen)
 
 
+def known_of_two_launches(truth: StepModel, *, chance: float) -> tuple[Known, dict[int, dict[int, float]]]:
+    """Where a launch has one K: K_max and 2."""
+    wanted = wish(rungs={})
+    own = wanted.candidates[0]
+    few = replace(own, name="few", most_tokens=2, small=True)
+    chosen = {"code": prompts(12)}
+    machine = Machine(truth, texts(prompts=chosen["code"], chance=chance))
+    passes = measured(machine, wanted, chosen)
+    passes += [
+        machine.run(cell.block, arm="few", launch=2, tokens_at=few.tokens_at, speculates=True)
+        for cell in cells(wanted, chosen, candidate=few)
+    ]
+    found = known_of(wanted, passes, replace(own, follows_schedule=False), launches=[1, 2])
+    return found, swept(machine, wanted, chosen)
+
+
 def misses(found: Known, truth: Mapping[int, Mapping[int, float]]) -> list[float]:
     return [abs(row.tokens_per_s / truth[row.concurrency][row.tokens] - 1) for row in found.rows]
 
@@ -58,6 +75,15 @@ def test_two_launches_find_what_nine_would_have_found(truth: StepModel, chance: 
 def test_without_a_ladder_the_prediction_is_rougher_and_still_of_use(chance: float) -> None:
     found, _, sweep = known(MEMORY_BOUND, chance=chance, ladder=False)
     assert statistics.median(misses(found, sweep)) <= 0.10
+
+
+@pytest.mark.parametrize("truth", [MEMORY_BOUND, COMPUTE_BOUND])
+def test_where_no_schedule_is_followed_two_launches_and_one_k_for_all_loads(truth: StepModel) -> None:
+    found, sweep = known_of_two_launches(truth, chance=0.7)
+    assert statistics.median(misses(found, sweep)) <= 0.05
+    choice = choose([found.ready], objective="throughput")
+    assert choice.schedule is None
+    assert len(set(choice.by_load.values())) == 1
 
 
 def test_a_draft_of_which_nothing_is_accepted_is_best_left_out() -> None:
@@ -104,7 +130,6 @@ def test_nothing_is_said_above_what_was_measured() -> None:
 def test_a_better_draft_is_preferred_and_the_profiles_own_where_both_are_alike() -> None:
     good, wanted, _ = known(MEMORY_BOUND, chance=0.9)
     poor, _, _ = known(MEMORY_BOUND, chance=0.5)
-    from dataclasses import replace
 
     def named(each: Known, name: str, *, is_own: bool) -> Known:
         return replace(each, candidate=replace(each.candidate, name=name, is_own=is_own))
