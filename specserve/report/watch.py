@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from specserve.measure.watch.figures import QUANTILES, Figures, Latency
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures, Latency
 from specserve.measure.watch.promises import Promise
 from specserve.measure.watch.verdict import State
 from specserve.measure.watch.watch import Report
@@ -98,6 +98,8 @@ def _measured(seen: Figures, *, restarts: int) -> str:
 
 
 def _speculation(seen: Figures) -> list[tuple[str, str]]:
+    if seen.mean_acceptance_length is None:
+        return [("acceptance", f"- (a figure needs {NUMBER_DRAFTS} drafts)")]
     length = number(seen.mean_acceptance_length)
     interval = seen.mean_acceptance_length_interval
     if interval is not None:
@@ -131,7 +133,7 @@ def _kv_cache(seen: Figures) -> str:
 
 def _engine(counters: Counters) -> str:
     counted = counters.acceptance
-    enough = counted.drafts >= 200
+    enough = counted.drafts >= NUMBER_DRAFTS
     length = number(counted.mean_acceptance_length if enough else None)
     return f"mean length {length}, {counted.drafts:,} drafts, {counters.finished_requests:,} requests"
 

@@ -149,7 +149,9 @@ def test_the_promises_of_the_profile_decide(
 
 def test_without_traffic_nothing_is_decided(url: str, capsys: Captured) -> None:
     assert run(["watch", url, "--once", *QUICK]) == 0
-    assert "IDLE: no traffic in the last 1 s" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "IDLE: no traffic in the last 1 s" in out
+    assert "acceptance   - (a figure needs 200 drafts)" in out
     assert run(["watch", url, "--once", *QUICK, "--strict"]) == 1
 
 
