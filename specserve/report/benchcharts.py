@@ -31,10 +31,11 @@ def _speedup(section: Section, colours: Colours, identity: str) -> Iterator[str]
         known = row.comparison.speedup if row.comparison and row.cell.invalid is None else None
         return clean_value(known.value, known.low, known.high) if known else None
 
+    against = next((row.comparison.against for row in section.rows if row.comparison), "the first arm")
     words = Words(
         f"{identity}-speedup",
         "Speedup",
-        "times the tokens/s of the baseline, 95 % interval",
+        f"times the tokens/s of {against}, 95 % interval",
         section.load_words,
     )
     series = _series(section, colours, value)

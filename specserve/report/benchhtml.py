@@ -16,6 +16,7 @@ from specserve.report.benchview import (
     load,
     machine,
     promise_words,
+    question,
     sections,
     speedup_words,
     stops,
@@ -49,7 +50,7 @@ def _lead(result: Result) -> Iterator[str]:
     vllm = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "an unknown version of vLLM"
     facts = [machine(result), vllm, moment(result.created), took(result.duration_s)]
     told = ", ".join(f'<span class="whole">{escaped(fact)}</span>' for fact in facts)
-    yield f"<p>Speculation against the same server without it: {told}.</p>"
+    yield f"<p>{escaped(question(result)[:1].upper() + question(result)[1:])}: {told}.</p>"
     yield f'<p class="muted">{escaped(_sentence(basis(result)))}</p>'
     if not result.is_complete:
         yield f"<p>{chip('INCONCLUSIVE')} Not complete: some cells are still to be measured.</p>"

@@ -162,6 +162,14 @@ def counted(comparisons: Sequence[Comparison]) -> str:
     return f"{', '.join(parts)} of {len(comparisons)} points"
 
 
+def question(result: Result) -> str:
+    """What is compared with what."""
+    if any(arm.is_baseline for arm in result.arms):
+        return "speculation against the same server without it"
+    against = next((item.against for item in result.comparisons), "")
+    return f"servers compared with {against}" if against else "servers measured"
+
+
 def machine(result: Result) -> str:
     """`4xH100-80GB`, or the processor where there is no accelerator."""
     found = result.host.get("accelerator", "")
@@ -198,7 +206,8 @@ def tails(section: Section) -> Iterator[tuple[Row, str]]:
     for row in section.rows:
         ratio = row.comparison.e2e_p99_ratio if row.comparison and row.cell.invalid is None else None
         if ratio is not None and ratio > _WORSE:
-            yield row, f"P99 of E2E is {percent(ratio - 1)} longer than without"
+            against = row.comparison.against if row.comparison else ""
+            yield row, f"P99 of E2E is {percent(ratio - 1)} longer than that of {against}"
 
 
 def stops(result: Result, section: Section) -> list[tuple[str, str]]:

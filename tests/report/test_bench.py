@@ -171,7 +171,15 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
-    assert re.search(r"eagle3 at 16(</b>)?: P99 of E2E is 24 % longer than without", plain(example(), form))
+    assert re.search(
+        r"eagle3 at 16(</b>)?: P99 of E2E is 24 % longer than that of baseline", plain(example(), form)
+    )
+
+
+def test_servers_without_a_baseline_are_compared_with_the_first() -> None:
+    arms = tuple(dataclasses.replace(arm, is_baseline=False) for arm in example().arms)
+    shown = plain(dataclasses.replace(example(), arms=arms), "html")
+    assert "Servers compared with baseline: " in shown and "without it" not in shown
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from specserve.errors import FactError
+from specserve.profile.problems import quoted
 
 LARGEST_BYTES = 512 * 2**20
 
@@ -42,7 +43,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 def parsed(text: str) -> Any:
     """A JSON text's value. Raises ValueError with the reason in words."""
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_without_duplicates, parse_constant=_no_constant)
     except json.JSONDecodeError as error:
         reason = error.msg[:1].lower() + error.msg[1:]
         raise ValueError(f"invalid JSON at column {error.colno}: {reason}") from None
@@ -73,3 +74,11 @@ def _line(number: int, raw: bytes) -> Line:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"`{name}` is no JSON number")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate key {quoted(next(name for name in names if names.count(name) > 1))}")
+    return body

@@ -58,6 +58,7 @@ def test_messages_make_a_chat_and_parts_of_text_are_joined(tmp_path: Path) -> No
     [
         ("{", "invalid JSON at column 2"),
         ("[]", "not a JSON object"),
+        ('{"prompt": "a", "prompt": "b"}', "duplicate key `prompt`"),
         ('{"prompt": NaN}', "`NaN` is no JSON number"),
         ("[" * 100_000, "nested too deeply"),
         ({"prompt": ""}, "`prompt` must be text that is not empty"),
