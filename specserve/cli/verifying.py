@@ -55,7 +55,12 @@ def run(asked: Asked, wish: Wish) -> Verification:
     _refuse_profile_options(asked)
     with stop_on_signals() as stop:
         url, key = _place(asked.server, asked.api_key_env)
-        return verified(url, key, wish, stop=stop, asked=asked)
+        try:
+            return verified(url, key, wish, stop=stop, asked=asked)
+        except TrafficError as error:
+            if error.hint is not None and "--url" in error.hint:  # an option of `ask`
+                error.hint = "a URL is the server's root, such as http://127.0.0.1:8000; a profile is started"
+            raise
 
 
 def _refuse_profile_options(asked: Asked) -> None:

@@ -141,8 +141,9 @@ class Client:
             listed = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
         with contextlib.suppress(ValueError, LookupError, TypeError):
             for entry in listed.json()["data"]:
-                if entry["id"] == model and isinstance(entry.get("max_model_len"), int):
-                    return int(entry["max_model_len"])
+                limit = entry.get("max_model_len")
+                if entry["id"] == model and isinstance(limit, int) and limit > 0:
+                    return limit
         return None
 
     def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
@@ -160,7 +161,10 @@ class Client:
             if response.status_code != 200:
                 text = failures.message_in(bytes(data))
                 raise failures.of_status(self._endpoint, response.status_code, text, model=model)
-            answer = json.loads(data)
+            try:
+                answer = json.loads(data)
+            except RecursionError:
+                answer = None
         if not isinstance(answer, dict):
             raise failures.no_api(self._endpoint)
         return answer

@@ -8,7 +8,9 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,54 @@ def test_ctrl_c_ends_it_at_once() -> None:
     assert process.returncode == 130
     assert out == b""
     assert b"interrupted before there was a verdict" in err
+
+
+class Rubbish(BaseHTTPRequestHandler):
+    """Answers every request for text with what no server should send."""
+
+    body = b""
+    status = 200
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def _send(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self) -> None:
+        listed = b'{"data": [{"id": "m\\u001b[31m", "max_model_len": -5}]}'
+        self._send(200, listed if self.path == "/v1/models" else b"\xff\xfe")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(self.status, self.body)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, b"[1, 2"), (200, b"[]"), (200, b"[" * 100_000), (200, b'{"choices": null}'), (200, b"\xff"),
+        (200, b'{"choices": [{"token_ids": ["x"], "prompt_token_ids": [1], "text": "a"}]}'),
+        (200, b'{"choices": [{"token_ids": [1], "prompt_token_ids": [1], "prompt_logprobs": [{"1": 7}]}]}'),
+        (200, b'{"choices": [{"token_ids": [1], "prompt_token_ids": [1]}]}'),
+        (500, b'{"error": {"message": "\\u001b[2J"}}'), (500, b"[" * 100_000), (302, b""), (404, b"<html>"),
+    ],
+)  # fmt: skip
+def test_a_server_that_sends_rubbish_is_an_error_in_words(status: int, body: bytes) -> None:
+    handler = type("Handler", (Rubbish,), {"status": status, "body": body})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        with pytest.raises(SpecserveError) as raised:
+            verify(f"http://127.0.0.1:{server.server_address[1]}")
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert raised.value.exit_code == 2
+    assert "\x1b" not in raised.value.message
+    assert "--url" not in (raised.value.hint or "")
