@@ -228,8 +228,7 @@ def promise_words(promise: Promise) -> tuple[str, str, str]:
         return (state if promise.kept is not None else "not measured"), _promised(promise), ""
     digits = 2 if promise.key in ("min_speedup", "min_mean_acceptance_length") else 1
     value = number(promise.measured.value, digits)
-    low, high = number(promise.measured.low, digits), number(promise.measured.high, digits)
-    return state, _promised(promise), f"{value} ({low}-{high})"
+    return state, _promised(promise), f"{value} ({spread(promise.measured, digits)})"
 
 
 def _promised(promise: Promise) -> str:

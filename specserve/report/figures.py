@@ -35,9 +35,12 @@ def percent(share: float | None) -> str:
     return NONE if share is None or not math.isfinite(share) else f"{100 * share:.0f} %"
 
 
-def spread(interval: Interval | None) -> str:
-    """The bounds: `2.08-2.25`."""
-    return NONE if interval is None else f"{number(interval.low)}-{number(interval.high)}"
+def spread(interval: Interval | None, digits: int = 2) -> str:
+    """The bounds: `2.08-2.25`; `2.08 or more` where too little was measured for an upper one."""
+    if interval is None:
+        return NONE
+    low = number(interval.low, digits)
+    return f"{low}-{number(interval.high, digits)}" if math.isfinite(interval.high) else f"{low} or more"
 
 
 def pair_ms(quantiles: Quantiles | None) -> str:
