@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.errors import SpecserveError, UsageError
+from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
     from specserve.cli.tuning import Asked
@@ -153,7 +153,7 @@ def candidates(
     found: list[Candidate] = []
     left_out: list[tuple[str, str, str]] = []
     for idea in wanted:
-        reason = _objection(asked, idea)
+        reason = _objection(asked, idea, starts=starts)
         if reason is None:
             found += _planned(profile, asked, idea, loads=loads, plan=plan, starts=starts)
         elif idea.is_own:
@@ -228,8 +228,11 @@ def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) ->
     )
 
 
-def _objection(asked: Asked, idea: Idea) -> str | None:
-    """The first error of the static rules about a candidate as it would be served; None without one."""
+def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
+    """The first error of the rules about a candidate as it would be served; None without one.
+
+    The profile's own was examined with its models before; `starts`: so are those of the others.
+    """
     from specserve.checks.run import examined
     from specserve.diagnostics import Severity
     from specserve.profile.load import load_profile
@@ -248,7 +251,26 @@ def _objection(asked: Asked, idea: Idea) -> str | None:
         for finding in findings
         if finding.severity is Severity.ERROR and not finding.span.path.startswith("alternatives.")
     ]
-    return f"{errors[0].code}: {errors[0].message}" if errors else None
+    if errors:
+        return f"{errors[0].code}: {errors[0].message}"
+    return _preflight(asked, keys) if starts and not idea.is_own else None
+
+
+def _preflight(asked: Asked, keys: Mapping[str, Any]) -> str | None:
+    """What is wrong with models, memory and machine; None where nothing is."""
+    from specserve.cli.preflight import preflight
+
+    try:
+        preflight(
+            asked.profile,
+            settings=(*asked.settings, _as_setting(keys)),
+            devices=asked.devices,
+            no_lock=not asked.use_lock,
+        )
+    except CheckFailed as error:
+        first = error.findings[0] if error.findings else None
+        return f"{first.code}: {first.message}" if first is not None else error.message
+    return None
 
 
 def _without_k(keys: Mapping[str, Any]) -> dict[str, Any]:

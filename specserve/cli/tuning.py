@@ -94,6 +94,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         profile, plan = cleared(asked.profile, **options)
     else:
         profile, plan = prepare(asked.profile, starts=False, **options)
+    _refuse_old(plan.vllm)
     own = with_alternative(
         load_profile(asked.profile, settings=asked.settings), asked.alternative, baseline=False
     )
@@ -125,6 +126,17 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         seed=asked.seed,
     )
     return Prepared(asked, own, wish, fit([wish.baseline, found[0].arm]), fitted(wish))
+
+
+def _refuse_old(version: str) -> None:
+    """Step by step, acceptance is told since 0.32."""
+    from specserve.plan.memory.constants import minor
+
+    if minor(version) < (0, 32):
+        raise UsageError(
+            f"vLLM {version} does not tell what each step accepted (`per_request_spec_decode_metrics`)",
+            hint="a tune needs vLLM 0.32 or later; `specserve bench` compares single K with older ones",
+        )
 
 
 def _points(

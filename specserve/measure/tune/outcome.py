@@ -14,6 +14,8 @@ from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirme
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.wish import BASELINE, Wish
 
+_ZERO_COST = 0.97
+
 
 def outcome(
     wish: Wish,
@@ -54,7 +56,7 @@ def outcome(
         confirmed=tuple(confirmed),
         is_interleaved=tune.is_interleaved,
         causes=_causes(choice, chosen, tune),
-        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted)])),
+        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted), *_losses(choice, chosen)])),
         per_position={place: rates for each in known for place, rates in each.per_position.items()},
     )
 
@@ -98,4 +100,23 @@ def _notes(wish: Wish, fitted: Fitted) -> list[str]:
     told += [f"{name} was left out: {reason}" for name, reason in fitted.left_out]
     if fitted.share < 1:
         told.append(f"{fitted.share:.0%} of the prompts were sent, for the budget")
+    return told
+
+
+def _losses(choice: Choice, known: Known) -> list[str]:
+    """Loads at which the choice is slower than a server without speculation."""
+    told = []
+    for load, tokens in sorted(choice.by_load.items()):
+        at_once = f"at {load} request{'s' * (load > 1)} at once"
+        if not tokens and known.zero_cost is not None and known.zero_cost < _ZERO_COST:
+            told.append(
+                f"{at_once} even K = 0 runs at {known.zero_cost:.2f}x of a server without speculation (measured): "
+                "send such load to one"
+            )
+        slow = [row for row in known.rows if (row.concurrency, row.tokens) == (load, tokens)]
+        told += [
+            f"{at_once}, {row.workload}: speculation costs, {row.speedup.value:.2f}x predicted"
+            for row in slow
+            if row.speedup.value < _ZERO_COST
+        ]
     return told
