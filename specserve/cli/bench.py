@@ -202,8 +202,9 @@ def bench(
     locked: Locked = False,
     no_lock: NoLock = False,
 ) -> None:
-    """Does speculation pay here? The profile against the same server without it, with a verdict and its interval.
+    """Measure whether speculation pays here, and by how much.
 
+    The profile against the same server without speculation, with a verdict and its interval.
     Servers are started and stopped; every arm gets the same prompts, in short blocks that take turns. PAYS: the 95 %
     interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE: between; else INCONCLUSIVE, and what
     more is needed. vLLM's own load generator sends them, so figures compare with those of `vllm bench serve`.

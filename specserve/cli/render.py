@@ -74,8 +74,9 @@ def render(
         Format, typer.Option(help="Without DIR: the text, or JSON of all files.")
     ] = Format.TEXT,
 ) -> None:
-    """Write a profile's launch for compose, Kubernetes, systemd or Ray: the exact command, no specserve inside.
+    """Write a profile's launch for production, as files.
 
+    For compose, Kubernetes, systemd or Ray: the exact command, no specserve inside.
     The same profile gives the same bytes on every machine, so the files can be committed and --check holds
     them in CI. Keys and tokens are named, never written. docs/render.md says what is in which file.
 

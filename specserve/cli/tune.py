@@ -141,8 +141,9 @@ def tune(
     no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
     no_lock: NoLock = False,
 ) -> None:
-    """Find the best number of draft tokens here, at each load, or that none is.
+    """Find how many draft tokens are best here, at each load.
 
+    Or that none is best.
     One launch without speculation and one with K_max tell how long a step takes
     and, step by step, what was accepted: from that every smaller K is predicted.
     Where vLLM follows a schedule by batch size, several K are measured in one

@@ -99,8 +99,9 @@ def verify(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for INCONCLUSIVE too.")] = False,
     format: Annotated[Format, typer.Option(help="The report, or JSON for scripts.")] = Format.TEXT,
 ) -> None:
-    """Is the output still the target's own? One server, no restart, about a minute.
+    """Judge whether a server's text is still its target's own.
 
+    One server, no restart, about a minute.
     The server writes with speculation; then the same server scores what it wrote by a plain prefill, where nothing
     is speculated and nothing cached. At temperature 0 every token must be the target's best one, near-ties allowed
     for; above it, the best token must come as often as its probability says. LOSSLESS, LOSSY or INCONCLUSIVE, with a
