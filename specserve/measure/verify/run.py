@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +39,7 @@ _MOST_SUSPECTS = 32
 _PATIENCE_S = 120.0
 """No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
+_SLOW_SHARE, _SLOW_TOKENS = 8, 48
 _CONTEXT_SHARE = 6
 """A long text may take this part of the time."""
 
@@ -75,7 +77,8 @@ class _State:
     unused: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     tokens: int = 0
-    longest_s: float = 0.0
+    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    """Of the last requests."""
     scored: int = 0
     scoring_s: float = 0.0
 
@@ -186,20 +189,39 @@ class Verifier:
         wish = self._wish
         cold = [prompt for prompt in wish.prompts if Sampling(0.0) in wish.samplings]
         turn = 0
-        while self._has_time():
+        while turn < wish.concurrency or self._has_time():
             open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
+            if cold and open_ones and not self._wants_greedy():
+                cold.clear()
             if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
                 tokens = min(_GREEDY_TOKENS, wish.max_tokens)
                 yield partial(self._one, Sampling(0.0), cold.pop(0), tokens)
             elif open_ones:
                 prompt = wish.prompts[turn % len(wish.prompts)]
-                yield partial(self._one, open_ones[turn // 2 % len(open_ones)], prompt, wish.max_tokens)
+                yield partial(self._one, open_ones[turn // 2 % len(open_ones)], prompt, self._tokens())
             else:
                 return
             turn += 1
 
     def _has_time(self) -> bool:
-        return self._elapsed_s + self._state.longest_s + self._reserved_s() < self._wish.limit_s
+        return self._elapsed_s + self._expected_s + self._reserved_s() < self._wish.limit_s
+
+    @property
+    def _expected_s(self) -> float:
+        """What one more request takes, rather more than less."""
+        took_s = list(self._state.took_s)
+        return 1.3 * sum(took_s) / len(took_s) if took_s else 0.0
+
+    def _tokens(self) -> int:
+        """Of one more sampled answer: fewer where one takes long, so that the time is used to its end."""
+        is_slow = self._expected_s > self._wish.limit_s / _SLOW_SHARE
+        return min(_SLOW_TOKENS, self._wish.max_tokens) if is_slow else self._wish.max_tokens
+
+    def _wants_greedy(self) -> bool:
+        """Where little time is left for the others, no more than a verdict takes."""
+        tokens = sum(len(one.positions) for one in self._state.answers)
+        is_slow = self._elapsed_s > self._wish.limit_s / 4
+        return not (is_slow and tokens >= greedy.tokens_for(greedy.MARGIN))
 
     def _one(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Result:
         began = time.monotonic()
@@ -217,7 +239,7 @@ class Verifier:
         state = self._state
         state.requests += 1
         state.tokens += len(one.positions)
-        state.longest_s = max(state.longest_s, took_s)
+        state.took_s.append(took_s)
         state.scored += len(one.prompt_ids) + len(one.ids)
         state.scoring_s += scoring_s / self._wish.concurrency
         if sampling.temperature == 0:

@@ -4,7 +4,7 @@ That a request with `prompt_logprobs` neither speculates while it is scored nor 
 vLLM 0.32: sampling_params.py (`if self.skip_reading_prefix_cache is None:`), v1/core/kv_cache_manager.py
 (`prefix_cache_lookup_enabled`), v1/worker/gpu_model_runner.py (`_get_prompt_logprobs_dict`: from the target's own
 hidden states of the prompt, "prompt tokens skip sampling processors"); and draft tokens are scheduled for a request
-that runs already (v1/core/sched/scheduler.py, `if request.spec_token_ids:`). 0.26 and 0.33 have the same.
+that runs already (v1/core/sched/scheduler.py, `if request.spec_token_ids:`). 0.26 and 0.33 do the same.
 """
 
 from __future__ import annotations
