@@ -213,8 +213,8 @@ def bench(
 
     \b
     specserve bench configs/demo.yaml --quick
-    specserve bench configs/llama70b-8b.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
-    specserve bench http://10.0.0.7:8000 --with canary=http://10.0.0.8:8000 -w chat
+    specserve bench big.yaml -w chat -w mine.jsonl -c 1,16,64 -t 0.7
+    specserve bench http://10.0.0.7:8000 --with new=http://10.0.0.8:8000
     specserve bench --resume RUN --budget 1h
     specserve bench --compare OLD NEW
     """

@@ -82,9 +82,9 @@ def render(
 
     \b
     specserve render configs/demo.yaml --to compose -o deploy/demo
-    specserve render configs/llama70b-8b.yaml --to kubernetes -o deploy/llama --image vllm/vllm-openai:v0.33.0@sha256:…
-    specserve render configs/llama70b-8b.yaml --to systemd
-    specserve render configs/llama70b-8b.yaml --to kubernetes -o deploy/llama --check
+    specserve render big.yaml --to kubernetes -o deploy/big --image REPO@sha256:…
+    specserve render big.yaml --to systemd
+    specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.cli.prepare import prepare
     from specserve.deploy.targets import Place

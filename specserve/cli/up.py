@@ -98,7 +98,7 @@ def up(
     specserve up configs/llama70b-8b.yaml --alternative eagle3 --port 8001
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
     specserve up configs/demo.yaml --detach
-    specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1     one of several nodes
+    specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
     from specserve.cli.preflight import cleared
 
