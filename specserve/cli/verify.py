@@ -41,8 +41,12 @@ def verify(
         float, typer.Option(min=0.01, max=1.0, help="At temperatures above 0; what is cut off must not come.")
     ] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, max=20, help="The same; 0: all tokens.")] = 0,
-    presence_penalty: Annotated[float, typer.Option(min=-2.0, max=2.0)] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(min=-2.0, max=2.0)] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option(min=-2.0, max=2.0, help="At temperatures above 0.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(min=-2.0, max=2.0, help="At temperatures above 0.")
+    ] = 0.0,
     against: Annotated[
         str | None,
         typer.Option(
