@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.measure.watch.figures import Figures
+from specserve.measure.watch.figures import VERDICT_DRAFTS, VERDICT_REQUESTS, Figures
 from specserve.measure.watch.verdict import State, Verdict
 from specserve.metrics.acceptance import Acceptance
 from specserve.profile.schema import Profile
@@ -40,6 +41,8 @@ class Case:
     since_start: Acceptance
     """The engines' counters as they stand: whether it ever worked."""
     profile: Profile | None = None
+    span_s: float | None = None
+    """How much of the past the window holds when it is full."""
 
     @property
     def method(self) -> str | None:
@@ -216,6 +219,21 @@ def _fallen(case: Case) -> Advice | None:
     )
 
 
+def _longer_window(case: Case) -> Advice | None:
+    """Where a full window is too short for this traffic."""
+    seen, span_s = case.seen, case.span_s
+    drafts, finished = seen.acceptance.drafts, seen.counters.finished_requests
+    if case.verdict.state is not State.UNDECIDED or span_s is None or seen.window_s < 0.9 * span_s:
+        return None
+    if not drafts or not finished:
+        return None
+    needed_s = seen.window_s * max(VERDICT_DRAFTS / drafts, VERDICT_REQUESTS / finished)
+    minutes = math.ceil(1.2 * needed_s / 60)
+    return Advice(
+        "longer_window", f"at this traffic a verdict takes about {minutes} min: `--window {minutes}m`"
+    )
+
+
 def _varies(seen: Figures) -> bool:
     """Whether K is not the same in each step; later positions then read low for another reason."""
     return seen.mean_draft_tokens is None or seen.mean_draft_tokens < 0.98 * seen.num_speculative_tokens
@@ -232,4 +250,5 @@ _RULES: tuple[Callable[[Case], Advice | None], ...] = (
     _shorter,
     _repeating,
     _longer,
+    _longer_window,
 )

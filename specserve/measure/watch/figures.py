@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specserve.measure.watch.interval import ratio_interval
+from specserve.measure.watch.interval import groups_of, ratio_interval
 from specserve.measure.watch.stretch import Stretch, joined
 from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.counters import Counters, EngineName
@@ -88,8 +88,9 @@ def figures(stretches: Sequence[Stretch]) -> Figures:
     counters, seconds = whole.counters, max(whole.seconds, 1e-9)
     counted = counters.acceptance
     told = counted.drafts >= NUMBER_DRAFTS
-    length = ratio_interval(stretches, lambda part: (part.accepted_tokens, part.drafts)) if told else None
-    rate = ratio_interval(stretches, lambda part: (part.accepted_tokens, part.draft_tokens)) if told else None
+    groups = groups_of(stretches, request_s=counters.e2e_s.mean) if told else []
+    length = ratio_interval(groups, lambda group: (group.accepted_tokens, group.drafts))
+    rate = ratio_interval(groups, lambda group: (group.accepted_tokens, group.draft_tokens))
     return Figures(
         window_s=whole.seconds,
         counters=counters,

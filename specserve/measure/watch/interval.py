@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from specserve.measure.student import quantile
-from specserve.measure.watch.stretch import Stretch, joined
+from specserve.measure.watch.stretch import Stretch
 from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.histogram import Histogram
 
@@ -16,39 +16,41 @@ _LEAST_GROUPS = 5
 Ratio = Callable[[Acceptance], tuple[int, int]]
 
 
-def ratio_interval(stretches: Sequence[Stretch], ratio: Ratio) -> tuple[float, float] | None:
+def ratio_interval(groups: Sequence[Acceptance], ratio: Ratio) -> tuple[float, float] | None:
     """Where the ratio of two counts lies; None where the time is too short to tell how much it varies.
 
-    Requests are the unit that varies, and the counters do not tell them apart. So the time is cut into up to 12
-    groups, each as long as a request takes on average, and the groups are taken as the sample (batch means,
-    ratio estimator, Student's t).
+    The groups are taken as the sample: batch means, ratio estimator, Student's t.
     """
-    groups = [ratio(group.counters.acceptance) for group in _groups(stretches)]
-    groups = [(upper, lower) for upper, lower in groups if lower]
-    count = len(groups)
+    pairs = [(upper, lower) for upper, lower in map(ratio, groups) if lower]
+    count = len(pairs)
     if count < _LEAST_GROUPS:
         return None
-    uppers, lowers = sum(upper for upper, _ in groups), sum(lower for _, lower in groups)
+    uppers, lowers = sum(upper for upper, _ in pairs), sum(lower for _, lower in pairs)
     value = uppers / lowers
-    spread = sum((upper - value * lower) ** 2 for upper, lower in groups)
+    spread = sum((upper - value * lower) ** 2 for upper, lower in pairs)
     half = quantile(0.975, freedom=count - 1) * math.sqrt(spread * count / (count - 1)) / lowers
     return max(value - half, 0.0), value + half
 
 
-def _groups(stretches: Sequence[Stretch]) -> list[Stretch]:
+def groups_of(stretches: Sequence[Stretch], *, request_s: float | None) -> list[Acceptance]:
+    """The time in up to 12 groups, each as long as a request takes on average (`request_s`).
+
+    Requests are the unit that varies, and counters do not tell them apart: in groups that are shorter, neighbours
+    would be alike, and the interval too narrow.
+    """
     if not stretches:
         return []
-    whole = joined(stretches)
-    least_s = max(whole.seconds / _GROUPS, whole.counters.e2e_s.mean or 0.0)
-    groups: list[Stretch] = []
-    kept: list[Stretch] = []
+    seconds = stretches[-1].ended_s - stretches[0].began_s
+    least_s = max(seconds / _GROUPS, request_s or 0.0)
+    groups: list[Acceptance] = []
+    kept, kept_s = Acceptance(), 0.0
     for part in stretches:
-        kept.append(part)
-        if sum(piece.seconds for piece in kept) >= 0.99 * least_s:
-            groups.append(joined(kept))
-            kept = []
-    if kept and groups:
-        groups[-1] = joined([groups[-1], *kept])
+        kept, kept_s = kept + part.acceptance, kept_s + part.seconds
+        if kept_s >= 0.99 * least_s:
+            groups.append(kept)
+            kept, kept_s = Acceptance(), 0.0
+    if kept_s and groups:
+        groups[-1] += kept
     return groups
 
 

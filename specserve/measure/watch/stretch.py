@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specserve.metrics import acceptance
+from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.counters import Counters, EngineName, since, total
 from specserve.metrics.snapshot import Engine, Snapshot
 
@@ -43,6 +45,11 @@ class Stretch:
     def counters(self) -> Counters:
         """All engines together."""
         return total(self.engines.values())
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """That of all engines together."""
+        return acceptance.total(counted.acceptance for counted in self.engines.values())
 
 
 def between(before: Reading, now: Reading) -> Stretch | None:

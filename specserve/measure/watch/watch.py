@@ -17,6 +17,9 @@ from specserve.measure.watch.window import Window
 from specserve.metrics.acceptance import Acceptance, total
 from specserve.profile.schema import Profile
 
+_COLLAPSE_S = 600.0
+"""A collapse is looked for in so much of the past: where traffic is thin, 200 drafts take their time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -63,7 +66,9 @@ class Watch:
         """`read` raises TrafficError where nobody answers, FactError where the answer is of no use."""
         self._read = read
         self._profile = profile
+        self._span_s = window_s
         self._window = Window(span_s=window_s)
+        self._recent = Window(span_s=max(window_s, _COLLAPSE_S))
         self._run = Window()
         self._last: Reading | None = None
         self._restarts = 0
@@ -84,8 +89,10 @@ class Watch:
                 restarted = True
                 self._restarts += 1
                 self._window.clear()
+                self._recent.clear()
             else:
                 self._window.add(stretch)
+                self._recent.add(stretch)
                 self._run.add(stretch)
         self._last = now
         return self._report(self._window, restarted=restarted)
@@ -106,12 +113,12 @@ class Watch:
         usage = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
         seen = figures(window.stretches) if window.stretches else None
         promised = promises(self._profile, seen) if self._profile is not None and seen is not None else ()
-        collapsed = collapses(self._window.stretches)
+        collapsed = collapses(self._recent.stretches)
         verdict = self._verdict(seen, promised, collapsed, is_final=is_final)
         advice = None
         if seen is not None:
             since_start = total(engine.counters.acceptance for engine in engines)
-            advice = advise(Case(seen, verdict, since_start, self._profile))
+            advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._span_s))
         return Report(
             at_s=time.time(),
             verdict=verdict,
@@ -154,7 +161,7 @@ class Watch:
 
     def _before(self, at_s: float) -> float | None:
         """The mean acceptance length of the time before; None where that was too short to compare with."""
-        earlier: Acceptance = total(part.counters.acceptance for part in self._run.before(at_s))
+        earlier: Acceptance = total(part.acceptance for part in self._run.before(at_s))
         return earlier.mean_acceptance_length if earlier.drafts >= VERDICT_DRAFTS else None
 
 

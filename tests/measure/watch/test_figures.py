@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from specserve.measure.watch.figures import figures, latency
-from specserve.measure.watch.interval import quantile_interval, ratio_interval
+from specserve.measure.watch.interval import groups_of, quantile_interval, ratio_interval
 from specserve.measure.watch.stretch import Reading, Stretch, between, joined
-from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.histogram import Histogram
 from specserve.metrics.snapshot import read
 
@@ -142,19 +141,31 @@ def test_a_quantile_needs_as_many_requests_as_its_share_is_rare() -> None:
     assert latency(Histogram(bounds, (100, 0))).quantiles_s[2] is not None
 
 
-def length(part: Acceptance) -> tuple[int, int]:
-    return part.accepted_tokens, part.drafts
+def interval(parts: Sequence[Stretch], request_s: float | None = None) -> tuple[float, float] | None:
+    groups = groups_of(parts, request_s=request_s)
+    return ratio_interval(groups, lambda group: (group.accepted_tokens, group.drafts))
 
 
 def test_an_interval_needs_some_time(stretches: Series) -> None:
-    assert ratio_interval(stretches(4), length) is None
-    assert ratio_interval(stretches(5), length) is not None
-    assert ratio_interval((), length) is None
+    assert interval(stretches(4)) is None
+    assert interval(stretches(5)) is not None
+    assert interval(()) is None
+
+
+def test_requests_that_fill_the_window_leave_no_interval(stretches: Series) -> None:
+    assert interval(stretches(12), 10.0) is not None
+    assert interval(stretches(12), 13.0) is None
+
+
+def test_groups_lose_nothing(stretches: Series) -> None:
+    for request_s in (None, 1.0, 7.0, 30.0, 60.0):
+        groups = groups_of(stretches(13), request_s=request_s)
+        assert sum(group.drafts for group in groups) == 1300
 
 
 def test_time_in_which_nothing_was_drafted_is_no_sample(stretches: Series) -> None:
     quiet = stretches(12, drafts=0)
-    assert ratio_interval(quiet, length) is None
+    assert interval(quiet) is None
 
 
 def test_the_interval_holds_the_truth_in_about_95_of_100_windows(stretches: Series) -> None:
@@ -168,7 +179,7 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_windows(stretches: Seri
             shares = [min(max(chance.gauss(0.6, 0.15), 0.0), 1.0) for _ in range(5)]
             mean = sum(shares) / len(shares)
             parts += stretches(1, began_s=5.0 * index, drafts=1000, shares=(mean,) * 4)
-        low, high = ratio_interval(parts, length) or (0.0, 0.0)
+        low, high = interval(parts) or (0.0, 0.0)
         hits += low <= truth <= high
     assert 930 <= hits <= 970
 

@@ -264,6 +264,13 @@ class TestAdvice:
         assert code(advice_for(off)) == "start_with_speculation"
         assert advice_for(off, profile=profile("speculation: null")) is None
 
+    def test_a_window_that_is_too_short_for_the_traffic(self, stretches: Series) -> None:
+        seen = figures(stretches(12, drafts=20, finished=1))
+        advice = advise(Case(seen, judge(seen), WORKED, span_s=60.0))
+        assert advice is not None
+        assert advice.sentence == "at this traffic a verdict takes about 5 min: `--window 5m`"
+        assert advise(Case(seen, judge(seen), WORKED, span_s=600.0)) is None  # it is not full yet
+
     def test_none_without_traffic(self, stretches: Series) -> None:
         assert advice_for(stretches(12, drafts=0, finished=0)) is None
 

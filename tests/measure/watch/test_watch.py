@@ -87,6 +87,19 @@ def test_a_collapse_is_told_within_a_minute_of_traffic(watch: Watch, script: Scr
     assert watch.whole().has_failed
 
 
+def test_thin_traffic_takes_longer_to_tell_a_collapse_and_is_not_passed_over(
+    watch: Watch, script: Script
+) -> None:
+    watch.look()
+    after(watch, script, *[GOOD] * 12, drafts=10)
+    told = next(
+        number
+        for number in itertools.count(1)
+        if after(watch, script, (0.0, 0.0, 0.0, 0.0), drafts=10).verdict.state is State.COLLAPSED
+    )
+    assert 20 <= told <= 21
+
+
 def test_a_restart_begins_the_window_anew(watch: Watch, script: Script) -> None:
     watch.look()
     after(watch, script, *[GOOD] * 6)
@@ -156,17 +169,18 @@ def test_the_last_report_is_of_all_the_time(watch: Watch, script: Script) -> Non
 
 
 def test_nothing_grows_with_time(watch: Watch, script: Script) -> None:
+    def held(looks: int) -> int:
+        """Bytes after so many more looks. 60 looks on, the windows hold as many stretches as before."""
+        after(watch, script, *[GOOD] * looks)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
     watch.look()
-    after(watch, script, *[GOOD] * 130)
-    gc.collect()
+    after(watch, script, *[GOOD] * 190)
     tracemalloc.start()
     try:
-        after(watch, script, *[GOOD] * 5)
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        after(watch, script, *[GOOD] * 130)
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 200_000
+        held(180)  # now every stretch was made under the eyes of tracemalloc
+        assert abs(held(60) - held(60)) < 60_000
     finally:
         tracemalloc.stop()
 
