@@ -174,8 +174,8 @@ class Shown:
 
         if report.trouble is not None:
             return  # told on stderr
-        if report.figures is not None:
-            out(line(report))
+        if report.figures is not None and report.verdict.state is not State.IDLE:
+            out(line(report))  # that it idles is told once
         if report.verdict.state is not self._state:
             for text in verdict_lines(report):
                 out(filled(text, lead=f"{clock(report)}  ", stream=sys.stdout))
