@@ -6,7 +6,7 @@ Knows no reason for a change. A profile that its file inherits from is never tou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.diagnostics import Span
@@ -60,9 +60,9 @@ def _set(text: str, lines: Sequence[str], profile: Profile, name: str, value: An
     shown = flow(_node(value))
     span = profile.spans.get(path)
     if span is not None and span.file == profile.file:
-        return _Edit(_offset(lines, span.line, span.column), _end(lines, span), shown)
+        return _Edit(_offset(lines, span.line, span.column), _end(lines, _whole(text, profile, path)), shown)
     last = _last_key(profile)
-    after = profile.spans[f"{_SECTION}.{last}"]
+    after = _whole(text, profile, f"{_SECTION}.{last}")
     if _is_flow(text, lines, profile):
         place = _end(lines, after)
         return _Edit(place, place, f", {name}: {shown}")
@@ -75,7 +75,7 @@ def _set(text: str, lines: Sequence[str], profile: Profile, name: str, value: An
 def _removed(text: str, lines: Sequence[str], profile: Profile, name: str) -> _Edit:
     """A key that is wanted no more: its lines are gone, or its part of a line."""
     path = f"{_SECTION}.{name}"
-    key, span = profile.key_spans[path], profile.spans[path]
+    key, span = profile.key_spans[path], _whole(text, profile, path)
     if not _is_flow(text, lines, profile):
         end = span.end_line
         return _Edit(_offset(lines, key.line, 1), _offset(lines, end, 1) + len(lines[end - 1]), "")
@@ -94,14 +94,7 @@ def _replaced(
 ) -> str:
     """Another method, or none: the old block stays as a comment."""
     first = own.line
-    spans = [
-        span
-        for path, span in profile.spans.items()
-        if (path == _SECTION or path.startswith(f"{_SECTION}.")) and span.file == profile.file
-    ]
-    last = max((span.end_line) for span in spans)
-    if last > first and not lines[last - 1].strip():
-        last -= 1  # a block's span ends where the next key begins
+    last = _whole("".join(lines), profile, _SECTION).end_line
     old = [f"# {line}" if line.strip() else line for line in lines[first - 1 : last]]
     if old and not old[-1].endswith("\n"):
         old[-1] += "\n"
@@ -142,6 +135,23 @@ def _applied(text: str, edits: Sequence[_Edit]) -> str:
     for edit in sorted(edits, key=lambda each: each.begin, reverse=True):
         text = text[: edit.begin] + edit.text + text[edit.end :]
     return text
+
+
+def _whole(text: str, profile: Profile, path: str) -> Span:
+    """A value with its true end: that of a block's span lies behind the comments that follow it."""
+    span = profile.spans[path]
+    lines = text.splitlines(keepends=True)
+    below = [
+        _whole(text, profile, each)
+        for each, inner in profile.spans.items()
+        if each.startswith((f"{path}.", f"{path}["))
+        and inner.file == profile.file
+        and (each[len(path) :].count("."), each[len(path) :].count("[")) in ((1, 0), (0, 1))
+    ]
+    if not below or text[_offset(lines, span.line, span.column)] in "[{":
+        return span
+    last = max(below, key=lambda each: (each.end_line, each.end_column))
+    return replace(span, end_line=last.end_line, end_column=last.end_column)
 
 
 def _last_key(profile: Profile) -> str:

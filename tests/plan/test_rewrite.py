@@ -139,11 +139,51 @@ def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path
     assert (tmp_path / "_base.yaml").read_text() == dedent(FLOW)
 
 
+LISTED = """\
+    target: {model: big}
+    speculation:
+      method: draft_model
+      num_speculative_tokens_per_batch_size:
+        - [1, 4, 5]
+        - [5, 8, 2]   # two
+
+      # about the draft
+      model: small
+      num_speculative_tokens: 5
+
+    # about the engine
+    engine: {max_num_seqs: 4}
+    """
+
+
+@pytest.mark.parametrize("ranges", [None, [[1, 2, 5], [3, 8, 0]]])
+def test_a_schedule_in_lines_of_its_own_leaves_the_comments_behind_it(
+    tmp_path: Path, ranges: list[list[int]] | None
+) -> None:
+    wanted: dict[str, Any] = {"method": "draft_model", "model": "small", "num_speculative_tokens": 5}
+    if ranges is not None:
+        wanted["num_speculative_tokens_per_batch_size"] = ranges
+    after = rewritten(tmp_path, LISTED, wanted)
+    assert "  # about the draft\n  model: small\n" in after
+    assert "# about the engine\n" in after
+
+
+@pytest.mark.parametrize(
+    "text", [BLOCK.partition("    engine:")[0], LISTED.partition("    # about the e")[0]]
+)
+def test_a_block_at_the_end_of_the_file_is_changed_too(tmp_path: Path, text: str) -> None:
+    rewritten(tmp_path, text, None)
+    rewritten(tmp_path, text, {**load_keys(text), "num_speculative_tokens": 7})
+    rewritten(tmp_path, text.rstrip(), {**load_keys(text), "num_speculative_tokens": 7})
+    schedule = {"num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 8, 0]]}
+    rewritten(tmp_path, text.rstrip(), {**load_keys(text), **schedule})
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.integers(1, 64),
     st.none() | st.lists(st.tuples(st.integers(1, 9), st.integers(0, 8)), min_size=1, max_size=4),
-    st.sampled_from([BLOCK, FLOW]),
+    st.sampled_from([BLOCK, FLOW, LISTED]),
 )
 def test_whatever_was_chosen_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, tokens: int, widths: list[tuple[int, int]] | None, text: str

@@ -1,0 +1,110 @@
+"""What a tune sends: prompts kept apart, blocks that are found again, times between chunks that are steps."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.result import Point
+from specserve.measure.tune.observe import observed, steady_gaps_s
+from specserve.measure.tune.wish import TUNED, cells, confirming, fitted, items, split
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from tune_machine import prompts, wish
+
+RUNGS = {1: 8, 2: 4, 3: 1, 4: 3, 5: 8, 7: 4, 8: 2, 9: 1, 10: 0}
+
+
+@given(st.integers(2, 60), st.integers(1, 60))
+def test_prompts_that_choose_do_not_confirm(count: int, wanted: int) -> None:
+    every = prompts(count)
+    chosen, held_out = split(every, wanted)
+    assert chosen and held_out
+    assert not set(chosen) & set(held_out)
+    assert set(chosen) | set(held_out) == set(every)
+    assert len(chosen) == min(wanted, (count + 1) // 2)
+
+
+def test_a_single_prompt_does_both() -> None:
+    assert split(prompts(1), 5) == (prompts(1), prompts(1))
+
+
+@given(st.integers(1, 20), st.integers(0, 60))
+def test_every_prompt_is_sent_and_each_request_has_an_id_of_its_own(count: int, least: int) -> None:
+    found = items(prompts(count), least=least)
+    assert len(found) == max(count, least)
+    assert len({item.id for item in found}) == len(found)
+    assert {item.prompt for item in found} == set(prompts(count))
+
+
+def test_blocks_have_the_same_numbers_whatever_the_budget_lets_through() -> None:
+    wanted = wish(rungs=RUNGS)
+    chosen = {"code": prompts(12)}
+    whole = cells(wanted, chosen, candidate=wanted.candidates[0])
+    less = cells(wanted, chosen, candidate=wanted.candidates[0], share=0.3)
+    assert [cell.block.number for cell in whole] == [cell.block.number for cell in less]
+    assert len({cell.block.number for cell in whole}) == len(whole)
+    assert sum(len(cell.block.items) for cell in less) < sum(len(cell.block.items) for cell in whole)
+
+
+def test_a_launch_measures_each_load_and_the_batches_beside_it() -> None:
+    wanted = wish(rungs=RUNGS)
+    found = cells(wanted, {"code": prompts(12)}, candidate=wanted.candidates[0])
+    assert {cell.block.point.concurrency: cell.tokens for cell in found} == RUNGS
+    assert {cell.block.point.concurrency for cell in found if cell.is_extra} == set(RUNGS) - {1, 2, 4, 8}
+    assert all(len(cell.block.items) > (cell.block.point.concurrency or 1) for cell in found)
+
+
+def test_the_confirmation_visits_every_point_before_it_visits_one_again() -> None:
+    wanted = wish(rungs=RUNGS)
+    blocks = confirming(wanted, {"code": prompts(13)})
+    first = [block.point for block in blocks[: len(wanted.points())]]
+    assert first == wanted.points()
+    assert len({block.number for block in blocks}) == len(blocks)
+
+
+def test_another_seed_or_candidate_is_another_run() -> None:
+    one = wish(rungs=RUNGS)
+    assert one.digest == wish(rungs=RUNGS).digest
+    assert one.digest != replace(one, seed=1).digest
+    assert one.digest != wish(rungs={}).digest
+    assert one.digest == replace(one, budget_s=60.0).digest
+
+
+def test_three_launches_are_planned_and_the_confirmation_goes_before_what_is_needed() -> None:
+    wanted = wish(rungs=RUNGS)
+    assert fitted(wanted).kept == ("baseline", "draft_model", TUNED)
+    assert fitted(replace(wanted, most_launches=2)).kept == ("baseline", "draft_model")
+    assert not fitted(replace(wanted, budget_s=1.0)).fits
+
+
+def streamed(*, start_s: float, ttft_s: float, gaps_ms: list[float], identity: str) -> Request:
+    latency_s = ttft_s + sum(gaps_ms) / 1000
+    return Request(identity, True, 5, len(gaps_ms) + 1, start_s, ttft_s, latency_s, tuple(gaps_ms))
+
+
+def test_chunks_while_another_request_is_in_its_prefill_are_no_steps_to_time() -> None:
+    first = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[30.0] * 10 + [130.0] + [30.0] * 20, identity="a")
+    second = streamed(start_s=0.4, ttft_s=0.13, gaps_ms=[30.0] * 10, identity="b")
+    done = Pass(0, 0, Point("code", 0.0, 2), "x", 2.0, 0.1, (first, second))
+    gaps = steady_gaps_s(done)
+    assert gaps
+    assert max(gaps) == pytest.approx(0.03)
+
+
+def test_chunks_of_the_end_where_fewer_run_are_not_counted() -> None:
+    short = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[50.0] * 10, identity="a")
+    long = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[50.0] * 10 + [20.0] * 40, identity="b")
+    done = Pass(0, 0, Point("code", 0.0, 2), "x", 2.0, 0.1, (short, long))
+    assert set(steady_gaps_s(done)) == {0.05}
+
+
+def test_a_pass_of_which_nothing_came_whole_says_nothing() -> None:
+    failed = replace(streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[1.0], identity="a"), ok=False)
+    assert observed([Pass(0, 0, Point("code", 0.0, 1), "x", 1.0, 0.1, (failed,))], tokens=0) is None
