@@ -68,7 +68,7 @@ class Watch:
         self._profile = profile
         self._span_s = window_s
         self._window = Window(span_s=window_s)
-        self._recent = Window(span_s=max(window_s, _COLLAPSE_S))
+        self._recent = Window(span_s=_COLLAPSE_S)
         self._run = Window()
         self._last: Reading | None = None
         self._restarts = 0
