@@ -119,6 +119,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(
                 400, json.dumps({"error": {"message": NO_TEMPLATE, "type": "BadRequestError", "code": 400}})
             )
+        elif not body.get("stream"):
+            self._send(200, json.dumps({"choices": [{"index": 0, "finish_reason": "length", "text": "x"}]}))
         else:
             with suppress(ConnectionError):  # a client may leave
                 self._stream(chat)

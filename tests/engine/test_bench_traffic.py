@@ -1,0 +1,131 @@
+"""vLLM's own load generator against servers of a few lines: what is sent, what is kept, interrupted and resumed.
+
+Only the load generator is vLLM here; what a server answers, and how fast, is chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from specserve.measure.bench.result import Result, Verdict
+from specserve.measure.bench.resultfile import from_json
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from openai_server import SUMMARY, Script, serving
+
+pytestmark = pytest.mark.engine
+BENCH = [sys.executable, "-m", "specserve", "bench"]
+LIMIT_S = 180.0
+
+
+def slow(seconds: float) -> Callable[[int], None]:
+    return lambda _number: time.sleep(seconds)
+
+
+def prompts_in(folder: Path) -> str:
+    path = folder / "questions.jsonl"
+    lines = [
+        {"messages": [{"role": "user", "content": f"measured question {number}"}]} for number in range(6)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    return {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state"), **more}
+
+
+def bench(folder: Path, *options: str, **env: str) -> Result:
+    done = subprocess.run(
+        [*BENCH, *options, "--format", "json"],
+        capture_output=True,
+        text=True,
+        env=environment(folder, **env),
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return from_json(json.loads(done.stdout))
+
+
+def measured(script: Script) -> list[dict[str, Any]]:
+    """The requests of blocks: neither a first question nor a warm-up."""
+    return [
+        request
+        for request in script.requests
+        if "measured question" in json.dumps(request.get("messages", "")) and request.get("stream")
+    ]
+
+
+def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) -> None:
+    base = Script(during=slow(0.03), speculates=False, key="k")
+    fast = Script(during=slow(0.003), summary=SUMMARY, key="k")
+    with serving(base) as base_url, serving(fast) as fast_url:
+        options = [base_url, "--with", f"fast={fast_url}", "-w", prompts_in(tmp_path), "-c", "2", "-t", "0.7"]
+        more = ["--blocks", "4", "--max-tokens", "9", "--prefix-cache", "both", "-o", str(tmp_path / "run")]
+        keys = {"MY_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
+        result = bench(tmp_path, *options, *more, "--api-key-env", "MY_KEY", **keys)
+    assert [item.verdict for item in result.comparisons] == [Verdict.PAYS] * 2
+    cell = next(cell for cell in result.cells if cell.arm == "fast")
+    assert cell.invalid is None and cell.figures is not None
+    assert (cell.figures.requests, cell.figures.output_tokens) == (24, 24 * 9)
+    assert cell.figures.acceptance is not None
+    assert cell.figures.acceptance.drafts == 240  # by the counters: 10 of each request
+    # the same prompts in the same order with the same seeds, and none twice under one salt
+    asked, other = measured(base), measured(fast)
+    assert Counter(map(told, asked)) == Counter(map(told, other))
+    assert len(asked) == 48 and all(request["temperature"] == 0.7 for request in asked)
+    assert max(Counter((r["cache_salt"], str(r["messages"])) for r in asked).values()) == 1
+    salts = Counter(request["cache_salt"] for request in asked)
+    assert sorted(salts.values(), reverse=True)[0] == 6 and min(salts.values()) == 1
+    assert {header.get("authorization") for header in fast.headers} <= {"Bearer k", None}
+    lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
+    own = [line for line in lines if line["arm"] == "fast"]
+    assert {line["finish_reason"] for line in own} == {"stop"}
+    assert {line["acceptance"]["accepted_tokens"] for line in own} == {4}
+    assert "not-for-you" not in "".join(file.read_text() for file in (tmp_path / "run").rglob("*.*"))
+
+
+def told(request: dict[str, Any]) -> tuple[str, int, str]:
+    return str(request["messages"]), request["seed"], request["cache_salt"]
+
+
+def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with serving(Script(during=slow(0.05))) as url, serving(Script(during=slow(0.05))) as other:
+        options = [url, "--with", f"again={other}", "-w", prompts_in(tmp_path), "-c", "1", "-t", "0"]
+        arguments = [*BENCH, *options, "--blocks", "6", "-o", str(run)]
+        with (
+            (tmp_path / "err").open("wb") as err,
+            subprocess.Popen(arguments, stderr=err, stdout=err, env=environment(tmp_path)) as process,
+        ):
+            deadline = time.monotonic() + LIMIT_S
+            while not (run / "passes.jsonl").exists() or (run / "passes.jsonl").stat().st_size < 100:
+                assert process.poll() is None, (tmp_path / "err").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            started = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=30) == 130, (tmp_path / "err").read_text()
+        words = (tmp_path / "err").read_text()
+        assert f"specserve bench --resume {run}" in words and "Traceback" not in words
+        assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)
+        kept = (run / "passes.jsonl").read_text()
+        assert 0 < len(kept.splitlines()) < 12
+        result = bench(tmp_path, "--resume", str(run))
+    assert (run / "passes.jsonl").read_text().startswith(kept)
+    assert [cell.figures and cell.figures.blocks for cell in result.cells] == [6, 6]
+    assert any("resumed" in note for note in result.notes)
+    assert result.is_complete
