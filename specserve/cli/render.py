@@ -110,7 +110,7 @@ def render(
     folder = output or (Path(source.file).parent if source.file != "-" else Path())
     artifacts = rendered(to.value, made, Place(str(folder.absolute()), source.server.host))
     if check and output is not None:
-        _compare(artifacts, output, again=f"specserve render {profile} --to {to.value} -o {output}")
+        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
     elif output is not None:
         _write(artifacts, output, force=force)
         _notes(made, to)
@@ -198,12 +198,12 @@ def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> Non
     )
 
 
-def _compare(artifacts: tuple[Artifact, ...], folder: Path, *, again: str) -> None:
+def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
     """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
     from specserve.deploy.files import stale
     from specserve.report.console import clean, out, say, styled
 
-    found = stale(artifacts, folder)
+    found = stale(artifacts, folder, target=to.value)
     for path, state in found:
         out(f"{state}: {clean(str(folder / path))}")
     if not found:

@@ -63,6 +63,8 @@ class Deployment:
     """Of target and draft together, by the lock; None where there is none."""
     memory_bytes: float | None
     """Of all its accelerators, by the profile's `hardware`; None where that names none."""
+    target: str = ""
+    """What it is being written for."""
 
     @property
     def nodes(self) -> int:
@@ -149,8 +151,8 @@ class Deployment:
     def head(self) -> str:
         """The comment on top of every file."""
         return (
-            f"Rendered by specserve from `{self.profile.name}`, fingerprint {self.plan.fingerprint[:16]}, "
-            f"for vLLM {release(self.plan.vllm)}.\n"
+            f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
+            f"for vLLM {release(self.plan.vllm)}, fingerprint {self.plan.fingerprint[:16]}.\n"
             "Change the profile and render again; what is meant to be changed here says so."
         )
 

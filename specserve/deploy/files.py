@@ -10,23 +10,24 @@ from specserve.deploy.artifact import Artifact
 from specserve.errors import FactError
 
 State = Literal["missing", "stale", "left over"]
-_MARK = "Rendered by specserve from"
+_MARK = "Rendered by `specserve render --to {target}` from "
 
 
-def stale(artifacts: Iterable[Artifact], folder: Path) -> list[tuple[str, State]]:
-    """Files that are not as they would be rendered now, by path; and those of an earlier rendering that are no more."""
+def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, State]]:
+    """Files that are not as they would be rendered now, by path; and those of an earlier rendering for `target`."""
     wanted = {one.path: one.text for one in artifacts}
     found: list[tuple[str, State]] = []
     for path, text in wanted.items():
         there = _read(folder / path)
         if there != text:
             found.append((path, "missing" if there is None else "stale"))
+    mark = _MARK.format(target=target)
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         path = file.relative_to(folder).as_posix()
         if (
             path not in wanted
             and file.suffix in (".yaml", ".yml", ".service")
-            and _MARK in (_read(file) or "")
+            and mark in (_read(file) or "")
         ):
             found.append((path, "left over"))
     return found

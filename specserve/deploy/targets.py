@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specserve.deploy.artifact import Artifact
 from specserve.deploy.compose import compose
@@ -25,7 +25,7 @@ class Place:
 
 def render(target: str, made: Deployment, place: Place) -> tuple[Artifact, ...]:
     """The files of a target. Raises KeyError for one that is not in TARGETS, UsageError for what it cannot do."""
-    return TARGETS[target](made, place)
+    return TARGETS[target](replace(made, target=target), place)
 
 
 def _compose(made: Deployment, place: Place) -> tuple[Artifact, ...]:

@@ -7,13 +7,13 @@ from pathlib import Path
 from specserve.deploy.artifact import Artifact
 from specserve.deploy.files import foreign, put, stale
 
-HEAD = "# Rendered by specserve from `demo`, fingerprint 0\n"
+HEAD = "# Rendered by `specserve render --to ray` from `demo`\n"
 ONE, TWO = Artifact("a.yaml", f"{HEAD}a: 1\n"), Artifact("b/c.yaml", f"{HEAD}c: 1\n")
 
 
 def test_what_was_written_is_up_to_date(tmp_path: Path) -> None:
     assert put((ONE, TWO), tmp_path) == 2
-    assert stale((ONE, TWO), tmp_path) == []
+    assert stale((ONE, TWO), tmp_path, target="ray") == []
     assert put((ONE, TWO), tmp_path) == 0
 
 
@@ -22,7 +22,8 @@ def test_missing_changed_and_left_over_files_are_told(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ONE.text + "b: 2\n")
     (tmp_path / "b" / "c.yaml").unlink()
     (tmp_path / "mine.yaml").write_text("kind: Kustomization\n")
-    assert stale((ONE, TWO), tmp_path) == [
+    (tmp_path / "compose.yaml").write_text(HEAD.replace("ray", "compose"))
+    assert stale((ONE, TWO), tmp_path, target="ray") == [
         ("a.yaml", "stale"),
         ("b/c.yaml", "missing"),
         ("old.service", "left over"),
@@ -30,7 +31,7 @@ def test_missing_changed_and_left_over_files_are_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_has_none_of_them(tmp_path: Path) -> None:
-    assert stale((ONE,), tmp_path / "none") == [("a.yaml", "missing")]
+    assert stale((ONE,), tmp_path / "none", target="ray") == [("a.yaml", "missing")]
 
 
 def test_files_of_others_are_known(tmp_path: Path) -> None:
@@ -43,4 +44,4 @@ def test_files_of_others_are_known(tmp_path: Path) -> None:
 def test_bytes_that_are_no_text_are_somebody_elses(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xff\xfe")
     assert foreign((ONE,), tmp_path) == ["a.yaml"]
-    assert stale((ONE,), tmp_path) == [("a.yaml", "stale")]
+    assert stale((ONE,), tmp_path, target="ray") == [("a.yaml", "stale")]
