@@ -118,7 +118,7 @@ def is_cut(sampling: Sampling) -> bool:
 
 
 def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True) -> Sampled:
-    """The verdict on the requests so far. `is_last`: no more tokens will come."""
+    """The verdict on the requests so far. `is_last`: no more tokens will come, and what is likely is said."""
     used = [item for item in tallies if item.tokens]
     tokens = sum(item.tokens for item in used)
     variance = math.fsum(item.variance for item in used)
@@ -133,18 +133,21 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         [(100 * item.heat, item.information) for item in used], model=100 * math.sqrt(information)
     )
     quantile = _quantile(CONFIDENCE, len(used) - 1)
-    strict = quantile if is_last else _quantile(LOOK_CONFIDENCE, len(used) - 1)
-    reasons = _reasons((points, points_error), (heat, heat_error), strict) + _strays(outside, expected)
-    verdict: Verdict = Verdict.LOSSY
-    needed = 0
-    if not reasons:
-        verdict, needed = _open(
-            (points, points_error),
-            None if is_cut(sampling) else (heat, heat_error),
-            quantile,
-            tokens=tokens,
-            requests=len(used),
-        )
+    strays = _strays(outside, expected)
+    likely = _reasons((points, points_error), (heat, heat_error), quantile) + strays
+    strict = _quantile(LOOK_CONFIDENCE, len(used) - 1)
+    reasons = likely if is_last else _reasons((points, points_error), (heat, heat_error), strict) + strays
+    verdict, needed = _open(
+        (points, points_error),
+        None if is_cut(sampling) else (heat, heat_error),
+        quantile,
+        tokens=tokens,
+        requests=len(used),
+    )
+    if reasons:
+        verdict, needed = Verdict.LOSSY, 0
+    elif likely:
+        verdict, needed = Verdict.INCONCLUSIVE, max(needed, 100)
     return Sampled(
         sampling=sampling,
         verdict=verdict,
