@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from specserve.measure.bench.result import ArmInfo, Comparison, Result
+from specserve.measure.verdict import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
 from specserve.report.benchcharts import Colours, charts, colours
 from specserve.report.benchview import (
     Section,
@@ -25,6 +26,7 @@ from specserve.report.benchview import (
     where,
 )
 from specserve.report.charts import mark
+from specserve.report.columns import short
 from specserve.report.figures import NONE, moment, number, percent, rate, spread, thirds, took
 from specserve.report.html import Column, chip, listed, page, pairs, table
 from specserve.report.markup import escaped, html_sentence
@@ -33,6 +35,8 @@ _LEGEND = (
     "Speedup: output tokens/s over those of the first arm, with its 95 % interval. Acceptance length: tokens that one "
     "step of the target yields, its own included; at the break-even length speculation neither gains nor loses."
 )
+_ARM = 40
+"""Characters of an arm's name in a table; whole it stands in legends."""
 _NAME = Column("arm", is_name=True)
 
 
@@ -91,7 +95,7 @@ def _matrix(result: Result, every: Sequence[Section]) -> str:
         starts.append(len(rows))
         rows += [
             (
-                f'<span class="over">{escaped(section.title)}</span>{escaped(arm)}',
+                f'<span class="over">{escaped(section.title)}</span>{escaped(short(arm, _ARM))}',
                 *_verdicts(section, arm, names),
             )
             for arm in arms
@@ -158,7 +162,7 @@ def _speedups(section: Section) -> str:
         known = row.cell.figures if row.cell.invalid is None else None
         against = row.comparison
         rows.append((
-            row.load, escaped(row.arm), speedup_words(row), chip(row.verdict),
+            row.load, escaped(short(row.arm, _ARM)), speedup_words(row), chip(row.verdict),
             rate(known.output_tokens_per_s) if known else NONE,
             percent(known.acceptance.acceptance_rate) if known and known.acceptance else "",
             number(against.mean_acceptance_length) if against else "",
@@ -178,7 +182,7 @@ def _latencies(section: Section) -> str:
     for row in section.rows:
         known = row.cell.figures if row.cell.invalid is None else None
         rows.append((
-            row.load, escaped(row.arm),
+            row.load, escaped(short(row.arm, _ARM)),
             thirds(known.ttft_ms) if known else NONE, thirds(known.tpot_ms) if known else NONE,
             thirds(known.e2e_ms, divisor=1000) if known else NONE,
             rate(known.inter_chunk_p99_ms) if known else NONE, rate(known.goodput_per_s) if known else NONE,
@@ -201,7 +205,8 @@ def _method(result: Result) -> Iterator[str]:
     yield "<h2>How this was measured</h2>"
     yield f"<p>{_LEGEND}</p>"
     yield (
-        "<p>PAYS: the whole interval is above 1.03. COSTS: it is below 0.97. NO DIFFERENCE: it lies between. "
+        f"<p>PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
+        f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
         "INCONCLUSIVE: more requests are needed. The gap between two chunks of a stream is no measure across "
         "arms: with speculation one chunk holds several tokens.</p>"
     )
