@@ -1,0 +1,100 @@
+"""How many arms run at the same time: by GPUs of one kind, or by memory on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specserve.facts.nvml import Gpu
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.fit import fit, memory_bytes
+from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.load import load_profile
+
+ROOT = Path(__file__).resolve().parents[3]
+GIB = 2**30
+
+
+def planned(name: str, platform: str, *, ranks: int = 1, memory: int | None = None) -> Arm:
+    plan = LaunchPlan(
+        name=name,
+        fingerprint=name,
+        vllm="0.33",
+        platform=platform,
+        argv=("vllm", "serve", "m"),
+        env={},
+        engine_kwargs={},
+        host="127.0.0.1",
+        port=1,
+        model="m",
+        stall_timeout_s=1,
+        shutdown_timeout_s=1,
+    )
+    return Arm(name, plan, ranks=ranks, memory_bytes=memory)
+
+
+def gpus(count: int, *, names: tuple[str, ...] = ("H100",)) -> list[Gpu]:
+    return [
+        Gpu(
+            index=index,
+            uuid=f"GPU-{index}",
+            name=names[index % len(names)],
+            total_bytes=80 * GIB,
+            free_bytes=80 * GIB,
+            compute_capability=(9, 0),
+            holders=(),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "arms", "at_once", "slots"),
+    [(8, 4, 2, 2, 2), (8, 4, 3, 2, 2), (8, 2, 3, 3, 4), (4, 4, 2, 1, 1), (1, 1, 2, 1, 1), (0, 1, 2, 1, 0)],
+)
+def test_each_arm_gets_gpus_of_its_own(
+    count: int, ranks: int, arms: int, at_once: int, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: gpus(count))
+    found = fit([planned(f"arm{number}", "cuda", ranks=ranks) for number in range(arms)])
+    assert found.at_once == at_once
+    used = [device for slot in found.slots for device in slot]
+    assert len(found.slots) in (0, slots) and len(set(used)) == len(used)
+
+
+def test_gpus_of_different_kinds_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: gpus(2, names=("H100", "L40S")))
+    found = fit([planned("a", "cuda"), planned("b", "cuda")])
+    assert found.at_once == 1 and "different kinds" in found.why
+
+
+def test_on_the_cpu_memory_decides() -> None:
+    free = psutil.virtual_memory().available
+    small, large = free // 10, free
+    assert fit([planned("a", "cpu", memory=small), planned("b", "cpu", memory=small)]).at_once == 2
+    assert fit([planned("a", "cpu", memory=large), planned("b", "cpu", memory=small)]).at_once == 1
+    unknown = fit([planned("a", "cpu", memory=small), planned("b", "cpu")])
+    assert unknown.at_once == 1 and "not known" in unknown.why
+
+
+def test_servers_that_run_already_take_no_room() -> None:
+    arms = [Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2")]
+    assert fit(arms).at_once == 2
+    assert fit([*arms, planned("c", "cpu")]).at_once == 3
+
+
+def test_what_a_server_takes_is_weights_cache_and_processes(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    target, draft = ROOT / "demo" / "target", ROOT / "demo" / "draft"
+    file.write_text(
+        f"target: {{model: {target}}}\nengine: {{kv_cache_memory_bytes: 1G}}\n"
+        f"speculation: {{method: draft_model, model: {draft}, num_speculative_tokens: 4}}\n"
+    )
+    found = memory_bytes(load_profile(file))
+    files = sum((folder / "model.safetensors").stat().st_size for folder in (target, draft))
+    assert found is not None
+    assert abs(found - files - 3 * GIB) < 1e5  # 1 GiB of cache, 2 GiB for processes; headers aside
