@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.benchshow import shown
 from specserve.cli.options import Devices, Locked, NoLock, Settings
 
 
@@ -219,8 +220,6 @@ def bench(
     specserve bench --compare OLD NEW
     """
     if show is not None or compare is not None:
-        from specserve.cli.benchshow import shown
-
         shown(show, compare, share=share, format=format.value, others=[profile, resume, output])
         return
     from specserve.cli.benching import Asked, Ending, run
