@@ -294,7 +294,7 @@ def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirecto
             return found
         found.__exit__()
         if output is not None:
-            raise UsageError(f"`{path}` holds another run", hint="another `-o`, or none")
+            raise UsageError(f"`{path}` holds a run already", hint="another `-o`, or none")
         number += 1
         path = path.with_name(f"{stem}-{number}")
     created = datetime.now(UTC).isoformat(timespec="seconds")
