@@ -186,9 +186,8 @@ def tune(
     )
     as_json = format is Format.JSON
     if estimate:
-        tuneestimate.run(asked, accelerator=accelerator, acceptance=acceptance, as_json=as_json)
-        return
+        return tuneestimate.run(asked, accelerator=accelerator, acceptance=acceptance, as_json=as_json)
     tuneestimate.refuse(accelerator=accelerator, acceptance=acceptance)
-    tuning.run(
+    return tuning.run(
         asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json
     )
