@@ -127,9 +127,10 @@ def unasked(profile: Profile, asked: Asked) -> list[tuple[str, str, str]]:
 
     own = profile.speculation.method if profile.speculation else None
     found = []
-    if own != "ngram" and "ngram" not in asked.methods:
+    known = {*asked.methods, *profile.alternatives}
+    if own != "ngram" and "ngram" not in known:
         found.append(("ngram", "ngram", "needs another launch: `--method ngram`"))
-    if own != "suffix" and "suffix" not in asked.methods and find_spec("arctic_inference") is not None:
+    if own != "suffix" and "suffix" not in known and find_spec("arctic_inference") is not None:
         found.append(("suffix", "suffix", "needs another launch: `--method suffix`"))
     for name, block in profile.alternatives.items():
         if name not in asked.methods:
