@@ -5,7 +5,7 @@ their batch, requests of one prompt share its difficulty: the variance of a rati
 & Miller 2011, "Robust inference with multiway clustering"), with launches in the place of blocks where there are
 several. Each spread is a jackknife's, which holds where prompts weigh unequally, and the interval is Student's with the
 degrees of freedom of the spread that dominates (Satterthwaite), since blocks are few. Percentiles of a bootstrap of
-blocks, then of requests in them, cover anything from 64 to 97 % where they should cover 95 %: too little where prompts
+blocks, then of requests in them, cover anything from 55 to 97 % where they should cover 95 %: too little where prompts
 come again in other blocks, which they then take for new ones (`scripts/bench_simulation.py --bootstrap`).
 """
 
