@@ -50,7 +50,9 @@ def verify(
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="URL|NAME", show_default=False, help="Compare the greedy texts with another server's too."
+            metavar="URL|NAME",
+            show_default=False,
+            help="Compare the greedy texts with those of another server too.",
         ),
     ] = None,
     smoke: Annotated[
@@ -125,6 +127,7 @@ def verify(
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
 
+    greedy = [0.0] if against is not None else []  # what is compared are greedy texts
     hot = {
         "top_p": top_p,
         "top_k": top_k,
@@ -134,7 +137,7 @@ def verify(
     wish = Wish(
         samplings=tuple(
             Sampling(value, **(hot if value > 0 else {}))  # type: ignore[arg-type]
-            for value in dict.fromkeys([0.0, 0.7] if temperature is None else temperature)
+            for value in dict.fromkeys([*greedy, *([0.0, 0.7] if temperature is None else temperature)])
         ),
         prompts=read(prompts),
         max_tokens=max_tokens,

@@ -131,6 +131,9 @@ def test_what_cannot_be_tried_is_skipped_with_why() -> None:
 def test_another_server_with_the_same_weights_is_the_same() -> None:
     with serving(Model()) as other:
         found = verified(Model(), *QUICK, "--against", other)
+        # greedy texts are compared, whatever else is asked for
+        hot = verified(Model(wait_s=0.05), "-t", "0.7", "--seconds", "3", "--no-smoke", "--against", other)
+    assert hot["greedy"]["tokens"] > 0 and hot["against"]["texts"] == hot["greedy"]["requests"]
     assert found["against"]["verdict"] == "SAME"
     assert found["against"]["equal"] == found["against"]["texts"] == 28
 
