@@ -107,11 +107,10 @@ def verify(
 ) -> None:
     """Judge whether a server's text is still its target's own.
 
-    One server, no restart, about a minute.
-    The server writes with speculation; then the same server scores what it wrote by a plain prefill, where nothing
-    is speculated and nothing cached. At temperature 0 every token must be the target's best one, near-ties allowed
-    for; above it, the best token must come as often as its probability says. LOSSLESS, LOSSY or INCONCLUSIVE, with a
-    99 % interval. The smoke tests are small requests for what speculation breaks in practice.
+    One server, no restart, about a minute. It writes with speculation; then it scores what it wrote by a plain
+    prefill, where nothing is speculated and nothing cached. At temperature 0 every token must be the target's best
+    one, near-ties allowed for; above it, the best token must come as often as its probability says. LOSSLESS, LOSSY
+    or INCONCLUSIVE, with a 99 % interval. The smoke tests ask for what speculation breaks in practice.
 
     Exit code 0: LOSSLESS or INCONCLUSIVE; 1: LOSSY, a smoke test that is not ok, or another text --against; 2: it
     could not be done.
