@@ -104,7 +104,13 @@ def started(
 ) -> Iterator[Up]:
     """`specserve up` on the small pair; killed at the end, with all that came out of it, if it still runs."""
     port = free_port()
-    profile = tiny_profile(folder, port=port, changes=changes)
+    with up_on(folder, tiny_profile(folder, port=port, changes=changes), *options, port=port) as up:
+        yield up
+
+
+@contextlib.contextmanager
+def up_on(folder: Path, profile: Path, *options: str, port: int) -> Iterator[Up]:
+    """The same on a profile; its output and its state go to the folder."""
     out_path, err_path = folder / "up.out", folder / "up.err"
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state")}
     with (

@@ -1,0 +1,106 @@
+"""One server over two ranks of vLLM's own executor, both on this host: same text, and no node outlives the other."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from specserve.serve.ports import free_port
+from tests.engine.conftest import ROOT, Up, up_on
+from tests.engine.texts import acceptance, demo_prompts, near_ties, write
+
+pytestmark = [pytest.mark.engine, pytest.mark.soak]
+PROMPTS = [
+    "def __len__(self):",
+    "class Stack:\n    def push(self, item):",
+    "import os\n\ndef walk(",
+    "for key in",
+]
+
+
+def profile_at(folder: Path, *, port: int, master_port: int) -> Path:
+    profile: dict[str, Any] = {
+        "target": {
+            "model": str(ROOT / "demo" / "target"),
+            "dtype": "float32",
+            "max_model_len": 512,
+            "tensor_parallel_size": 2,
+        },
+        "speculation": {
+            "method": "draft_model",
+            "model": str(ROOT / "demo" / "draft"),
+            "num_speculative_tokens": 4,
+        },
+        "engine": {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": "256M",
+            "max_num_seqs": 8,
+            "master_addr": "127.0.0.1",
+            "master_port": master_port,
+        },
+        "server": {"port": port, "served_model_name": "tiny", "shutdown_timeout_s": 10},
+        "hardware": {"accelerator": "cpu", "nodes": 2},
+    }
+    file = folder / "two.yaml"
+    file.write_text(yaml.safe_dump(profile))
+    return file
+
+
+@contextlib.contextmanager
+def two_nodes(folder: Path) -> Iterator[tuple[Up, Up]]:
+    """Both nodes, up: node 0 answers, node 1 has joined."""
+    port = free_port()
+    profile = profile_at(folder, port=port, master_port=free_port())
+    cores = sorted(psutil.Process().cpu_affinity())
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for rank in (0, 1):
+            place = folder / f"node{rank}"
+            place.mkdir()
+            bind = f"env.VLLM_CPU_OMP_THREADS_BIND={cores[rank % len(cores)]}"
+            options = ["--node-rank", str(rank), "--set", bind]
+            nodes.append(stack.enter_context(up_on(place, profile, *options, port=port)))
+        nodes[0].wait_ready()
+        nodes[1].wait_for(lambda: "joined in" in nodes[1].err)
+        yield nodes[0], nodes[1]
+
+
+def nothing_is_left(processes: list[psutil.Process]) -> bool:
+    gone, alive = psutil.wait_procs(processes, timeout=10)
+    return not alive and len(gone) == len(processes)
+
+
+def test_two_ranks_say_what_one_process_says_and_speculate(tiny_server: Up, tmp_path: Path) -> None:
+    prompts = demo_prompts(8)
+    references = write(tiny_server, prompts, concurrency=2, top=5)
+    with two_nodes(tmp_path) as (first, second):
+        texts = write(first, prompts, concurrency=2)
+        found = acceptance(first)
+        members = [*first.members(), *second.members()]
+        assert first.stop() == 0
+        assert second.process.wait(timeout=60) == 2  # it does not outlive node 0, and says why
+        assert "node 0" in second.err and "gone" in second.err
+        assert nothing_is_left(members)
+    assert near_ties(texts, references) <= 1  # the ranks' sums round in another order
+    assert (found.acceptance_rate or 0) > 0.3
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_loss_of_a_node_is_told_by_the_other_and_nothing_is_left(lost: int, tmp_path: Path) -> None:
+    with two_nodes(tmp_path) as nodes:
+        write(nodes[0], demo_prompts(1), concurrency=1)
+        gone, other = nodes[lost], nodes[1 - lost]
+        members = [*gone.members(), *other.members()]
+        for process in gone.members():  # as if its host went down
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        assert other.process.wait(timeout=60) == 2
+        assert "gone" in other.err and "start all nodes anew" in other.err
+        assert nothing_is_left(members)
