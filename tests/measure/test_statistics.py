@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
@@ -39,6 +39,7 @@ def found(arm: list[Share], against: list[Share]) -> Estimate:
     return estimate
 
 
+@settings(deadline=None)
 @given(arms)
 def test_the_ratio_is_all_amounts_over_all_costs_of_each_arm(
     rows: list[tuple[str, str, float, float, float, float]],
@@ -48,6 +49,7 @@ def test_the_ratio_is_all_amounts_over_all_costs_of_each_arm(
     assert found(arm, against).value == pytest.approx(mine / theirs)
 
 
+@settings(deadline=None)
 @given(arms)
 def test_the_arms_exchanged_give_the_inverse_and_the_same_error(
     rows: list[tuple[str, str, float, float, float, float]],
@@ -58,6 +60,7 @@ def test_the_arms_exchanged_give_the_inverse_and_the_same_error(
     assert there.error == pytest.approx(back.error, rel=1e-6, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(arms, st.floats(0.1, 10))
 def test_a_machine_that_is_slower_throughout_changes_the_value_and_not_the_error(
     rows: list[tuple[str, str, float, float, float, float]], factor: float
@@ -69,6 +72,7 @@ def test_a_machine_that_is_slower_throughout_changes_the_value_and_not_the_error
     assert after.error == pytest.approx(before.error, rel=1e-6, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(arms, st.randoms(use_true_random=False))
 def test_the_order_of_the_requests_does_not_matter(
     rows: list[tuple[str, str, float, float, float, float]], rng: random.Random
@@ -81,6 +85,7 @@ def test_the_order_of_the_requests_does_not_matter(
     assert after.error == pytest.approx(before.error, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(arms)
 def test_an_arm_compared_with_itself_is_exactly_even(
     rows: list[tuple[str, str, float, float, float, float]],
@@ -91,6 +96,7 @@ def test_an_arm_compared_with_itself_is_exactly_even(
     assert estimate.error == pytest.approx(0.0, abs=1e-12) or math.isinf(estimate.error)
 
 
+@settings(deadline=None)
 @given(arms)
 def test_an_interval_holds_its_value_and_grows_with_the_confidence(
     rows: list[tuple[str, str, float, float, float, float]],

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.student import cumulative, quantile
@@ -25,6 +25,7 @@ def test_quantiles_are_those_of_the_tables(probability: float, freedom: float, e
     assert quantile(probability, freedom=freedom) == pytest.approx(expected, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(st.floats(0.001, 0.999), st.floats(0.5, 500))
 def test_the_quantile_is_where_the_probability_is_reached(probability: float, freedom: float) -> None:
     assert cumulative(quantile(probability, freedom=freedom), freedom=freedom) == pytest.approx(
@@ -32,6 +33,7 @@ def test_the_quantile_is_where_the_probability_is_reached(probability: float, fr
     )
 
 
+@settings(deadline=None)
 @given(st.floats(0.01, 0.99), st.floats(1, 100))
 def test_it_is_symmetric(probability: float, freedom: float) -> None:
     there, back = quantile(probability, freedom=freedom), quantile(1 - probability, freedom=freedom)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
@@ -33,6 +33,7 @@ def test_the_verdict_is_where_the_interval_lies(value: float, error: float, expe
     assert verdict(estimate(value, error)) is expected
 
 
+@settings(deadline=None)
 @given(st.floats(0.2, 5), st.floats(0.0001, 1), st.floats(1, 100))
 def test_what_pays_is_beyond_the_margin_and_what_costs_below(
     value: float, error: float, freedom: float
@@ -50,6 +51,7 @@ def test_what_pays_is_beyond_the_margin_and_what_costs_below(
             assert needed(found)
 
 
+@settings(deadline=None)
 @given(st.floats(0.5, 2), st.floats(0.01, 0.5))
 def test_as_much_more_as_is_said_would_decide_it(value: float, error: float) -> None:
     found = estimate(value, error)

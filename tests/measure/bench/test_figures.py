@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.figures import break_even, figures, invalid, shares, step_shares
@@ -70,6 +70,7 @@ def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None
     assert busy is not None and "busy for 93%" in busy
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 50), min_size=1, max_size=20), st.floats(0.1, 100))
 def test_the_shares_of_a_pass_add_up_to_its_time(latencies: list[float], seconds: float) -> None:
     requests = [request(f"p{index}", latency_s=latency) for index, latency in enumerate(latencies)]
@@ -98,6 +99,7 @@ def test_break_even_is_where_the_longer_step_is_paid_for() -> None:
     assert break_even(None, output_tokens=10, speedup=1.0) is None
 
 
+@settings(deadline=None)
 @given(st.integers(1, 1000), st.floats(1, 5), st.floats(0.2, 5))
 def test_what_is_measured_lies_above_break_even_where_it_is_faster(
     drafts: int, accepted: float, speedup: float

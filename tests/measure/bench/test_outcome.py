@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm
@@ -163,6 +163,7 @@ def test_few_requests_do_not_bound_the_slowest_hundredth() -> None:
     assert 100 < found.low <= found.value <= 109.1
 
 
+@settings(deadline=None)
 @given(st.integers(2, 60), st.sampled_from([0.5, 0.9, 0.99]))
 def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
     values = [float(n) for n in range(count)]

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm, checked, sessions
@@ -19,6 +19,7 @@ def prompts(count: int) -> tuple[Prompt, ...]:
     return tuple(Prompt(f"p{number}", 16, text=f"text {number}") for number in range(count))
 
 
+@settings(deadline=None)
 @given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
 def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, seed: int) -> None:
     dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number, seed), launch=0)
@@ -28,6 +29,7 @@ def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency
     assert len(set(times.values())) == 1
 
 
+@settings(deadline=None)
 @given(st.integers(8, 40), st.integers(2, 8), st.integers(1, 64))
 def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     count: int, number: int, concurrency: int
