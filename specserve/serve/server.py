@@ -126,7 +126,8 @@ class Server:
             self._note()
             ask_to_end(
                 self.child,
-                is_serving=self.phase is Phase.SERVING,
+                # a node that only computes has no requests of its own to drain
+                is_serving=self.phase is Phase.SERVING and self.plan.answers,
                 drain_s=self.plan.shutdown_timeout_s,
                 stop=self._stop,
                 emit=self._emit,
