@@ -36,7 +36,11 @@ def quantile(probability: float, *, freedom: float) -> float:
 
 def cumulative(value: float, *, freedom: float) -> float:
     """The probability that a t variable is at most `value`."""
-    tail = 0.5 * _beta(freedom / (freedom + value * value), freedom / 2.0, 0.5)
+    square = value * value
+    if square < freedom:  # near the middle the tail would lose half of its digits
+        half = 0.5 * _beta(square / (freedom + square), 0.5, freedom / 2.0)
+        return 0.5 + half if value >= 0 else 0.5 - half
+    tail = 0.5 * _beta(freedom / (freedom + square), freedom / 2.0, 0.5)
     return 1.0 - tail if value >= 0 else tail
 
 
