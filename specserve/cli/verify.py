@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -126,17 +127,14 @@ def verify(
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
 
-    greedy = [0.0] if against is not None else []  # what is compared are greedy texts
-    hot = {
-        "top_p": top_p,
-        "top_k": top_k,
-        "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-    }
+    temperatures = [0.0, 0.7] if temperature is None else temperature
+    if against is not None:
+        temperatures = [0.0, *temperatures]  # what is compared are greedy texts
+    hot = Sampling(1.0, top_p, top_k, presence_penalty, frequency_penalty)
     wish = Wish(
         samplings=tuple(
-            Sampling(value, **(hot if value > 0 else {}))  # type: ignore[arg-type]
-            for value in dict.fromkeys([*greedy, *([0.0, 0.7] if temperature is None else temperature)])
+            replace(hot, temperature=value) if value > 0 else Sampling(0.0)
+            for value in dict.fromkeys(temperatures)
         ),
         prompts=read(prompts),
         max_tokens=max_tokens,
