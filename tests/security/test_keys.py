@@ -301,6 +301,7 @@ PASS_IT_ON = {
     "checks/probe.py": "to the child that asks vLLM",
     "profile/revision.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
+    "measure/bench/driver.py": "to the child that sends the load, without keys that no arm needs",
     "plan/locked.py": "to look for the Hub's cache",
     "plan/pulling.py": "to look for the Hub's cache",
 }
