@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,27 @@ QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--prompts", "2", "--max-tok
 LIMIT_S = 600.0
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    """A test that fails or is interrupted ends the tune that it started, which ends its servers."""
+    yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=60)
+
+
 def tune(profile: Path, *options: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(profile.parent / "state")}
     command = [sys.executable, "-m", "specserve", "tune", str(profile), *QUICK, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT)
+    _started.append(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=ROOT)
+    )
+    return _started[-1]
 
 
 def finished(process: subprocess.Popen[bytes], *, code: int = 0) -> bytes:
