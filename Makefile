@@ -53,12 +53,14 @@ unit:
 engine:
 	$(OFFLINE) $(BIN)/pytest -q -m "engine and not soak" --durations=15
 
-soak: setup ## not for CI: SOAK starts and stops (20), faults, load, start-up time, the demo's speedup; an hour
+soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
 	$(OFFLINE) $(BIN)/pytest -q -m soak
 	$(BIN)/python scripts/soak.py --cycles $(SOAK)
 	$(BIN)/python scripts/faults.py
 	$(BIN)/python scripts/soak_load.py
 	$(BIN)/python scripts/soak_watch.py
+	$(BIN)/python scripts/soak_verify.py
+	$(BIN)/python scripts/soak_bench.py
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 
