@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
+import hypothesis
 import pytest
 
 from specserve.profile.load import load_profile
@@ -86,6 +87,10 @@ def specserve(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[bytes
 
 
 def pytest_configure() -> None:
-    """A shell's background job ignores SIGINT, and so would every process that the tests start."""
+    """A background job ignores SIGINT and nohup SIGHUP, and so would all that the tests start; the machine is slow."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hypothesis.settings.register_profile("specserve", deadline=None)
+    hypothesis.settings.load_profile("specserve")
