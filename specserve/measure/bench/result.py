@@ -13,9 +13,9 @@ class Verdict(StrEnum):
     """Whether an arm is faster than the arm it is compared with (95 % interval of the speedup)."""
 
     PAYS = "PAYS"
-    """The lower bound is above 1.03."""
+    """The lower bound is above 1.03, and that of the 99.5 % interval above 1."""
     COSTS = "COSTS"
-    """The upper bound is below 0.97."""
+    """The upper bound is below 0.97, and that of the 99.5 % interval below 1."""
     NO_DIFFERENCE = "NO DIFFERENCE"
     """The interval lies inside 0.97 to 1.03."""
     INCONCLUSIVE = "INCONCLUSIVE"
