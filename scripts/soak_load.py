@@ -1,6 +1,6 @@
 """Load a detached demo server while `ps`, `logs -f` and `watch` look at it: no request fails, nothing of ours grows.
 
-    python scripts/soak_load.py [--requests 2000] [--concurrency 64] [--max-tokens 8]
+    python scripts/soak_load.py [--requests 2000] [--concurrency 64] [--max-tokens 8] [--small]
 
 Exit code 1 where a request failed, or the memory of the watcher, of `logs -f` or of `watch` grew by more than 2 MiB.
 """
@@ -108,7 +108,9 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         "VLLM_NO_USAGE_STATS": "1",
     }
     port = free_port("127.0.0.1")
-    started = specserve("up", str(ROOT / "configs" / "demo.yaml"), "--detach", "--port", str(port), env=env)
+    small = ("--set", f"target.model={ROOT / 'demo' / 'target'}") if args.small else ()
+    profile = str(ROOT / "configs" / "demo.yaml")
+    started = specserve("up", profile, *small, "--detach", "--port", str(port), env=env)
     if started.returncode:
         print(started.stderr)
         return 1
@@ -166,6 +168,9 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument(
+        "--small", action="store_true", help="the pair before it is widened: minutes, not half an hour"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="specserve-load-") as name:
         return run(args, Path(name))
