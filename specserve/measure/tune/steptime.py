@@ -129,7 +129,13 @@ def _with_knee(timed: Sequence[Timed], knee: float) -> tuple[StepModel, float]:
     )
     at = knee if math.isfinite(knee) else 0.0
     form = StepModel(fixed, per_token, at, beyond, speculating, draft, request)
-    ratios = [each.step_s / form.form_s(each.batch, each.tokens, drafted=each.drafted) for each in timed]
+    fitted = [form.form_s(each.batch, each.tokens, drafted=each.drafted) for each in timed]
+    if min(fitted) <= 0:  # no step is free: this form says nothing
+        if math.isfinite(knee):
+            return form, math.inf
+        mean_s = math.fsum(each.step_s for each in timed) / len(timed)
+        form, fitted = StepModel(mean_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), [mean_s] * len(timed)
+    ratios = [each.step_s / fit_s for each, fit_s in zip(timed, fitted, strict=True)]
     off = sorted(abs(1 / ratio - 1) for ratio in ratios)
     error = math.fsum((1 / ratio - 1) ** 2 for ratio in ratios)
     return replace(form, corrections=_corrections(timed, ratios), error=off[len(off) // 2]), error

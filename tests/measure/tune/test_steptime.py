@@ -110,3 +110,15 @@ def test_two_points_are_enough_to_say_something() -> None:
 def test_what_is_no_time_is_refused(points: list[Timed]) -> None:
     with pytest.raises(ValueError, match="step times"):
         fit(points)
+
+
+@given(
+    st.lists(
+        st.builds(Timed, st.integers(1, 8), st.integers(0, 8), st.floats(0.001, 10.0)),
+        min_size=1,
+        max_size=14,
+    )
+)
+def test_no_measured_step_is_free_whatever_the_others_took(points: list[Timed]) -> None:
+    model = fit(points)
+    assert all(model.at(each.batch, each.tokens) > 0 for each in points)
