@@ -79,7 +79,6 @@ def test_in_float32_every_token_is_the_targets_own(
     assert sum(len(text.ids) for text in texts) > 1000
 
 
-@pytest.mark.soak  # two more starts: CI has `verify` at a temperature
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_in_bf16_a_text_leaves_the_targets_own_only_at_a_near_tie(
     bf16: tuple[Written, Written], concurrency: int, capsys: pytest.CaptureFixture[str]
@@ -90,12 +89,10 @@ def test_in_bf16_a_text_leaves_the_targets_own_only_at_a_near_tie(
         print(f" [bf16, concurrency {concurrency}: {count} near-ties in {len(PROMPTS)} texts] ", end="")
 
 
-@pytest.mark.soak
 def test_drafts_are_accepted_at_a_temperature(bf16: tuple[Written, Written]) -> None:
     assert (bf16[0].sampled_acceptance.acceptance_rate or 0) > 0.3
 
 
-@pytest.mark.soak
 def test_sampled_text_decodes_cleanly(bf16: tuple[Written, Written]) -> None:
     texts = [text.text for text in bf16[0].sampled]
     assert all(texts)
@@ -104,7 +101,6 @@ def test_sampled_text_decodes_cleanly(bf16: tuple[Written, Written]) -> None:
     assert len(broken) <= len(texts) // 32, broken
 
 
-@pytest.mark.soak
 def test_sampled_tokens_are_as_likely_as_those_sampled_without_speculation(
     bf16: tuple[Written, Written], tiny_server: Up
 ) -> None:

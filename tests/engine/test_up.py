@@ -106,7 +106,6 @@ def test_an_engine_killed_while_it_starts_is_told_as_that(start_up: StartUp) -> 
     assert "Traceback" not in up.err
 
 
-@pytest.mark.soak
 def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log(start_up: StartUp) -> None:
     with start_up(changes={"env": {"VLLM_LOGGING_LEVEL": "ERROR"}}) as up:
         up.wait_ready()
