@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specserve.cli.lists import numbers, whole_numbers
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,14 +30,9 @@ def points_of(
     workloads, loads = defaults
     expect = profile.expect if profile is not None else ()
     named = tuple(sources(asked.workloads)) or workloads
-    temperatures = _numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
-    rates = _numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
-    asked_loads = tuple(map(int, _numbers(asked.concurrency, "--concurrency", least=1, most=4096)))
-    if any(
-        load != value
-        for load, value in zip(asked_loads, _numbers(asked.concurrency, "", least=0, most=4096), strict=True)
-    ):
-        raise UsageError("`--concurrency` takes whole numbers", hint="such as 1,4,16")
+    temperatures = numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or (0.0,)
+    rates = numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
+    asked_loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096)
     concurrency = asked_loads or (() if rates else ((1,) if asked.quick else loads))
     promised = promised_points(
         expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
@@ -60,15 +56,3 @@ def sources(workloads: Sequence[str]) -> dict[str, str]:
         if found.setdefault(name, text) != text:
             raise UsageError(f"two workloads are called `{name}`", hint="rename one of the files")
     return found
-
-
-def _numbers(text: str | None, option: str, *, least: float, most: float) -> tuple[float, ...]:
-    if text is None:
-        return ()
-    try:
-        found = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"`{option}` is no list of numbers: {text!r}", hint="such as 1,4,16") from None
-    if not all(least <= value <= most for value in found):
-        raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
-    return tuple(dict.fromkeys(found))

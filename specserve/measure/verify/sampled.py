@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
+from specserve.measure import student
 from specserve.measure.verify.known import LEVELS, known
 from specserve.measure.verify.result import CONFIDENCE, Estimate, Sampled, Sampling, Verdict
 from specserve.measure.verify.scored import Position
@@ -244,11 +245,5 @@ def _chance(outside: int, expected: float) -> float:
 
 
 def _quantile(confidence: float, degrees: int) -> float:
-    """Of Student's distribution, two-sided (Cornish-Fisher; within 1 % from 10 degrees on)."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    if degrees < 1:
-        return math.inf
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
+    """Of Student's distribution, two-sided."""
+    return student.quantile((1 + confidence) / 2, freedom=degrees) if degrees >= 1 else math.inf
