@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specserve.cli.options import refuse_given
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,7 +154,4 @@ def _refuse_profile_options(asked: Asked) -> None:
         "--locked": asked.locked,
         "--restarts": asked.restarts,
     }
-    for option, value in given.items():
-        if value:
-            hint = "`specserve bench PROFILE` starts one"
-            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)
+    refuse_given(given, command="bench")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
+
+from specserve.errors import UsageError
 
 Settings = Annotated[
     list[str] | None,
@@ -37,3 +40,11 @@ Devices = Annotated[
     str | None,
     typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."),
 ]
+
+
+def refuse_given(given: Mapping[str, object], *, command: str) -> None:
+    """Raises UsageError where an option of a profile was given, and what is asked is a server that runs."""
+    for option, value in given.items():
+        if value:
+            hint = f"`specserve {command} PROFILE` starts one"
+            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specserve.cli.options import refuse_given
 from specserve.cli.rawcommand import remembered
 from specserve.errors import Interrupted, TrafficError, UsageError
 
@@ -71,10 +72,7 @@ def _refuse_profile_options(asked: Asked) -> None:
         "--port": asked.port,
         "--no-check": not asked.check,
     }
-    for option, value in given.items():
-        if value:
-            hint = "`specserve verify PROFILE` starts one"
-            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)
+    refuse_given(given, command="verify")
 
 
 def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
