@@ -151,8 +151,7 @@ def _network(url: str) -> Iterator[None]:
         said = "a header cannot hold the token" if "header value" in str(error) else str(error) or kind
         words = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {said}"
         raise HubUnreachable(
-            f"the Hub at {_endpoint()} {words}",
-            hint="check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here",
+            f"the Hub at {_endpoint()} {words}", hint="check the network and HF_ENDPOINT, or use `--offline`"
         ) from error
 
 
