@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.facts.accelerators import CPU, Machine
 from specserve.facts.accelerators import assume as machine_of
 from specserve.measure.tune.estimated import DEFAULT_CONTEXT, estimate
@@ -48,6 +48,10 @@ def run(asked: Asked, *, accelerator: str | None, acceptance: float | None, as_j
     )
     for unread in known.unread:
         if not unread.path.startswith("alternatives."):
+            if isinstance(unread.error, HubUnreachable):
+                unread.error.hint = (
+                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                )
             raise unread.error
     context = known.context
     arm = _arm(context.arms)

@@ -23,7 +23,7 @@ def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubSe
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "2")
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "10")
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
 
 from tests.checks.checkpoints import checkpoint
 
@@ -49,6 +53,19 @@ def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(specserve: Ru
     assert (content["version"], content["basis"], content["count"]) == (1, "estimated", 2)
     assert [point["concurrency"] for point in content["points"]] == [1, 8]
     assert content["assumed"]["acceptance"] == 0.6
+
+
+def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
+    specserve: Run, profile: Path, empty_hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    model = ["--set", "target.model=org/m"]
+    done = specserve(
+        "tune", profile, *model, "--estimate", "--accelerator", "H100-80GB", "--acceptance", "0.7"
+    )
+    assert done.returncode == 2
+    assert b"cannot be asked" in done.stderr and b"HF_HUB_OFFLINE=1" in done.stderr
+    assert b"--offline" not in done.stderr
 
 
 @pytest.mark.parametrize(
