@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from specserve.metrics.acceptance import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import failures
 from specserve.serve.endpoint import Endpoint
+from specserve.serve.scrape import scrape
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
@@ -176,12 +177,10 @@ class Client:
     def metrics(self) -> Metrics | None:
         """The server's counters; None where it shows none."""
         try:
-            with self._failures():
-                response = self._http.get(f"{self._endpoint.root}/metrics", timeout=_METRICS_S)
-            metrics = read(response.text) if response.status_code == 200 else None
+            metrics = read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
         except (TrafficError, FactError):
             return None
-        return metrics if metrics is not None and metrics.is_vllm else None
+        return metrics if metrics.is_vllm else None
 
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
         """Send one request and hand on its text as it comes. Without a mode: chat, where the server can."""

@@ -79,7 +79,7 @@ def test_a_pass_that_is_measured_again_takes_the_place_of_the_first(tmp_path: Pa
 def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
     with (
         create(tmp_path / "run", {}),
-        pytest.raises(UsageError, match="another `specserve bench` is writing"),
+        pytest.raises(UsageError, match="another `specserve bench` or `tune` is writing"),
     ):
         resume(tmp_path / "run")
 
