@@ -58,7 +58,7 @@ def tune(
         Objective | None,
         typer.Option(
             show_default=False,
-            help="Default: goodput where `expect` limits the time per token, else throughput.",
+            help="Default: goodput where `expect` limits TTFT or TPOT, else throughput.",
         ),
     ] = None,
     draft: Annotated[

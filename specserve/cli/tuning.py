@@ -168,8 +168,9 @@ def _points(
 def _objective(asked: Asked, profile: Profile) -> Any:
     if asked.objective is not None:
         return asked.objective
-    has_limits = any(item.max_tpot_p99_ms is not None for item in profile.expect)
-    return "goodput" if has_limits else "throughput"
+    from specserve.measure.bench.figures import has_limits
+
+    return "goodput" if any(map(has_limits, profile.expect)) else "throughput"
 
 
 def run(

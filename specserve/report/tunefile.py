@@ -75,6 +75,7 @@ def _row(row: Row) -> dict[str, Any]:
             "output_tokens_per_s": _plain(row.tokens_per_s),
             "speedup": _plain(dataclasses.asdict(row.speedup)),
             "within_limits": row.within_limits,
+            "plain_within_limits": row.plain_within_limits,
         },
         "measured": {"output_tokens_per_s": _plain(row.measured_tokens_per_s)},
     }

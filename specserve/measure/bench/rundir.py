@@ -115,9 +115,13 @@ def resume(path: Path) -> RunDirectory:
         content = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
         found = content["version"]
     except OSError as error:
-        raise UsageError(f"`{path}` is no run of `specserve bench` or `tune`: {RUN}: {error.strerror}") from error
+        raise UsageError(
+            f"`{path}` is no run of `specserve bench` or `tune`: {RUN}: {error.strerror}"
+        ) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(f"`{path}` is no run of `specserve bench` or `tune`: its {RUN} cannot be read") from error
+        raise UsageError(
+            f"`{path}` is no run of `specserve bench` or `tune`: its {RUN} cannot be read"
+        ) from error
     if found != VERSION:
         raise UsageError(f"`{path}` was written by another specserve: its version is {found}, not {VERSION}")
     return RunDirectory(path, content)

@@ -16,6 +16,8 @@ from specserve.measure.tune.schedule import Schedule
 Objective = Literal["tpot", "throughput", "goodput"]
 LEAST_SPEEDUP = 1.03
 """Speculation that gives less is not worth a second model."""
+_LEAST_SHARE = 1e-3
+"""Of requests within the limits: where no side keeps them, tokens/s decide."""
 LEAST_LEAD = 0.02
 """Another candidate than the profile's own must be better by so much."""
 
@@ -67,7 +69,9 @@ def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
         )
         return Choice(False, reason, each.name)
     worst = min(gains, key=lambda at: gains[at])
-    reason = f"{max(gains.values()):.2f}x at best, {gains[worst]:.2f}x at {worst} request{'s' * (worst > 1)} at once"
+    what = " the goodput" if objective == "goodput" else ""
+    least = f"{gains[worst]:.2f}x at {worst} request{'s' * (worst > 1)} at once"
+    reason = f"{max(gains.values()):.2f}x{what} at best, {least}"
     return Choice(
         speculates=True,
         reason=reason,
@@ -90,7 +94,7 @@ def block(keys: Mapping[str, Any], found: Schedule) -> dict[str, Any]:
 def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int, float]]:
     """By load and K: over no speculation, the geometric mean over workloads and temperatures.
 
-    By `goodput` only the share of requests within the limits counts.
+    By `goodput` only the share of requests within the limits counts, on both sides.
     """
     gathered: dict[int, dict[int, list[float]]] = {}
     for row in rows:
@@ -98,7 +102,7 @@ def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int
         if objective == "tpot":
             value = row.mean_length.value / row.break_even if row.mean_length else value
         elif objective == "goodput" and row.within_limits is not None:
-            value *= max(row.within_limits, 1e-6)
+            value *= max(row.within_limits, _LEAST_SHARE) / max(row.plain_within_limits or 0.0, _LEAST_SHARE)
         gathered.setdefault(row.concurrency, {}).setdefault(row.tokens, []).append(value)
     return {
         load: {

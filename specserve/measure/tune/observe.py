@@ -33,6 +33,8 @@ class Observed:
     """The median."""
     tpot_s: tuple[float, ...]
     """Of each request."""
+    first_s: tuple[float, ...] = ()
+    """Times to the first token."""
     requests: tuple[Steps, ...] = ()
     """Those that drafted, step by step."""
     tokens_per_step: float | None = None
@@ -71,6 +73,7 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
         output_tokens=statistics.fmean(each.output_tokens for each in good),
         ttft_s=statistics.median(each.ttft_s for each in good),
         tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
+        first_s=tuple(each.ttft_s for each in good),
         requests=tuple(stepped) if tokens else (),
         tokens_per_step=made / steps if steps and tokens else (None if tokens else 1.0),
     )

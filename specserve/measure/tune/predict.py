@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune import goodput, steptime
+from specserve.measure.tune.limits import share_within
 from specserve.measure.tune.observe import Observed
 from specserve.measure.tune.resample import interval
 from specserve.measure.tune.result import Row
@@ -104,7 +104,10 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
         tokens_per_s=plain.tokens_per_s * speedup,
         speedup=Interval(speedup, speedup * math.exp(-spread), speedup * math.exp(spread)),
         measured_tokens_per_s=seen.tokens_per_s if seen is not None else None,
-        within_limits=_within(measured, tokens, step_s),
+        within_limits=_within(
+            measured, load, tokens, later_s=(step_s - plain_s) / 2 if load > 1 else 0.0, step_s=step_s
+        ),
+        plain_within_limits=share_within(measured.limits, tpots_s=plain.tpot_s, ttfts_s=plain.first_s),
     )
 
 
@@ -151,15 +154,17 @@ def _spread(measured: Measured, load: int, length: Interval, *, is_timed: bool) 
     return math.hypot(by_length, by_step)
 
 
-def _within(measured: Measured, tokens: int, step_s: float) -> float | None:
-    """Share of requests whose time per token, by their own acceptance, keeps the profile's limit."""
-    limits = measured.limits
-    if limits is None or limits.max_tpot_p99_ms is None:
-        return None
-    times = [
-        step_s * 1000 * each.steps_with(tokens) / each.tokens for each in _requests(measured) if each.tokens
-    ]
-    return statistics.fmean(time_ms <= limits.max_tpot_p99_ms for time_ms in times) if times else None
+def _within(measured: Measured, load: int, tokens: int, *, step_s: float, later_s: float) -> float | None:
+    """Share within the profile's limits: times per token by each request's own acceptance; first tokens as without
+    speculation, later by what longer steps keep them waiting.
+    """
+    return share_within(
+        measured.limits,
+        tpots_s=[
+            step_s * each.steps_with(tokens) / each.tokens for each in _requests(measured) if each.tokens
+        ],
+        ttfts_s=[first_s + later_s for first_s in measured.plain[load].first_s],
+    )
 
 
 def per_position(measured: Measured) -> tuple[float, ...]:

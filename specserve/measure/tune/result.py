@@ -55,6 +55,8 @@ class Row:
     measured_tokens_per_s: float | None = None
     within_limits: float | None = None
     """Share of requests within the profile's limits, predicted; None without limits."""
+    plain_within_limits: float | None = None
+    """The same without speculation, measured."""
 
 
 @dataclass(frozen=True, slots=True)

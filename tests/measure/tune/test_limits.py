@@ -1,0 +1,66 @@
+"""Which share of requests keeps the profile's limits, and what that does to a choice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.result import Interval
+from specserve.measure.tune.choose import speedups
+from specserve.measure.tune.limits import share_within
+from specserve.measure.tune.result import Row
+from specserve.profile.schema import Expectation
+
+TIMES = st.lists(st.floats(0.001, 10.0), max_size=30)
+
+
+def limits(*, tpot_ms: float | None = None, ttft_ms: float | None = None) -> Expectation:
+    """A promise about the workload `code` with these limits."""
+    return Expectation(workload="code", max_tpot_p99_ms=tpot_ms, max_ttft_p99_ms=ttft_ms)
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"),
+    [
+        (None, None),
+        (limits(), None),
+        (limits(tpot_ms=20.0), 0.5),
+        (limits(ttft_ms=300.0), 0.75),
+        (limits(tpot_ms=20.0, ttft_ms=300.0), 0.375),
+        (limits(tpot_ms=1.0, ttft_ms=300.0), 0.0),
+    ],
+)
+def test_both_limits_count_where_they_are_given(limit: Expectation | None, share: float | None) -> None:
+    assert share_within(limit, tpots_s=[0.01, 0.03], ttfts_s=[0.1, 0.2, 0.3, 0.4]) == share
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert share_within(limits(tpot_ms=20.0), tpots_s=[], ttfts_s=[0.1]) is None
+
+
+@given(times=TIMES.filter(bool), limit=st.floats(1.0, 10_000.0), more=st.floats(0.0, 5_000.0))
+def test_a_wider_limit_never_lets_fewer_through(times: list[float], limit: float, more: float) -> None:
+    shares = [share_within(limits(tpot_ms=at), tpots_s=times, ttfts_s=[]) for at in (limit, limit + more)]
+    assert shares[0] is not None and shares[1] is not None
+    assert 0.0 <= shares[0] <= shares[1] <= 1.0
+
+
+def row(*, within: float | None, plain: float | None, speedup: float = 2.0) -> Row:
+    """One K at one load."""
+    return Row(
+        "draft_model", "code", 0.0, 1, 4, Interval(3.0, 2.9, 3.1), "measured", 30.0, "measured", 1.5, 10.0, 60.0,
+        Interval(speedup, 1.9, 2.1), None, within, plain,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("within", "plain", "goodput"),
+    [(0.5, 1.0, 1.0), (1.0, 0.5, 4.0), (1.0, 1.0, 2.0), (0.0, 0.0, 2.0), (None, None, 2.0)],
+)
+def test_goodput_is_compared_with_that_of_the_server_without_speculation(
+    within: float | None, plain: float | None, goodput: float
+) -> None:
+    found = speedups([row(within=within, plain=plain)], objective="goodput")
+    assert found[1][4] == pytest.approx(goodput)
+    assert speedups([row(within=within, plain=plain)], objective="throughput")[1][4] == pytest.approx(2.0)
