@@ -14,6 +14,7 @@ from specserve.profile.schema import Profile
 from specserve.report.console import out, say
 
 if TYPE_CHECKING:
+    from specserve.checks.gather import Unread
     from specserve.checks.rule import Arm
     from specserve.cli.tuning import Asked
 
@@ -46,13 +47,7 @@ def run(asked: Asked, *, accelerator: str | None, acceptance: float | None, as_j
     known = gather(
         profile, wanted=Wanted(machine=machine, no_lock=not asked.use_lock, here=False, tell=lambda _: None)
     )
-    for unread in known.unread:
-        if not unread.path.startswith("alternatives."):
-            if isinstance(unread.error, HubUnreachable):
-                unread.error.hint = (
-                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
-                )
-            raise unread.error
+    _refuse_unread(known.unread)
     context = known.context
     arm = _arm(context.arms)
     if context.target is None:
@@ -81,6 +76,17 @@ def run(asked: Asked, *, accelerator: str | None, acceptance: float | None, as_j
     out(show(found, name=profile.name))
     if arm.memory is not None and arm.memory.verdict != "fit":
         say(f"warning: memory {arm.memory.verdict.replace('_', ' ')} there: `specserve check --assume`")
+
+
+def _refuse_unread(unread: Sequence[Unread]) -> None:
+    """Raises why a model of the profile itself could not be read, with a way out that a tune takes."""
+    for each in unread:
+        if not each.path.startswith("alternatives."):
+            if isinstance(each.error, HubUnreachable):
+                each.error.hint = (
+                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                )
+            raise each.error
 
 
 def _machine(profile: Profile, accelerator: str | None) -> Machine:
