@@ -48,7 +48,7 @@ fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 unit:
-	$(OFFLINE) $(BIN)/pytest -q -n $(if $(TOGETHER),1,2) -m "not engine"
+	$(OFFLINE) $(BIN)/pytest -q -n $(if $(TOGETHER),1,2) -m "not engine and not soak"
 
 engine:
 	$(OFFLINE) $(BIN)/pytest -q -m "engine and not soak" --durations=15

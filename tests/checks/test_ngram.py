@@ -94,7 +94,7 @@ def _vllm(low: int | None, high: int | None) -> tuple[int, int]:
     return config.prompt_lookup_min, config.prompt_lookup_max
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(low=BOUNDS, high=BOUNDS)
 def test_the_window_is_what_vllm_s_own_lines_make_of_it(low: int | None, high: int | None) -> None:
     surprising, empty = _found(low, high)

@@ -81,7 +81,7 @@ def test_a_source_of_our_own_exists(rule: Rule) -> None:
         assert (Path(__file__).parents[2] / "specserve" / name).exists()
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @each
 def test_the_source_is_in_the_installed_vllm(rule: Rule) -> None:
     text = section(rule, "Source")

@@ -102,7 +102,7 @@ def test_a_switch_that_vllm_cannot_read_is_an_error(profile: Load) -> None:
     assert "must be 0 or 1" in finding.message and finding.severity is Severity.ERROR
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(
     method=st.sampled_from(METHODS), parallel=st.booleans(), other=st.booleans(), dbo=st.booleans(),
     stages=st.sampled_from((1, 2)), launcher=st.sampled_from((None, "mp", "external_launcher")),
@@ -126,7 +126,7 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
     assert len(found.lacks) == len(unsupported)
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(
     method=st.sampled_from(METHODS),
     adaptive=st.booleans(),

@@ -68,7 +68,7 @@ def vllm_schedule() -> ModuleType:
     return module
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(rows=ROWS)
 def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
     vllm_schedule: ModuleType, rows: tuple[tuple[int, int, int], ...]
@@ -81,7 +81,7 @@ def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
     assert (problem_of(rows) is not None) == (refused and bool(rows))
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(("k", "ceiling"), [(5, 3), (3, 3), (2, 3)])
 def test_vllm_clamps_exactly_what_is_called_clamped(
     profile: Load, vllm_schedule: ModuleType, k: int, ceiling: int

@@ -67,7 +67,7 @@ def test_counts_may_be_written_as_people_write_them(profile: Load) -> None:
     assert finding.message == "LoRA with speculation needs 8192 tokens in a step; found 8000"
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(method=st.sampled_from(METHODS), k=st.integers(1, 32), parallel=st.booleans())
 def test_the_slots_are_those_of_vllm_s_own_lines(method: str, k: int, parallel: bool) -> None:
     if minor() != "0.32":

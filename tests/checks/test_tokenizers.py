@@ -213,7 +213,7 @@ def test_heads_and_lookups_are_not_compared(profile: Load, tmp_path: Path) -> No
         assert not CODES & {item.code for item in examined_in(replace(context, machine=None))[0]}
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_vllm_cannot_map_the_vocabulary_of_a_draft_without_tokenizer(tmp_path: Path) -> None:
     from vllm.tokenizers.registry import get_tokenizer
 

@@ -40,7 +40,7 @@ def test_synthetic_text_is_an_error_and_fly_a_warning(profile: Load) -> None:
         assert of("SD127", profile(text % method)) == of("SD128", profile(text % method)) == []
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @given(k=st.integers(1, 4), rates=RATES, length=LENGTHS)
 def test_synthetic_settings_contradict_where_vllm_s_own_lines_refuse_them(
     k: int, rates: tuple[float, ...] | None, length: float | None

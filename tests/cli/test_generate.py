@@ -61,14 +61,14 @@ def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_an_input_that_is_not_there(profile: Path, tmp_path: Path) -> None:
     done = generate(profile, tmp_path / "none.jsonl")
     assert done.returncode == 2
     assert b"cannot read" in done.stderr
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_a_complete_output_is_kept(profile: Path, tmp_path: Path) -> None:
     (tmp_path / "out.jsonl").write_text("precious\n")
     done = generate(profile, "-", "-o", tmp_path / "out.jsonl", stdin=LINE)
@@ -77,7 +77,7 @@ def test_a_complete_output_is_kept(profile: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out.jsonl").read_text() == "precious\n"
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_lines_that_are_no_requests_need_no_engine(profile: Path) -> None:
     done = generate(profile, "-", stdin=b"[]\n{}\n")
     assert done.returncode == 1

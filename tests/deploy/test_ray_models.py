@@ -12,7 +12,7 @@ from tests.deploy.conftest import ROOT, files_of, made_of
 PROFILES = sorted(file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_"))
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("file", PROFILES, ids=lambda file: file.stem)

@@ -172,7 +172,7 @@ server: {served_model_name: nice, host: "::1", port: 9}
 """
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: Callable[..., Path]) -> None:
     found = support.installed()
     assert found is not None

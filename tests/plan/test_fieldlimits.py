@@ -197,7 +197,7 @@ print("\\n" + json.dumps(answer))
 """
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_keys_are_those_of_the_installed_vllm_s_classes() -> None:
     found = installed()
     assert found is not None

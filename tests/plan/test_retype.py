@@ -39,7 +39,7 @@ def test_a_method_that_is_said_plainly_or_a_plain_name_is_kept(method: str, mode
     assert retyped(method, model) is None
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_installed_vllm_asks_for_the_same_words_in_the_same_order() -> None:
     found = installed()
     assert found is not None

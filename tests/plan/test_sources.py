@@ -323,7 +323,7 @@ ANY_CHOICE = {
 }
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_reader_agrees_with_the_parser_of_the_installed_vllm() -> None:
     found = support.installed()
     assert found is not None

@@ -217,7 +217,7 @@ def test_unreadable_sources_are_replaced_by_the_shipped_table(
     assert support.installed_table() == table("0.33")
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
     found = support.installed()
     assert found is not None
@@ -226,7 +226,7 @@ def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
     assert dumps(read) == dumps(shipped)
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_installed_table_is_kept_and_a_damaged_copy_is_read_anew(fresh: Path) -> None:
     first = support.installed_table()
     files = list((fresh / "cache").rglob("*.json"))
@@ -239,7 +239,7 @@ def test_the_installed_table_is_kept_and_a_damaged_copy_is_read_anew(fresh: Path
     assert json.loads(files[0].read_text(encoding="utf-8")) == kept
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_a_kept_table_spares_reading_the_sources(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = support.installed_table()
     assert isinstance(first, VllmTable)
@@ -250,7 +250,7 @@ def test_a_kept_table_spares_reading_the_sources(fresh: Path, monkeypatch: pytes
     assert support.installed_table() == marked
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
     (fresh / "cache").write_text("a file where the directory should be", encoding="utf-8")
     read = support.installed_table()
@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
     assert read.engine == table(read.version).engine
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
     found = support.installed()
     assert found is not None

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the engine environment")
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "widen_demo.py"
 TARGET = ROOT / "demo" / "target"

@@ -16,7 +16,7 @@ SAYS = [(row.name, who, literal) for row in table() for who, literal in row.says
 FILES = [says for says in SAYS if FILE.fullmatch(says[1])]
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(("name", "who", "literal"), FILES)
 def test_the_text_is_in_the_installed_file_that_writes_it(name: str, who: str, literal: str) -> None:
     vllm = installed()

@@ -117,7 +117,7 @@ def test_byte_level_writing_is_reversible() -> None:
     assert spelled("語") is None
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_pieces_are_those_of_the_sentencepiece_library() -> None:
     import sentencepiece
 
@@ -134,7 +134,7 @@ def test_pieces_are_those_of_the_sentencepiece_library() -> None:
     }
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_a_tekken_vocabulary_is_that_of_mistrals_library(model: Make) -> None:
     from mistral_common.tokens.tokenizers.base import SpecialTokenPolicy
     from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -156,7 +156,7 @@ def test_a_tekken_vocabulary_is_that_of_mistrals_library(model: Make) -> None:
     assert json.dumps(sorted(ours)) == json.dumps(list(range(library.n_words)))
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     ("target", "draft", "verdict"),
     [

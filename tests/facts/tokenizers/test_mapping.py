@@ -48,7 +48,7 @@ def test_the_space_is_found_where_one_token_shows_it(kind: str, prefixes: str) -
     assert space_prefixes(vocabulary(document(kind))) == set(prefixes)
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(("target", "draft"), list(itertools.combinations_with_replacement(KINDS, 2)))
 def test_the_map_is_the_one_that_vllm_builds(tmp_path: Path, target: str, draft: str) -> None:
     import torch
@@ -69,7 +69,7 @@ def test_the_map_is_the_one_that_vllm_builds(tmp_path: Path, target: str, draft:
     assert theirs == ours
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     "draft", ["llama-draft", "llama-draft-foreign", "llama-draft-other-chat", "llama-draft-distant"]
 )

@@ -52,7 +52,7 @@ ADDED = {
 }  # fmt: skip
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(
     "files",
     [

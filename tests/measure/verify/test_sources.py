@@ -22,7 +22,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 @pytest.mark.parametrize(("file", "text"), TEXTS)
 def test_the_text_is_in_the_installed_file(file: str, text: str) -> None:
     vllm = installed()

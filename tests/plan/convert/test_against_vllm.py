@@ -112,7 +112,7 @@ def alike(value: object) -> list[object]:
     return [value, str(Path(value).expanduser().resolve())]
 
 
-@pytest.mark.engine
+@pytest.mark.vllm
 def test_vllm_reads_a_command_and_its_plan_alike_and_refuses_what_we_refuse() -> None:
     found = installed()
     assert found is not None
