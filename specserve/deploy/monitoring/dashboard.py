@@ -170,7 +170,6 @@ def _variable(name: str) -> dict[str, Any]:
         "type": "query",
         "datasource": {"type": "prometheus", "uid": "${datasource}"},
         "query": {"query": f"label_values(vllm:generation_tokens_total, {name})", "refId": name},
-        "definition": f"label_values(vllm:generation_tokens_total, {name})",
         "includeAll": True,
         "allValue": ".*",
         "multi": True,
