@@ -32,8 +32,8 @@ demo: setup ## setup, then serve the demo on loopback; PORT=8001: there (Ctrl-C 
 dev: python
 	@$(PYTHON) scripts/setup.py --dev
 
-test: dev lint ## everything that CI runs
-	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target unit engine
+test: dev ## everything that CI runs
+	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine lint unit
 
 check: dev lint unit ## the same without starting vLLM
 
@@ -48,7 +48,8 @@ fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 unit:
-	$(OFFLINE) $(BIN)/pytest -q -n $(if $(TOGETHER),1,2) -m "not engine and not soak"
+	$(OFFLINE) $(BIN)/pytest -q -n $(if $(TOGETHER),1,2) -m "not engine and not vllm and not soak"
+	$(OFFLINE) $(BIN)/pytest -q -m "vllm and not engine and not soak"
 
 engine:
 	$(OFFLINE) $(BIN)/pytest -q -m "engine and not soak" --durations=15

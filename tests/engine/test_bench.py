@@ -1,4 +1,7 @@
-"""`specserve bench` on the small pair with real vLLM: measured, and held to its promises."""
+"""`specserve bench` on the small pair with real vLLM: measured, and held to its promises.
+
+A launch of its own arms is left to the soak: two starts of vLLM, and its load generator's.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specserve.measure.bench.resultfile import from_json
 from tests.engine.conftest import tiny_profile
+
+if TYPE_CHECKING:
+    from tests.engine.conftest import Up
 
 pytestmark = pytest.mark.engine
 BENCH = [sys.executable, "-m", "specserve", "bench"]
@@ -33,6 +39,27 @@ def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_two_servers_that_run_are_measured_and_their_speculation_is_seen(
+    tiny_server: Up, tmp_path: Path
+) -> None:
+    options = ["-w", str(prompts_in(tmp_path)), "-c", "2", "--blocks", "2", "--max-tokens", "16"]
+    done = bench(
+        tmp_path, tiny_server.url, "--with", f"again={tiny_server.url}", *options, "--format", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    result = from_json(json.loads(done.stdout))
+    assert len(result.arms) == 2 and result.arms[1].name == "again"
+    assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
+        (None, 0),
+        (None, 0),
+    ]
+    assert all(cell.figures and cell.figures.acceptance for cell in result.cells)
+    (comparison,) = result.comparisons
+    assert comparison.speedup is not None and comparison.mean_acceptance_length is not None
+    assert 1 < comparison.mean_acceptance_length < 5
+
+
+@pytest.mark.soak
 def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path) -> None:
     profile = tiny_profile(tmp_path, port=0, changes={"engine": {"max_num_seqs": 4}})
     profile.write_text(
