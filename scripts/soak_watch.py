@@ -2,7 +2,8 @@
 
     python scripts/soak_watch.py [--concurrency 4] [--readings 1000] [--prometheus prometheus]
 
-A Prometheus beside it, where there is one, loads configs/monitoring/alerts.yaml and must raise the alert too.
+A Prometheus beside it, where there is one, runs by what `specserve render --to monitoring` wrote for the profile, and
+must raise two alerts: of the collapse, and, after ten minutes, of the promise that the profile makes.
 Exit code 1 where the collapse was told later than after 60 s, a figure differs, or memory grew by more than 2 MiB.
 """
 
@@ -36,6 +37,9 @@ PROMPTS = [json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.json
 TOLD_WITHIN_S = 60.0
 GROWTH_BYTES = 2 << 20
 PATIENCE_S = 420.0
+ALERTS = {"SpecserveDraftCollapsed": PATIENCE_S, "SpecservePromiseMissed": 1200.0}
+"""And how long each may take, in seconds."""
+PROMISE = {"workload": "code", "concurrency": 4, "min_mean_acceptance_length": 2.0}
 
 
 class Traffic:
@@ -138,23 +142,26 @@ class Watching:
 
 
 class Prometheus:
-    """A real one with the shipped rules; a context manager."""
+    """A real one with a profile's rendered configuration; a context manager."""
 
-    def __init__(self, program: str, folder: Path, *, target: int) -> None:
+    def __init__(self, program: str, folder: Path) -> None:
         self._program, self._folder, self.port = program, folder, free_port("127.0.0.1")
-        config = {
-            "global": {"scrape_interval": "5s", "evaluation_interval": "5s"},
-            "rule_files": [str(ROOT / "configs" / "monitoring" / "alerts.yaml")],
-            "scrape_configs": [
-                {"job_name": "vllm", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
-            ],
-        }
-        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        command = [
+            sys.executable,
+            "-m",
+            "specserve",
+            "render",
+            str(folder / "demo.yaml"),
+            "--to",
+            "monitoring",
+        ]
+        subprocess.run([*command, "-o", str(folder / "rendered")], check=True, stdout=subprocess.DEVNULL)
+        self.config = folder / "rendered" / "prometheus" / "prometheus.yml"
 
     def __enter__(self) -> Prometheus:
         command = [
             self._program,
-            f"--config.file={self._folder / 'prometheus.yml'}",
+            f"--config.file={self.config}",
             f"--storage.tsdb.path={self._folder / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{self.port}",
         ]
@@ -190,7 +197,7 @@ def empty_queries(prometheus: Prometheus) -> list[str]:
     expressions = list(queries())
     for name, value in variables.items():
         expressions = [expression.replace(name, value) for expression in expressions]
-    rules = yaml.safe_load((ROOT / "configs" / "monitoring" / "alerts.yaml").read_text())
+    rules = yaml.safe_load(prometheus.config.with_name("specserve.rules.yml").read_text())
     expressions += [
         rule["record"] for group in rules["groups"] for rule in group["rules"] if "record" in rule
     ]
@@ -205,11 +212,12 @@ def server(folder: Path, env: dict[str, str]) -> Iterator[int]:
     base["target"]["model"] = str(ROOT / "demo" / "wide")
     base["speculation"]["model"] = str(ROOT / "demo" / "draft")
     base["engine"]["worker_extension_cls"] = "spoil_draft.SpoilDraft"
+    base["expect"] = [PROMISE]
     base["env"] = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(ROOT / "scripts")}
+    base["server"]["port"] = port = free_port("127.0.0.1")
     profile.write_text(yaml.safe_dump(base))
-    port = free_port("127.0.0.1")
     command = [sys.executable, "-m", "specserve"]
-    up = [*command, "up", str(profile), "--detach", "--port", str(port), "--no-check"]
+    up = [*command, "up", str(profile), "--detach", "--no-check"]
     subprocess.run(up, env=env, check=True, stdout=subprocess.DEVNULL)
     try:
         yield port
@@ -223,7 +231,7 @@ def run(args: argparse.Namespace, folder: Path) -> int:
     program = shutil.which(args.prometheus)
     bad: list[str] = []
     with server(folder, env) as port, contextlib.ExitStack() as stack:
-        prometheus = stack.enter_context(Prometheus(program, folder, target=port)) if program else None
+        prometheus = stack.enter_context(Prometheus(program, folder)) if program else None
         traffic = stack.enter_context(Traffic(port, concurrency=args.concurrency))
         watching = stack.enter_context(Watching(env))
         quick = stack.enter_context(Watching(env, "--interval", "0.2s"))
@@ -271,13 +279,14 @@ def compare(prometheus: Prometheus, watching: Watching) -> list[str]:
 
 
 def alerted(prometheus: Prometheus) -> list[str]:
-    """Wait for the alert."""
+    """Wait for the alerts."""
     began = time.monotonic()
-    while "SpecserveDraftCollapsed" not in prometheus.firing():
-        if time.monotonic() - began > PATIENCE_S:
-            return ["Prometheus raised no alert"]
-        time.sleep(1)
-    print(f"Prometheus raised SpecserveDraftCollapsed {time.monotonic() - began:.0f} s later")
+    for name, patience_s in ALERTS.items():
+        while name not in prometheus.firing():
+            if time.monotonic() - began > patience_s:
+                return [f"Prometheus did not raise {name}"]
+            time.sleep(1)
+        print(f"Prometheus raised {name} {time.monotonic() - began:.0f} s later")
     return []
 
 
