@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -154,7 +155,13 @@ class _Tally:
         if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
             raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not complete")
         counts = tuple(after - before for before, after in pairwise([0, *upto]))
-        return Histogram(tuple(bound for bound, _ in buckets), counts, self.values.get(f"{name}_sum", 0.0))
+        return Histogram(_kept(tuple(bound for bound, _ in buckets)), counts, self.values.get(f"{name}_sum", 0.0))
+
+
+@lru_cache(maxsize=64)
+def _kept(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """The same tuple for all readings: whoever watches keeps hundreds of histograms with these bounds."""
+    return bounds
 
 
 def read(text: str) -> Snapshot:
