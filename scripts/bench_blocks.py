@@ -213,8 +213,14 @@ def others_share(pairs: Sequence[Pair]) -> float:
 
 
 def warm_up(server: Server, blocks: Iterable[Block]) -> None:
-    """A few tokens of each block, so that no first request is measured. Raises TrafficError."""
-    for block in blocks:
+    """A few tokens, so that no first request is measured. Raises TrafficError.
+
+    Of other prompts than the measured ones: what was sent once is in the prefix cache.
+    """
+    for each in blocks:
+        block = Block(
+            each.kind, tuple(f"# {number}: warm-up\n{text}" for number, text in enumerate(each.prompts))
+        )
         for temperature in (0.0, 0.7):
             measure(server, block, point=Point(len(block.prompts), temperature, max_tokens=8), idle=server)
 

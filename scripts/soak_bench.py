@@ -6,7 +6,7 @@
 
 simulation  intervals of 10,000 simulated benchmarks cover the truth 94-96 % of the time; equal arms get at most 1 %
             PAYS or COSTS
-equal       one real server as both arms, 20 times: no PAYS and no COSTS
+equal       one real server (the small pair) as both arms, 20 times: no PAYS and no COSTS
 pays        the demo pair: PAYS, and the interval holds the ratio that an independent client (bench_demo.py) measures
 bad         a draft of random weights: COSTS
 ngram       n-gram drafts: PAYS on text that copies itself, not on creative text
@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,11 +79,12 @@ def told(comparison: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """The demo pair, detached and stopped again."""
+    """The small demo pair, detached and stopped again."""
     name = f"soak-bench-{os.getpid()}"
     env = {**os.environ, "SPECSERVE_STATE_DIR": str(folder / "state")}
     program = [sys.executable, "-m", "specserve"]
-    up = [*program, "up", str(DEMO), "--port", "0", "--detach", "--name", name]
+    small = ["--set", f"target.model={ROOT / 'demo' / 'target'}"]
+    up = [*program, "up", str(DEMO), *small, "--port", "0", "--detach", "--name", name]
     subprocess.run(up, env=env, check=True, timeout=300, stdout=subprocess.DEVNULL)
     try:
         listed = subprocess.run(
@@ -244,6 +246,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=10_000, help="of `simulation` (10,000)")
     parser.add_argument("--limit-s", type=float, help="of each part, instead of its own")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped
     if args.list:
         print("\n".join(f"{name:11} at most {limit_s / 60:g} min" for name, (_, limit_s) in PARTS.items()))
         return 0

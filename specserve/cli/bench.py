@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.benchshow import shown
+from specserve.cli.benchshow import refuse_others, shown
 from specserve.cli.options import Devices, Locked, NoLock, Settings
 
 
@@ -29,6 +29,7 @@ class PrefixCache(StrEnum):
 
 
 def bench(
+    context: typer.Context,
     profile: Annotated[
         str | None,
         typer.Argument(
@@ -68,7 +69,7 @@ def bench(
         typer.Option(
             metavar="LIST",
             show_default=False,
-            help="Requests/s that arrive at random, instead of --concurrency.",
+            help="Requests/s that arrive at random; alone or beside --concurrency.",
         ),
     ] = None,
     temperature: Annotated[
@@ -220,7 +221,8 @@ def bench(
     specserve bench --compare OLD NEW
     """
     if show is not None or compare is not None:
-        shown(show, compare, share=share, format=format.value, others=[profile, resume, output])
+        refuse_others(context, allowed={"show", "compare", "share", "format"})
+        shown(show, compare, share=share, format=format.value)
         return
     from specserve.cli.benching import Asked, Ending, run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -80,6 +81,8 @@ class Prepared:
     fit: Fit
     promised_at: tuple[Point, ...]
     launches: int
+    prompts: Mapping[str, int]
+    """How many each workload has."""
 
     @property
     def name(self) -> str:
@@ -109,7 +112,7 @@ def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, 
 def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -> Prepared:
     """Arms, points and sessions. `at_once`: as many arms as a run that is resumed had at a time."""
     from specserve.cli.bencharms import arms_of
-    from specserve.cli.benchpoints import points_of, sources
+    from specserve.cli.benchpoints import points_of, prompts_of, sources
     from specserve.cli.durations import seconds
     from specserve.measure.bench.arms import sessions
     from specserve.measure.bench.fit import fit
@@ -138,7 +141,7 @@ def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -
         budget_s=budget_s,
         keeps_texts=asked.include_prompts,
     )
-    return Prepared(asked, profile, wish, room, promised_at, launches)
+    return Prepared(asked, profile, wish, room, promised_at, launches, prompts_of(wish))
 
 
 def _with_places(asked: Asked) -> Asked:
@@ -192,7 +195,10 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
 
 def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, ending: Ending) -> None:
     """Go on with a run as it was asked for; other options would make it another one."""
+    from specserve.measure.bench.resultfile import RESULT_FILE, read
+    from specserve.measure.bench.run import is_measured
     from specserve.measure.bench.rundir import resume
+    from specserve.report.console import say
 
     changed = [
         field.name
@@ -226,8 +232,12 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
             f"`{other}` is not what it was when the run began",
             hint="start anew: what was measured cannot be compared with it",
         )
+    if is_measured(ready.wish, directory.passes()) and (directory.path / RESULT_FILE).is_file():
+        with directory:
+            say("all of it is measured already: nothing is started")
+            return _end(read(directory.path), directory.path, ending=ending)
     directory.update(resumed=int(directory.content.get("resumed", 0)) + 1)
-    _run(ready, directory, ending=ending)
+    return _run(ready, directory, ending=ending)
 
 
 def _read_asked(content: dict[str, Any]) -> Asked:
@@ -239,10 +249,8 @@ def _read_asked(content: dict[str, Any]) -> Asked:
 
 
 def _run(ready: Prepared, directory: RunDirectory, *, ending: Ending) -> None:
-    from specserve.measure.bench.outcome import is_missed, is_open
     from specserve.measure.bench.run import Bench
     from specserve.report.benchprogress import BenchView
-    from specserve.report.console import say
     from specserve.serve.stop import stop_on_signals
 
     began = time.monotonic()
@@ -258,10 +266,18 @@ def _run(ready: Prepared, directory: RunDirectory, *, ending: Ending) -> None:
             _kept(ready, bench, began, error)
             raise
         result = _write(ready, bench, began, is_complete=True)
+    _end(result, directory.path, ending=ending)
+
+
+def _end(result: Result, path: Path, *, ending: Ending) -> None:
+    """The report, and the exit code that it stands for."""
+    from specserve.measure.bench.outcome import is_missed, is_open
+    from specserve.report.console import say
+
     if ending.share is not None:
         give(result, ending.share)
     write(result, format=ending.format)
-    say(f"raw data, logs, result.json and report.html: {directory.path}")
+    say(f"raw data, logs, result.json and report.html: {path}")
     if is_missed(result) or (ending.strict and is_open(result)):
         raise typer.Exit(1)
 

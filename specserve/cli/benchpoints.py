@@ -13,6 +13,7 @@ from specserve.errors import UsageError
 if TYPE_CHECKING:
     from specserve.cli.benching import Asked
     from specserve.measure.bench.result import Point
+    from specserve.measure.bench.run import Wish
     from specserve.profile.schema import Profile
 
 _CACHES = {"profile": (True,), "off": (False,), "both": (True, False)}
@@ -44,6 +45,23 @@ def points_of(
         return tuple(dict.fromkeys(each)), promised
     every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=caches)
     return every, promised
+
+
+def prompts_of(wish: Wish) -> dict[str, int]:
+    """How many prompts each workload has. Raises UsageError, FactError for one that is none: before any launch."""
+    from specserve.measure.workloads.load import load
+
+    found = {}
+    for name in dict.fromkeys(point.workload for point in wish.points):
+        try:
+            found[name] = len(load(wish.sources.get(name, name), limit=wish.limit).prompts)
+        except UsageError as error:
+            if name not in wish.sources:
+                error.hint = (
+                    f"`expect` names it: `-w {name}.jsonl` gives its prompts, `-w chat` measures others"
+                )
+            raise
+    return found
 
 
 def sources(workloads: Sequence[str]) -> dict[str, str]:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
+    import typer
+
     from specserve.measure.bench.result import Result
+
+
+_ALONE = "`--show` and `--compare` measure nothing: one of them, and runs, is all they take"
+
+
+def refuse_others(context: typer.Context, *, allowed: Collection[str]) -> None:
+    """Raises UsageError where the command line gives another parameter: it would be passed over in silence."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(_ALONE, hint=f"without `{name.rstrip('_').replace('_', '-')}`")
 
 
 def shown(
@@ -18,11 +31,10 @@ def shown(
     *,
     share: str | None,
     format: str,
-    others: Sequence[str | None] = (),
 ) -> None:
-    """`--show` or `--compare`. Raises UsageError for both, or where one of `others` is given too."""
-    if any(item is not None for item in others) or (run is not None) == (two is not None):
-        raise UsageError("`--show` and `--compare` measure nothing: one of them, and runs, is all they take")
+    """`--show` or `--compare`. Raises UsageError for both."""
+    if (run is not None) == (two is not None):
+        raise UsageError(_ALONE)
     if two is not None and share is not None:
         raise UsageError(
             "`--share` gives one result away, and `--compare` has two", hint="`--show RUN --share FILE`"

@@ -16,5 +16,6 @@ def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 864
         raise UsageError(f"`{option}` is no time: {text!r}", hint="such as 30s, 5m, 1h")
     value = float(found[1]) * _UNITS[found[2]]
     if not least_s <= value <= most_s:
-        raise UsageError(f"`{option}` is {text}, and must be {least_s:g} s to {most_s:g} s")
+        most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"
+        raise UsageError(f"`{option}` is {text}, and must be {least_s:g} s to {most}")
     return value

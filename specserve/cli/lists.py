@@ -12,10 +12,16 @@ def numbers(text: str | None, option: str, *, least: float, most: float) -> tupl
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise UsageError(f"`{option}` is no list of numbers: {text!r}", hint="such as 1,4,16") from None
+        raise UsageError(
+            f"`{option}` is no list of numbers: {text!r}", hint=f"such as {_example(least, most)}"
+        ) from None
     if not all(least <= value <= most for value in found):
         raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
     return tuple(dict.fromkeys(found))
+
+
+def _example(least: float, most: float) -> str:
+    return "1,4,16" if most >= 16 >= least else "0,0.7"
 
 
 def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tuple[int, ...]:

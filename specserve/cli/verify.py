@@ -68,11 +68,14 @@ def verify(
             help="Lines `{prompt}` or `{messages}`, 64 at most; default: 28 that ship with specserve.",
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Take no longer than about this.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=86400.0, help="Take no longer than about this.")
+    ] = 60.0,
     max_tokens: Annotated[int, typer.Option(min=8, max=4096, help="Of one answer.")] = 128,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once.")] = 8,
     tie_tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Nats by which a greedy token may be behind the best one.")
+        float,
+        typer.Option(min=0.0, max=100.0, help="Nats by which a greedy token may be behind the best one."),
     ] = 0.25,
     model: Annotated[
         str | None, typer.Option(show_default=False, help="Default: the first one served.")
@@ -103,7 +106,9 @@ def verify(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Of a profile: start it even if the rules object.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 for INCONCLUSIVE too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit code 1 for INCONCLUSIVE and CLOSE too.")
+    ] = False,
     format: Annotated[Format, typer.Option(help="The report, or JSON for scripts.")] = Format.TEXT,
 ) -> None:
     """Judge whether a server's text is still its target's own.

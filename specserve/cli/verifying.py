@@ -56,12 +56,7 @@ def run(asked: Asked, wish: Wish) -> Verification:
     _refuse_profile_options(asked)
     with stop_on_signals() as stop:
         url, key = _place(asked.server, asked.api_key_env)
-        try:
-            return verified(url, key, wish, stop=stop, asked=asked)
-        except TrafficError as error:
-            if error.hint is not None and "--url" in error.hint:  # an option of `ask`
-                error.hint = "a URL is the server's root, such as http://127.0.0.1:8000; a profile is started"
-            raise
+        return verified(url, key, wish, stop=stop, asked=asked)
 
 
 def _refuse_profile_options(asked: Asked) -> None:
@@ -77,7 +72,7 @@ def _refuse_profile_options(asked: Asked) -> None:
 
 def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
     """A URL, the name of a detached server, or the one that is meant without either."""
-    from specserve.cli.where import where
+    from specserve.cli.where import refuse_file, where
     from specserve.serve.detached.registry import names
 
     if server is None:
@@ -86,8 +81,9 @@ def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None
         return where(None, server, api_key_env)
     if "://" in server or ":" in server:
         return server, api_key_env
+    refuse_file(server)
     raise UsageError(
-        f"{server!r} is no detached server, no URL and no file",
+        f"{server!r} is no detached server and no URL",
         hint="`specserve ps` lists the servers; a URL is like http://127.0.0.1:8000",
     )
 

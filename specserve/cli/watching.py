@@ -42,7 +42,8 @@ class Times:
         times = dataclasses.replace(self, for_s=self.window_s) if once else self
         if times.interval_s > min(times.window_s, times.for_s or times.window_s):
             raise UsageError(
-                "`--interval` is longer than the time to look at", hint="a figure needs two readings"
+                f"`--interval` is {times.interval_s:g} s, longer than the time to look at",
+                hint="a figure needs two readings: `--interval 1s`, or more time",
             )
         return times
 
@@ -53,9 +54,11 @@ class Watched:
     def __init__(
         self, server: str | None, *, profile: str | None, api_key_env: str | None, model: str | None
     ) -> None:
-        from specserve.cli.where import is_url
+        from specserve.cli.where import is_url, refuse_file
         from specserve.serve.detached.registry import names
 
+        if server is not None:
+            refuse_file(server)
         is_address = server is not None and is_url(server)
         known = names() if server is None else []
         self._name = server if not is_address else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from specserve.errors import UsageError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -10,6 +12,15 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def is_url(text: str) -> bool:
     """Whether it is an address; else it is a detached server's name, which has neither colon, dot nor slash."""
     return any(mark in text for mark in ":./")
+
+
+def refuse_file(text: str) -> None:
+    """Raises UsageError where a file is named, which is no server."""
+    if "://" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
+        raise UsageError(
+            f"`{text}` is a file, and a server's name or URL is wanted",
+            hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
+        )
 
 
 def where(url: str | None, name: str | None, api_key_env: str | None) -> tuple[str, str | None]:

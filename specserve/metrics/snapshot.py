@@ -155,7 +155,9 @@ class _Tally:
         if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
             raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not complete")
         counts = tuple(after - before for before, after in pairwise([0, *upto]))
-        return Histogram(_kept(tuple(bound for bound, _ in buckets)), counts, self.values.get(f"{name}_sum", 0.0))
+        return Histogram(
+            _kept(tuple(bound for bound, _ in buckets)), counts, self.values.get(f"{name}_sum", 0.0)
+        )
 
 
 @lru_cache(maxsize=64)
@@ -180,7 +182,7 @@ def read(text: str) -> Snapshot:
         if len(tallies) > MOST_ENGINES:
             raise FactError(f"the metrics hold more than {MOST_ENGINES} engines")
     if not tallies:
-        raise FactError("the metrics hold nothing of vLLM")
+        raise FactError("the metrics hold nothing of vLLM", hint="a URL is the root of a vLLM server")
     return Snapshot(dict(_engines(tallies, started_s)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.report.benchview import arm_words, where
 from specserve.report.console import in_one_line, out
@@ -15,7 +16,7 @@ from specserve.report.console import in_one_line, out
 _START_S = {"cpu": 30.0, "cuda": 180.0}
 _TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
 """Of one request, and of how many at once they add up: assumed, to say minutes before anything ran."""
-_PROMPTS, _TOKENS = 25, 256
+_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,9 @@ class Estimate:
 
 
 def show(ready: Any, *, format: str) -> None:
-    """On stdout."""
+    """On stdout. Raises UsageError for a format that a plan does not have."""
+    if format not in {"text", "json"}:
+        raise UsageError(f"`--dry-run` has no {format}", hint="`--format json`, or none")
     out(json.dumps(plan_json(ready), indent=2) if format == "json" else plan_text(ready))
 
 
@@ -46,7 +49,7 @@ def estimate(ready: Any) -> Estimate:
     speed, most = _TOKENS_PER_S[platform]
     tokens = wish.max_tokens or _TOKENS
     for point in wish.points:
-        count = _requests(wish, point)
+        count = _requests(ready, point)
         requests += count * runs
         at_once = min(point.concurrency or most, most)
         seconds = count * tokens / (speed * at_once)
@@ -58,13 +61,13 @@ def estimate(ready: Any) -> Estimate:
     return Estimate(launches, launches * _START_S[platform], measuring_s, requests)
 
 
-def _requests(wish: Any, point: Point) -> int:
+def _requests(ready: Any, point: Point) -> int:
     """To one arm in one launch."""
     from specserve.measure.bench.schedule import deal
     from specserve.measure.workloads.workload import Prompt
 
-    prompts = [Prompt(f"p{number}", 1, text="") for number in range(wish.limit or _PROMPTS)]
-    return sum(map(len, deal(prompts, point, sizes=wish.sizes, launch=0)))
+    prompts = [Prompt(f"p{number}", 1, text="") for number in range(ready.prompts[point.workload])]
+    return sum(map(len, deal(prompts, point, sizes=ready.wish.sizes, launch=0)))
 
 
 def _platform(ready: Any) -> str:
@@ -102,7 +105,7 @@ def plan_text(ready: Any) -> str:
     lines += _sessions(wish.sessions)
     lines += ["", f"points, {wish.sizes.blocks} blocks each, on every arm in turn"]
     for point in wish.points:
-        count = _requests(wish, point)
+        count = _requests(ready, point)
         lines.append(f"  {in_one_line(where(point))}: {count} requests to each arm in a launch")
     minutes = (guess.launching_s + guess.measuring_s) / 60
     bound = f"; measuring ends after {wish.budget_s / 60:.3g} min" if wish.budget_s is not None else ""

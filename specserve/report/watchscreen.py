@@ -1,4 +1,4 @@
-"""The live screen of `specserve watch`: figures, bars per position, the verdict. Only for terminals."""
+"""The live screen of `specserve watch`: the verdict, figures, bars per position. Only for terminals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def picture(report: Report, *, url: str) -> Any:
     colour = COLOURS.get(report.verdict.state, "default")
     verdict = Text.assemble((state, f"bold {colour}"), ": ", sentence)
     foot = Text(clock(report) if report.is_final else f"{clock(report)}  Ctrl-C ends it", style="dim")
-    return Group(rows, Text(), verdict, *(Text(line) for line in advice), foot)
+    # first what matters most: a window that is too small cuts off the end
+    return Group(verdict, *(Text(line) for line in advice), Text(), rows, foot)
 
 
 def _bars(seen: Figures) -> list[Any]:

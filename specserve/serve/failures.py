@@ -69,7 +69,7 @@ def no_api(endpoint: Endpoint) -> TrafficError:
     """Something listens there, and it is no such server."""
     return TrafficError(
         f"there is no OpenAI API at {endpoint.api}",
-        hint="`--url` is the server's root, such as http://127.0.0.1:8000",
+        hint="a URL is the server's root, such as http://127.0.0.1:8000",
     )
 
 
@@ -78,7 +78,7 @@ def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
     if name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text):
         return TrafficError(
             f"nothing listens at {endpoint.root}",
-            hint="`specserve up PROFILE` starts a server; `--url` names another",
+            hint="`specserve up PROFILE` starts a server; `specserve ps` lists those that run detached",
         )
     if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"}:
         return TrafficError(f"cannot reach {endpoint.root}: {_said(endpoint, text or name)}")

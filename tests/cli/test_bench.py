@@ -101,6 +101,39 @@ def test_what_cannot_be_meant_is_refused(
     assert message in error and "Traceback" not in error
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_workload_that_is_none_is_refused_before_anything_starts(
+    profile: Path, dry: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = in_line(told([str(profile), "-w", "cod", *dry], capsys, code=2))
+    assert "no workload and no file `cod`" in said and "did you mean `code`?" in said
+    assert "ready" not in said
+
+
+def test_a_promise_of_foreign_prompts_says_how_they_are_given(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(profile.read_text() + "expect: [{workload: mt-bench, min_speedup: 1.2}]\n")
+    assert "`-w mt-bench.jsonl` gives its prompts" in in_line(
+        told([str(profile), "--dry-run"], capsys, code=2)
+    )
+    (profile.parent / "mt-bench.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    planned = told([str(profile), "--dry-run", "-w", str(profile.parent / "mt-bench.jsonl")], capsys)
+    assert "mt-bench" in planned
+
+
+def test_what_is_shown_takes_no_options_of_a_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for more in (["-c", "4"], ["--strict"], ["--with", "x"]):
+        said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
+        assert "`--show` and `--compare` measure nothing" in said and "hint: without" in said
+
+
+def test_a_dry_run_is_no_report(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "`--dry-run` has no html" in told([str(profile), "--dry-run", "--format", "html"], capsys, code=2)
+
+
 def test_a_profile_that_does_not_speculate_has_nothing_to_compare(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

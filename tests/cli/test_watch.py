@@ -177,8 +177,8 @@ def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) ->
         (["--once", "--for", "60s"], "`--once` and `--for` both say when it ends"),
         (["--for", "soon"], "`--for` is no time: 'soon'"),
         (["--window", "0s"], "`--window` is 0s, and must be 1 s to"),
-        (["--interval", "5m"], "`--interval` is longer than the time to look at"),
-        (["--for", "1s", "--interval", "2s"], "`--interval` is longer than the time to look at"),
+        (["--interval", "5m"], "`--interval` is 300 s, longer than the time to look at"),
+        (["--for", "1s", "--interval", "2s"], "`--interval` is 2 s, longer than the time to look at"),
         (["--exporter", "here"], "`--exporter` is no address: 'here'"),
         (["--exporter", "127.0.0.1:99999"], "`--exporter` is no address"),
         (["--api-key-env", "NOT_SET"], "the environment variable `NOT_SET` is not set"),
@@ -193,6 +193,20 @@ def test_what_cannot_be_meant_ends_before_it_begins(
     assert message in err
     assert "watching" not in err
     assert out == ""
+
+
+def test_a_profile_is_no_server_and_nobody_waits_for_it(capsys: Captured) -> None:
+    assert run(["watch", "configs/demo.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert "`configs/demo.yaml` is a file, and a server's name or URL is wanted" in err
+    assert "watching" not in err
+
+
+def test_the_last_object_is_the_final_one_though_nobody_answered(capsys: Captured) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert run(["watch", url, "--for", "1s", "--interval", "0.5s", "--format", "json"]) == 2
+    *others, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert last["final"] is True and not any(item["final"] for item in others)
 
 
 def test_a_name_that_no_server_has(capsys: Captured) -> None:

@@ -30,17 +30,24 @@ class Traffic:
     speculates: bool = True
     engine: str = "0"
     model: str = "demo"
+    _whole: threading.Lock = field(default_factory=threading.Lock)
+    """No reading in the middle of a step."""
 
     def step(self, drafts: int, shares: tuple[float, ...], *, finished: int = 0) -> None:
         """So many more drafts, of which these shares are accepted per position."""
-        self.drafts += drafts
-        self.accepted = [
-            count + round(drafts * share) for count, share in zip(self.accepted, shares, strict=True)
-        ]
-        self.finished += finished
+        with self._whole:
+            self.drafts += drafts
+            self.accepted = [
+                count + round(drafts * share) for count, share in zip(self.accepted, shares, strict=True)
+            ]
+            self.finished += finished
 
     @property
     def text(self) -> str:
+        with self._whole:
+            return self._text()
+
+    def _text(self) -> str:
         labels = f'engine="{self.engine}",model_name="{self.model}"'
         rows: dict[str, dict[str, float]] = {
             "request_success_total": {f'{labels},finished_reason="stop"': self.finished},

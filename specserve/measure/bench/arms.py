@@ -66,7 +66,7 @@ def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     """The arms, the one that the others are compared with first. Raises UsageError where there are not two."""
     if len(arms) < 2:
         raise UsageError(
-            "there is nothing to compare: the profile does not speculate, and no other arm is given",
+            "there is nothing to compare: no other arm is given, and this one has no speculation to be without",
             hint="`--with PROFILE|URL` adds one; `alternatives` of the profile are arms, too",
         )
     names = [arm.name for arm in arms]

@@ -39,10 +39,10 @@ def read(path: Path) -> Result:
             raise FactError(f"`{file}` is too large to be a result: more than {LARGEST_BYTES // 2**20} MiB")
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FactError(
-            f"cannot read `{file}`: {error.strerror or error}",
-            hint="a run is the directory that `bench` names at its end",
-        ) from error
+        hint = "a run is the directory that `bench` names at its end"
+        if path.is_dir() and (path / "run.json").is_file():
+            hint = f"nothing was measured in this run yet: `specserve bench --resume {path}`"
+        raise FactError(f"cannot read `{file}`: {error.strerror or error}", hint=hint) from error
     except (ValueError, RecursionError) as error:
         raise FactError(f"`{file}` is not JSON: {str(error)[:200]}") from error
     try:

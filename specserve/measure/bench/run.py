@@ -77,7 +77,7 @@ class Bench:
         for name, room in self.directory.content.get("room", {}).items():
             self._load(name, **room)
         for session in self.wish.sessions:
-            if not self._is_done(session):
+            if not _is_done(self.wish, session, self.passes):
                 self._session(session)
 
     def note(self, text: str) -> None:
@@ -232,12 +232,6 @@ class Bench:
         }
         return set(session.arms) <= there
 
-    def _is_done(self, session: Session) -> bool:
-        wanted = self.wish.sizes.blocks * len(self.wish.points)
-        numbers = range(session.first_block, session.first_block + wanted)
-        there = {(done.arm, done.block) for done in self.passes if done.launch == session.launch}
-        return all((name, number) in there for name in session.arms for number in numbers)
-
     def _tick(self, servers: Mapping[str, Running]) -> None:
         """A few times a second while we wait."""
         if self.stop.count:
@@ -245,6 +239,18 @@ class Bench:
             raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
         for server in servers.values():
             server.check()
+
+
+def is_measured(wish: Wish, passes: Sequence[Pass]) -> bool:
+    """Whether every block of every session is there."""
+    return all(_is_done(wish, session, passes) for session in wish.sessions)
+
+
+def _is_done(wish: Wish, session: Session, passes: Sequence[Pass]) -> bool:
+    wanted = wish.sizes.blocks * len(wish.points)
+    numbers = range(session.first_block, session.first_block + wanted)
+    there = {(done.arm, done.block) for done in passes if done.launch == session.launch}
+    return all((name, number) in there for name in session.arms for number in numbers)
 
 
 def _placed(plan: LaunchPlan, devices: tuple[str, ...] | None) -> LaunchPlan:

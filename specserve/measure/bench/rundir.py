@@ -95,10 +95,8 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
     """A new run. Raises UsageError where something is there already, FactError where it cannot be written."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UsageError(
-                f"`{path}` exists already",
-                hint=f"`--resume {path}` goes on with it; another `-o` starts anew",
-            )
+            goes_on = f"`--resume {path}` goes on with it; " if (path / RUN).is_file() else ""
+            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}another `-o` starts anew")
         private(path)
         path.chmod(0o700)
         (path / "logs").mkdir(mode=0o700)

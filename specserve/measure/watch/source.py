@@ -37,9 +37,11 @@ class Source:
             at_s = time.monotonic()
             snapshot = read(text)
             if self._model is not None:
+                held = snapshot.models
                 snapshot = snapshot.of_model(self._model)
                 if not snapshot.engines:
-                    raise FactError(f"the metrics hold no model `{self._model}`")
+                    served = ", ".join(f"`{name}`" for name in held[:5])
+                    raise FactError(f"the metrics hold no model `{self._model}`", hint=f"they hold {served}")
             elif len(snapshot.models) > 1:
                 names = ", ".join(f"`{name}`" for name in snapshot.models[:5])
                 raise FactError(

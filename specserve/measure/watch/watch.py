@@ -100,12 +100,12 @@ class Watch:
     def whole(self) -> Report:
         """The judgement of all that was seen since the begin."""
         if self._trouble is not None and not self._run.stretches:
-            return self._unseen(self._trouble)
+            return self._unseen(self._trouble, is_final=True)
         return self._report(self._run, is_final=True)
 
-    def _unseen(self, error: SpecserveError) -> Report:
+    def _unseen(self, error: SpecserveError, *, is_final: bool = False) -> Report:
         verdict = Verdict(State.UNSEEN, error.message)
-        return Report(time.time(), verdict, restarts=self._restarts, trouble=error)
+        return Report(time.time(), verdict, restarts=self._restarts, is_final=is_final, trouble=error)
 
     def _report(self, window: Window, *, restarted: bool = False, is_final: bool = False) -> Report:
         assert self._last is not None
