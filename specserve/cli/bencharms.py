@@ -155,3 +155,14 @@ def _refuse_profile_options(asked: Asked) -> None:
         "--restarts": asked.restarts,
     }
     refuse_given(given, command="bench")
+
+
+def refuse_silent(arms: Sequence[Arm]) -> None:
+    """Raises TrafficError where a server at a URL does not answer: before a directory is made, or a server started."""
+    from specserve.serve.client import Client
+    from specserve.serve.endpoint import endpoint
+
+    for arm in arms:
+        if arm.url is not None:
+            with Client(endpoint(arm.url, api_key_env=arm.api_key_env)) as client:
+                client.models()

@@ -94,6 +94,8 @@ def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, 
     """Do what was asked for. Raises SpecserveError, typer.Exit(1) for a promise that is missed."""
     if ending.share is not None:
         refuse_taken(ending.share)
+    from specserve.cli.bencharms import refuse_silent
+
     if resume is not None:
         _resumed(asked, resume, output=output, dry_run=dry_run, ending=ending)
         return
@@ -106,6 +108,7 @@ def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, 
         show(prepared(asked, starts=False), format=ending.format)
         return
     ready = prepared(asked)
+    refuse_silent(ready.wish.arms)
     _run(ready, _new_directory(ready, output), ending=ending)
 
 

@@ -153,6 +153,16 @@ def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.C
     )
 
 
+def test_a_server_that_does_not_answer_leaves_no_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = ["http://127.0.0.1:9", "--with", "b=http://127.0.0.1:10", "-o", str(run)]
+    said = in_line(told(arguments, capsys, code=2))
+    assert "nothing listens at http://127.0.0.1:9" in said and "--resume" not in said
+    assert not run.exists()
+
+
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
     assert "takes no options of what to run" in in_line(error)
