@@ -33,7 +33,7 @@ def bench(
     profile: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROFILE|URL",
+            metavar="PROFILE|URL|NAME",
             show_default=False,
             help="A profile: it is compared with the same server without speculation. Or a server that runs.",
         ),
@@ -90,7 +90,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--with",
-            metavar="[NAME=]PROFILE|URL",
+            metavar="[ARM=]PROFILE|URL|NAME",
             show_default=False,
             help="Another arm: a profile, or a server that runs; repeatable.",
         ),

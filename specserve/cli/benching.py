@@ -148,20 +148,32 @@ def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -
 
 
 def _with_places(asked: Asked) -> Asked:
-    """With absolute names of files: the run may be resumed from elsewhere. Raises UsageError for stdin."""
+    """With absolute names of files, and the URLs of detached servers: the run may be resumed from elsewhere.
+
+    Raises UsageError for stdin.
+    """
+    from specserve.cli.where import where
+    from specserve.serve.detached.registry import names
+
     if asked.profile == "-" or "-" in asked.workloads:
         raise UsageError("a benchmark is not read from stdin: it could not be resumed", hint="name a file")
+
+    servers = names()
 
     def placed(text: str) -> str:
         name, equals, rest = text.rpartition("=")
         path = Path(rest)
-        return f"{name}{equals}{path.absolute()}" if path.is_file() else text
+        if path.is_file():
+            return f"{name}{equals}{path.absolute()}"
+        return f"{name}{equals}{where(None, rest, None)[0]}" if rest in servers else text
 
     assert asked.profile is not None
     return dataclasses.replace(
         asked,
         profile=placed(asked.profile),
-        workloads=tuple(map(placed, asked.workloads)),
+        workloads=tuple(
+            str(Path(each).absolute()) if Path(each).is_file() else each for each in asked.workloads
+        ),
         others=tuple(map(placed, asked.others)),
     )
 

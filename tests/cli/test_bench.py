@@ -16,6 +16,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
+from tests.cli.test_watch import detached
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = (("chat", "code"), (1, 4))
@@ -151,6 +152,16 @@ def test_options_of_a_profile_do_not_go_with_a_server_that_runs(capsys: pytest.C
     assert "two arms are called" in in_line(
         told(["http://127.0.0.1:1", "--with", "127.0.0.1:1", "--dry-run"], capsys, code=2)
     )
+
+
+def test_detached_servers_are_taken_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    detached("http://127.0.0.1:9", name="one")
+    detached("http://127.0.0.1:10", name="two")
+    text = told(["one", "--with", "new=two", "--dry-run"], capsys)
+    assert "http://127.0.0.1:9" in text and "new" in text and "http://127.0.0.1:10" in text
 
 
 def test_a_server_that_does_not_answer_leaves_no_directory(
