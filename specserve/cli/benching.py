@@ -247,7 +247,8 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
             f"`{other}` is not what it was when the run began",
             hint="start anew: what was measured cannot be compared with it",
         )
-    if is_measured(ready.wish, directory.passes()) and (directory.path / RESULT_FILE).is_file():
+    is_told = (directory.path / RESULT_FILE).is_file() and asked.gpu_hour_price is None
+    if is_told and is_measured(ready.wish, directory.passes()):
         with directory:
             say("all of it is measured already: nothing is started")
             return _end(read(directory.path), directory.path, ending=ending)

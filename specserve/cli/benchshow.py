@@ -19,10 +19,10 @@ _ALONE = "`--show` and `--compare` measure nothing: one of them, and runs, is al
 
 def refuse_others(context: typer.Context, *, allowed: Collection[str]) -> None:
     """Raises UsageError where the command line gives another parameter: it would be passed over in silence."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if name not in allowed and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(_ALONE, hint=f"without `{name.rstrip('_').replace('_', '-')}`")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(_ALONE, hint=f"without `{parameter.opts[0]}`")
 
 
 def shown(

@@ -101,8 +101,8 @@ def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int
         value = row.speedup.value
         if objective == "tpot":
             value = row.mean_length.value / row.break_even if row.mean_length else value
-        elif objective == "goodput" and row.within_limits is not None:
-            value *= max(row.within_limits, _LEAST_SHARE) / max(row.plain_within_limits or 0.0, _LEAST_SHARE)
+        elif objective == "goodput" and row.within_limits is not None and row.plain_within_limits is not None:
+            value *= max(row.within_limits, _LEAST_SHARE) / max(row.plain_within_limits, _LEAST_SHARE)
         gathered.setdefault(row.concurrency, {}).setdefault(row.tokens, []).append(value)
     return {
         load: {
