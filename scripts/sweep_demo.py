@@ -3,18 +3,22 @@
   scripts/sweep_demo.py run -o build/sweep --minutes 60     measure (the same command goes on where it stopped)
   scripts/sweep_demo.py table build/sweep                   rates and half-widths by workload, load and K
   scripts/sweep_demo.py data build/sweep > scripts/sweep_demo.json
-  scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json    the tune's result.json against it
+  scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
-All K of a group run at the same time as the server without speculation and take turns in short blocks, so that a drift
-of the machine is in the rates and not in the speedups; a rate is the speedup times the rate without speculation.
+All K of a group run at the same time as the server without speculation and take turns: a block is the same prompts on
+every server, right after one another, so that a drift of the machine is in the rates and not in the speedups. A rate is
+the speedup times the rate without speculation. Half-widths are for these prompts: what is left once servers and blocks
+are accounted for (a randomised complete block design), with the degrees of freedom of all servers at a point.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,26 +26,27 @@ from typing import Any
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.measure.bench.arms import BASELINE, Arm, sessions
-from specserve.measure.bench.figures import shares
 from specserve.measure.bench.fit import memory_bytes
 from specserve.measure.bench.news import News, Noted, Passed, Ready
+from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
 from specserve.measure.bench.rundir import RunDirectory, create, resume
 from specserve.measure.bench.schedule import Sizes, points
-from specserve.measure.bench.speedups import speedup
 from specserve.measure.bench.surroundings import host, versions
-from specserve.measure.statistics import rate
+from specserve.measure.student import quantile
 from specserve.profile.load import load_profile
 from specserve.serve.stop import stop_on_signals
 
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "configs" / "demo.yaml"
-WORKLOADS = ("code", "summarise", "chat")
+WORKLOADS = ("code", "json", "chat")
 LOADS = (1, 2, 4, 8)
 MOST_TOKENS = 8
+REQUESTS = 8
+"""Of a block; twice the load where that is more, so that its end, where fewer run, does not weigh much."""
 WIDEST = 0.02
-"""Half a 95 % interval of a rate, as a share, above which a point needs more blocks."""
+"""Half a 95 % interval of a speedup, as a share, above which a point needs more blocks."""
 
 
 def main() -> int:
@@ -53,29 +58,28 @@ def main() -> int:
     run = commands.add_parser("run", help="measure, or go on measuring")
     run.add_argument("-o", "--output", type=Path, required=True)
     run.add_argument("--minutes", type=float, default=60.0, help="of measuring, over all groups")
-    run.add_argument("--blocks", type=int, default=6)
+    run.add_argument("--blocks", type=int, default=3, help="more of them may be asked for later")
     run.add_argument("--workloads", default=",".join(WORKLOADS))
     run.add_argument("--loads", default=",".join(map(str, LOADS)))
     run.add_argument(
         "--tokens", default=",".join(map(str, range(1, MOST_TOKENS + 1))), help="K, such as 1,4,8"
     )
     run.add_argument("--temperature", type=float, default=0.0)
-    run.add_argument("--prompts", type=int, default=None, help="of each workload; default: all 25")
-    run.add_argument("--max-tokens", type=int, default=64)
-    run.add_argument("--at-once", type=int, default=4, help="servers at the same time")
+    run.add_argument("--max-tokens", type=int, default=48)
+    run.add_argument("--at-once", type=int, default=5, help="servers at the same time")
     run.add_argument("--profile", type=Path, default=PROFILE)
     for name in ("table", "data"):
         commands.add_parser(name).add_argument("run", type=Path)
-    compare = commands.add_parser("compare", help="a tune's result.json against a sweep's data")
+    compare = commands.add_parser("compare", help="results of tunes against a sweep's data")
     compare.add_argument("sweep", type=Path)
-    compare.add_argument("tune", type=Path)
+    compare.add_argument("tunes", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "run":
         return measure(asked)
     if asked.command == "compare":
-        sys.stdout.write("\n".join(compared(_read(asked.sweep), _read(asked.tune))) + "\n")
+        sys.stdout.write("\n".join(compared(_read(asked.sweep), list(map(_read, asked.tunes)))) + "\n")
         return 0
-    found = data(resume(asked.run))
+    found = data([resume(each) for each in _parts(asked.run)])
     if asked.command == "data":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
@@ -91,36 +95,44 @@ def _read(path: Path) -> dict[str, Any]:
 def measure(asked: argparse.Namespace) -> int:
     """Measure what is not there yet; 1 where points still need more blocks."""
     arms = [_arm(asked.profile, None), *(_arm(asked.profile, int(each)) for each in asked.tokens.split(","))]
-    wish = Wish(
-        arms=tuple(arms),
-        sessions=sessions(arms, launches=1, at_once=asked.at_once),
-        points=points(
-            asked.workloads.split(","),
-            concurrency=[int(each) for each in asked.loads.split(",")],
-            rates=(),
-            temperatures=(asked.temperature,),
-            caches=(True,),
-        ),
-        sizes=Sizes(asked.blocks, 0),
-        max_tokens=asked.max_tokens,
-        limit=asked.prompts,
-        budget_s=asked.minutes * 60,
-    )
-    if (asked.output / "run.json").exists():
-        directory = resume(asked.output)
-    else:
-        content = {
-            "name": "sweep",
-            "versions": versions(),
-            "host": host(platform_of_arms="cpu"),
-            "spent_s": 0.0,
-        }
-        directory = create(asked.output, {**content, "max_tokens": asked.max_tokens})
-    with directory, stop_on_signals() as stop:
-        Bench(wish, directory, _tell, stop).run()
-        found = data(directory)
+    loads: dict[int, list[int]] = {}
+    for load in map(int, asked.loads.split(",")):
+        loads.setdefault(max(REQUESTS, 2 * load), []).append(load)
+    ends_s = time.monotonic() + asked.minutes * 60
+    with stop_on_signals() as stop:
+        for requests, some in loads.items():
+            wish = Wish(
+                arms=tuple(arms),
+                sessions=sessions(arms, launches=1, at_once=asked.at_once),
+                points=points(
+                    asked.workloads.split(","),
+                    concurrency=some,
+                    rates=(),
+                    temperatures=(asked.temperature,),
+                    caches=(True,),
+                ),
+                sizes=Sizes(asked.blocks, 0, per_block=requests),
+                max_tokens=asked.max_tokens,
+                limit=requests,
+                budget_s=max(0.0, ends_s - time.monotonic()),
+            )
+            with _directory(asked.output / f"requests-{requests}", asked.max_tokens) as directory:
+                Bench(wish, directory, _tell, stop).run()
+    found = data([resume(each) for each in _parts(asked.output)])
     sys.stdout.write("\n".join(table(found)) + "\n")
-    return int(any(row["half_width"] > WIDEST for row in found["points"]))
+    return int(any(row["half_width"] > WIDEST for row in found["points"] if row["num_speculative_tokens"]))
+
+
+def _directory(path: Path, max_tokens: int) -> RunDirectory:
+    if (path / "run.json").exists():
+        return resume(path)
+    about = {"versions": versions(), "host": host(platform_of_arms="cpu"), "max_tokens": max_tokens}
+    return create(path, {"name": "sweep", "spent_s": 0.0, **about})
+
+
+def _parts(run: Path) -> list[Path]:
+    """Of a sweep: loads with as many requests in a block are measured together."""
+    return sorted(each.parent for each in run.glob("requests-*/run.json"))
 
 
 def _arm(profile: Path, tokens: int | None) -> Arm:
@@ -156,29 +168,63 @@ def _tell(what: News) -> None:
     sys.stderr.write(line + "\n")
 
 
-def data(directory: RunDirectory) -> dict[str, Any]:
-    """Rates by workload, temperature, load and K, with half the 95 % interval of each as a share."""
-    passes = directory.passes()
-    rows = []
-    for point in sorted({each.point for each in passes}, key=_order):
-        plain = rate(shares([each for each in passes if each.point == point and each.arm == BASELINE]))
-        if plain is None:
-            continue
-        rows.append(_row(point, 0, plain.value, plain.half(), 1.0))
-        for arm in sorted({each.arm for each in passes if each.point == point} - {BASELINE}):
-            found = speedup(passes, arm=arm, against=BASELINE, at=point)
-            if found is not None:
-                rows.append(_row(point, int(arm[1:]), plain.value * found.value, found.half(), found.value))
-    content = directory.content
+def data(directories: Sequence[RunDirectory]) -> dict[str, Any]:
+    """Rates by workload, temperature, load and K, with half the 95 % interval of each speedup as a share."""
+    rows: list[dict[str, Any]] = []
+    for directory in directories:
+        passes = directory.passes()
+        for point in sorted({each.point for each in passes}, key=_order):
+            rows += _rows(point, [each for each in passes if each.point == point])
+    content = directories[0].content if directories else {}
     about = {name: content.get(name) for name in ("versions", "host", "max_tokens")}
+    rows.sort(key=lambda row: (row["workload"], row["concurrency"], row["num_speculative_tokens"]))
     return {"version": 1, "what": "every K on the demo pair, measured", **about, "points": rows}
+
+
+def _rows(point: Point, passes: Sequence[Pass]) -> Iterator[dict[str, Any]]:
+    """One for each K of a point, from the logarithms of its passes' rates."""
+    rates = {
+        (each.block, each.arm): math.log(each.output_tokens / each.duration_s)
+        for each in passes
+        if each.output_tokens
+    }
+    by_block: dict[int, set[str]] = {}
+    for number, arm in rates:
+        by_block.setdefault(number, set()).add(arm)
+    groups: dict[frozenset[str], list[int]] = {}
+    for number, held_by in by_block.items():
+        groups.setdefault(frozenset(held_by), []).append(number)
+    whole = {
+        arms: held
+        for arms, held in groups.items()
+        if BASELINE in arms and len(arms) > 1 and not any(arms < other for other in groups)
+    }
+    squares, freedom = 0.0, 0
+    for arms, held in whole.items():
+        by_arm = {arm: statistics.fmean(rates[number, arm] for number in held) for arm in arms}
+        middle = statistics.fmean(by_arm.values())
+        for number in held:
+            mood = statistics.fmean(rates[number, arm] for arm in arms) - middle
+            squares += sum((rates[number, arm] - by_arm[arm] - mood) ** 2 for arm in arms)
+        freedom += (len(arms) - 1) * (len(held) - 1)
+    if not whole:
+        return
+    spread = math.sqrt(squares / freedom) * quantile(0.975, freedom=freedom) if freedom else math.inf
+    plain = [rates[number, BASELINE] for held in whole.values() for number in held]
+    rate = math.exp(statistics.fmean(plain))
+    yield _row(point, 0, rate, 1.0, 0.0, len(plain))
+    for arms, held in whole.items():
+        for arm in arms - {BASELINE}:
+            gain = math.exp(statistics.fmean(rates[number, arm] - rates[number, BASELINE] for number in held))
+            half = spread * math.sqrt(2 / len(held))
+            yield _row(point, int(arm[1:]), rate * gain, gain, half, len(held))
 
 
 def _order(point: Point) -> tuple[Any, ...]:
     return (point.workload, point.temperature, point.concurrency)
 
 
-def _row(point: Point, tokens: int, value: float, half: float, gain: float) -> dict[str, Any]:
+def _row(point: Point, tokens: int, value: float, gain: float, half: float, blocks: int) -> dict[str, Any]:
     return {
         "workload": point.workload,
         "temperature": point.temperature,
@@ -187,6 +233,7 @@ def _row(point: Point, tokens: int, value: float, half: float, gain: float) -> d
         "output_tokens_per_s": round(value, 3),
         "speedup": round(gain, 4),
         "half_width": round(min(half, 9.0), 4),
+        "blocks": blocks,
     }
 
 
@@ -211,35 +258,44 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[Map
     }
 
 
-def compared(sweep: Mapping[str, Any], tune: Mapping[str, Any]) -> Iterator[str]:
-    """The tune's choice against the best of the sweep, and its predictions against what was measured."""
-    by_load = tune["choice"]["num_speculative_tokens_by_concurrency"]
-    predicted = {
-        (row["workload"], row["concurrency"], row["num_speculative_tokens"]): row for row in tune["points"]
-    }
-    misses: list[float] = []
+def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Each tune's choice against the best of the sweep at its points, and its predictions against what was measured."""
+    speedups: list[float] = []
+    rates: list[float] = []
     losses: list[float] = []
-    for (workload, load), rows in _places(sweep["points"]).items():
-        best = max(rows, key=lambda row: row["speedup"])
-        chosen = int(by_load.get(str(load), 0))
-        mine = next((row for row in rows if row["num_speculative_tokens"] == chosen), None)
-        for row in rows[1:]:
-            said = predicted.get((workload, load, row["num_speculative_tokens"]))
-            if said is not None:
-                misses.append(abs(said["predicted"]["speedup"]["value"] / row["speedup"] - 1))
-        if mine is None:
-            continue
-        losses.append(1 - mine["speedup"] / best["speedup"])
-        yield (
-            f"{workload}, {load} at once: chose K = {chosen}, {mine['speedup']:.3f}x ± {mine['half_width']:.1%}; "
-            f"best K = {best['num_speculative_tokens']}, {best['speedup']:.3f}x ± {best['half_width']:.1%}: "
-            f"{losses[-1]:.1%} less"
-        )
+    places = _places(sweep["points"])
+    swept = len({row["num_speculative_tokens"] for row in sweep["points"]})
+    for tune in tunes:
+        by_load = tune["choice"]["num_speculative_tokens_by_concurrency"]
+        said = {
+            (row["workload"], row["concurrency"], row["num_speculative_tokens"]): row["predicted"]
+            for row in tune["points"]
+        }
+        for (workload, load), rows in places.items():
+            if not any(key[:2] == (workload, load) for key in said):
+                continue
+            for row in rows:
+                told = said.get((workload, load, row["num_speculative_tokens"]))
+                if told is not None:
+                    speedups.append(abs(told["speedup"]["value"] / row["speedup"] - 1))
+                    rates.append(abs(told["output_tokens_per_s"] / row["output_tokens_per_s"] - 1))
+            best = max(rows, key=lambda row: row["speedup"])
+            chosen = int(by_load.get(str(load), 0))
+            mine = next((row for row in rows if row["num_speculative_tokens"] == chosen), None)
+            if mine is not None:
+                losses.append(1 - mine["speedup"] / best["speedup"])
+                yield f"{workload}, {load} at once: chose {_told(mine)}; best {_told(best)}: {losses[-1]:.1%} less"
+        yield f"{tune['launches']} launches instead of {swept}"
+    for what, misses in (("speedup", speedups), ("tokens/s", rates)):
+        if misses:
+            median = statistics.median(misses)
+            yield f"{what} predicted against measured: {median:.1%} off in the median of {len(misses)}"
     if losses:
         yield f"choice: {statistics.median(losses):.1%} below the best in the median, {max(losses):.1%} at most"
-    if misses:
-        yield f"speedup predicted against measured: {statistics.median(misses):.1%} off in the median of {len(misses)}"
-    yield f"{tune['launches']} launches instead of {len({row['num_speculative_tokens'] for row in sweep['points']})}"
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    return f"K = {row['num_speculative_tokens']}, {row['speedup']:.3f}x ± {row['half_width']:.1%}"
 
 
 if __name__ == "__main__":
