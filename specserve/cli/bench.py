@@ -224,7 +224,8 @@ def bench(
         refuse_others(context, allowed={"show", "compare", "share", "format"})
         shown(show, compare, share=share, format=format.value)
         return
-    from specserve.cli.benching import Asked, Ending, run
+    from specserve.cli.benching import Ending, run
+    from specserve.cli.benchprepare import Asked
 
     asked = Asked(
         profile=profile,

@@ -11,7 +11,7 @@ from specserve.cli.options import refuse_given
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.cli.benching import Asked
+    from specserve.cli.benchprepare import Asked
     from specserve.measure.bench.arms import Arm
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile

@@ -11,7 +11,7 @@ from specserve.cli.lists import numbers, whole_numbers
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.cli.benching import Asked
+    from specserve.cli.benchprepare import Asked
     from specserve.measure.bench.result import Point
     from specserve.measure.bench.run import Wish
     from specserve.profile.schema import Profile

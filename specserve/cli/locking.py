@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specserve.errors import FactError
+from specserve.errors import FactError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 
 def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile, Lock | None]:
-    """The profile at the commits of the lock beside it, and that lock. Raises FactError where a needed one fails."""
+    """The profile at the commits of the lock beside it, and that lock. Raises FactError where a needed one fails.
+
+    UsageError where it is needed and must not be used.
+    """
+    if needed and not use_lock:
+        raise UsageError("`--locked` and `--no-lock` contradict each other", hint="give one of them")
     if not use_lock:
         return profile, None
     from specserve.plan.locked import lock_of, locked, not_locked

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from specserve.errors import UsageError
+
 
 class Format(StrEnum):
     """How the report is written."""
@@ -128,6 +130,7 @@ def verify(
     specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
     from specserve.cli.verifying import Asked, run
+    from specserve.measure.verify.prompts import left_out
     from specserve.measure.verify.prompts import prompts as read
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
@@ -136,6 +139,11 @@ def verify(
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
     hot = Sampling(1.0, top_p, top_k, presence_penalty, frequency_penalty)
+    if hot != Sampling(1.0) and not any(temperatures):
+        raise UsageError(
+            "`--top-p`, `--top-k` and the penalties are for temperatures above 0, and 0 is all that is asked for",
+            hint="`--temperature 0.7` adds one",
+        )
     wish = Wish(
         samplings=tuple(
             replace(hot, temperature=value) if value > 0 else Sampling(0.0)
@@ -151,8 +159,12 @@ def verify(
     asked = Asked(
         server, against, model, api_key_env, alternative, tuple(settings or ()), port, devices, not no_check
     )
+    from specserve.report.console import out, say
+
+    beyond = left_out(prompts) if prompts is not None else 0
+    if beyond:
+        say(f"{prompts}: the first {len(wish.prompts)} prompts are used, {beyond} are not")
     found = run(asked, wish)
-    from specserve.report.console import out
     from specserve.report.verify import verify_json, verify_text
 
     out(verify_json(found) if format is Format.JSON else verify_text(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specserve.measure.verify.session import Session
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
+    from specserve.serve.client import Client
     from specserve.serve.stop import StopRequest
 
 
@@ -153,7 +154,6 @@ def verified(
     `tell` hears how far it is; by default that goes to stderr.
     """
     from specserve.measure.verify.run import Verifier
-    from specserve.measure.verify.session import Session
     from specserve.report.verify import VerifyProgress
     from specserve.serve.client import Client
     from specserve.serve.endpoint import endpoint
@@ -167,22 +167,30 @@ def verified(
     progress = VerifyProgress(limit_s=wish.limit_s)
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
-        session = Session(client, model=asked.model)
-        other = stack.enter_context(_other(asked)) if asked.against is not None else None
+        session = connected(client, asked.model, on_tick=tick)
+        other = stack.enter_context(_other(asked, tick)) if asked.against is not None else None
         stack.callback(progress.finish)
         return Verifier(session, wish, tell=tell or progress, on_tick=tick).run(other=other)
 
 
-@contextmanager
-def _other(asked: Asked) -> Iterator[Session]:
+def connected(client: Client, model: str | None, *, on_tick: Callable[[], None]) -> Session:
+    """A session with a server that may hang: `on_tick` may end the wait."""
+    from specserve.measure.verify.crew import Crew
     from specserve.measure.verify.session import Session
+
+    asking = Crew(iter([lambda: Session(client, model=model)]), concurrency=1)
+    return next(asking.results(on_tick=on_tick))
+
+
+@contextmanager
+def _other(asked: Asked, on_tick: Callable[[], None]) -> Iterator[Session]:
     from specserve.serve.client import Client
     from specserve.serve.endpoint import endpoint
 
     url, key = _place(asked.against, asked.api_key_env)
     with Client(endpoint(url, api_key_env=key)) as client:
         try:
-            session = Session(client)
+            session = connected(client, None, on_tick=on_tick)
         except TrafficError as error:
             raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
         yield session

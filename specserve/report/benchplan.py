@@ -30,11 +30,16 @@ class Estimate:
     """Of every arm together."""
 
 
-def show(ready: Any, *, format: str) -> None:
-    """On stdout. Raises UsageError for a format that a plan does not have."""
+def show(ready: Any, *, format: str, obstacle: str | None = None) -> None:
+    """On stdout. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
     if format not in {"text", "json"}:
         raise UsageError(f"`--dry-run` has no {format}", hint="`--format json`, or none")
-    out(json.dumps(plan_json(ready), indent=2) if format == "json" else plan_text(ready))
+    if format == "json":
+        out(json.dumps({**plan_json(ready), "obstacle": obstacle}, indent=2))
+        return
+    out(plan_text(ready))
+    if obstacle is not None:
+        out(f"on this machine it would not start: {in_one_line(obstacle)}")
 
 
 def estimate(ready: Any) -> Estimate:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
-from specserve.cli.benching import Asked
 from specserve.cli.benchpoints import points_of, sources
+from specserve.cli.benchprepare import Asked
 from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
@@ -62,6 +62,15 @@ def test_a_dry_run_says_arms_launches_points_and_minutes(
     assert "chat, 1 request at once, temperature 0: 18 requests" in text
     assert "assumed, not measured" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_dry_run_says_what_would_not_start_on_this_machine(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile.write_text(profile.read_text() + 'vllm: "==0.26.*"\n')
+    assert "on this machine it would not start: " in told([str(profile), "--dry-run"], capsys)
+    content = json.loads(told([str(profile), "--dry-run", "--format", "json"], capsys))
+    assert content["obstacle"]
 
 
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.prepare import prepare
-from specserve.errors import CheckFailed, FactError
+from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.plan import host, support
 from specserve.plan.host import Host
 from specserve.plan.support import Installed, table
@@ -123,3 +123,8 @@ def test_devices_of_the_command_line_replace_those_of_the_profile(
     profile, plan = prepare(file, devices="1,GPU-x")
     assert plan.env["CUDA_VISIBLE_DEVICES"] == "1,GPU-x"
     assert profile.hardware is not None and profile.hardware.count == 2
+
+
+def test_a_lock_cannot_be_needed_and_passed_over(write: Write) -> None:
+    with pytest.raises(UsageError, match="`--locked` and `--no-lock` contradict each other"):
+        prepare(str(write("target: {model: a/b}")), locked=True, use_lock=False, starts=False)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -172,6 +173,16 @@ def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(
     assert found["greedy"]["requests"] == 20
 
 
+def test_prompts_beyond_the_first_64_are_said_to_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "many.jsonl"
+    file.write_text("".join(f'{{"prompt": "question {number}"}}\n' for number in range(70)))
+    with serving(Model()) as url:
+        assert run(["verify", url, *QUICK, "--prompts", str(file)]) == 0
+    assert "the first 64 prompts are used, 6 are not" in capsys.readouterr().err
+
+
 def test_a_server_that_allows_fewer_logprobs_is_asked_for_fewer() -> None:
     model = Model(max_logprobs=5)
     assert verified(model, *QUICK)["verdict"] == "LOSSLESS"
@@ -216,6 +227,8 @@ def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.Monkey
         (("http://127.0.0.1:9", "--temperature", "3"), "--temperature"),
         (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),
         (("none.yaml",), "none.yaml"),
+        (("http://127.0.0.1:9", "-t", "0", "--top-p", "0.9"), "are for temperatures above 0"),
+        (("http://127.0.0.1:9", "-t", "0", "--presence-penalty", "1"), "are for temperatures above 0"),
     ],
 )
 def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...], says: str) -> None:
@@ -240,6 +253,23 @@ def test_ctrl_c_ends_it_at_once() -> None:
     assert process.returncode == 130
     assert out == b""
     assert b"interrupted before there was a verdict" in err
+
+
+def test_ctrl_c_ends_it_while_the_server_does_not_even_tell_its_models() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        subprocess.Popen(
+            [sys.executable, "-m", "specserve", "verify", f"http://127.0.0.1:{silent.getsockname()[1]}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
+        connection, _ = silent.accept()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=25)
+        connection.close()
+    assert process.returncode == 130
+    assert b"interrupted before there was a verdict" in err  # not that it did not answer in time
 
 
 class Rubbish(BaseHTTPRequestHandler):

@@ -24,6 +24,13 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] = ()
 
 
+def left_out(path: str) -> int:
+    """Lines of a file of prompts beyond those that are used."""
+    with Path(path).open("rb") as stream:
+        lines = sum(bool(line.strip()) for line in stream.read(_MOST_BYTES).split(b"\n"))
+    return max(0, lines - MOST_PROMPTS)
+
+
 def prompts(path: str | None = None) -> tuple[Prompt, ...]:
     """The first 64 prompts of a file of lines `{id?, prompt | messages}`; without a file those that ship.
 
