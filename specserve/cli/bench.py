@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from specserve.cli.benchshow import refuse_others, shown
-from specserve.cli.options import Devices, Locked, NoLock, Settings
+from specserve.cli.options import (
+    Concurrency,
+    Devices,
+    Locked,
+    NoCheck,
+    NoLock,
+    Output,
+    Settings,
+    Temperature,
+    Workloads,
+)
 
 
 class Format(StrEnum):
@@ -43,27 +53,8 @@ def bench(
         bool,
         typer.Option("--quick", help="A first answer in minutes: 18 prompts, one at a time, short answers."),
     ] = False,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="NAME|FILE",
-            show_default=False,
-            help="chat, code, summarise, json, creative, long, random, or your prompts or request log as JSON "
-            "lines; repeatable. Default: chat and code, or what `expect` promises.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            "-c",
-            metavar="LIST",
-            show_default=False,
-            help="Requests at once, such as 1,4,16.",
-        ),
-    ] = None,
+    workload: Workloads = None,
+    concurrency: Concurrency = None,
     request_rate: Annotated[
         str | None,
         typer.Option(
@@ -72,12 +63,7 @@ def bench(
             help="Requests/s that arrive at random; alone or beside --concurrency.",
         ),
     ] = None,
-    temperature: Annotated[
-        str | None,
-        typer.Option(
-            "--temperature", "-t", metavar="LIST", show_default=False, help="Such as 0,0.7; default: 0."
-        ),
-    ] = None,
+    temperature: Temperature = None,
     alternative: Annotated[
         list[str] | None,
         typer.Option(
@@ -146,16 +132,7 @@ def bench(
             min=0.0, show_default=False, help="Of one accelerator: gives the cost of a million output tokens."
         ),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            show_default=False,
-            help="The run's directory; default: a new one.",
-        ),
-    ] = None,
+    output: Output = None,
     resume: Annotated[
         str | None,
         typer.Option(metavar="DIR", show_default=False, help="Go on with a run that was interrupted."),
@@ -200,7 +177,7 @@ def bench(
             help="Environment variable that holds the key of servers at a URL.",
         ),
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    no_check: NoCheck = False,
     locked: Locked = False,
     no_lock: NoLock = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, Locked, NoLock, Settings
+from specserve.cli.options import Alternative, Devices, Locked, NoCheck, NoLock, Settings
 
 
 def generate(
@@ -24,7 +24,7 @@ def generate(
         bool, typer.Option("--baseline", help="The same engine without speculation.")
     ] = False,
     devices: Devices = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    no_check: NoCheck = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Go on with an interrupted output, or start anew.")
     ] = True,

@@ -41,6 +41,41 @@ Devices = Annotated[
     typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."),
 ]
 
+NoCheck = Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")]
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="NAME|FILE",
+        show_default=False,
+        help="chat, code, summarise, json, creative, long, random, or your prompts or request log as JSON "
+        "lines; repeatable. Default: chat and code, or what `expect` promises.",
+    ),
+]
+Concurrency = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency", "-c", metavar="LIST", show_default=False, help="Requests at once, such as 1,4,16."
+    ),
+]
+Temperature = Annotated[
+    str | None,
+    typer.Option(
+        "--temperature", "-t", metavar="LIST", show_default=False, help="Such as 0,0.7; default: 0."
+    ),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="DIR",
+        show_default=False,
+        help="The run's directory; default: one in the state folder.",
+    ),
+]
+
 
 def refuse_given(given: Mapping[str, object], *, command: str) -> None:
     """Raises UsageError where an option of a profile was given, and what is asked is a server that runs."""

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, NoLock, Settings
+from specserve.cli.options import (
+    Alternative,
+    Concurrency,
+    Devices,
+    NoCheck,
+    NoLock,
+    Output,
+    Settings,
+    Temperature,
+    Workloads,
+)
 
 
 class Format(StrEnum):
@@ -25,35 +35,19 @@ class Objective(StrEnum):
     GOODPUT = "goodput"
 
 
+class Runner(StrEnum):
+    """vLLM's model runners."""
+
+    V1 = "v1"
+    V2 = "v2"
+
+
 def tune(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile.")],
     *,
-    workload: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="NAME|FILE",
-            show_default=False,
-            help="As of `specserve bench`; repeatable. Default: chat and code, or what `expect` promises.",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str | None,
-        typer.Option(
-            "--concurrency",
-            "-c",
-            metavar="LIST",
-            show_default=False,
-            help="Requests at once, such as 1,4,16: a K is chosen for each.",
-        ),
-    ] = None,
-    temperature: Annotated[
-        str | None,
-        typer.Option(
-            "--temperature", "-t", metavar="LIST", show_default=False, help="Such as 0.7; default: 0."
-        ),
-    ] = None,
+    workload: Workloads = None,
+    concurrency: Concurrency = None,
+    temperature: Temperature = None,
     objective: Annotated[
         Objective | None,
         typer.Option(
@@ -71,6 +65,13 @@ def tune(
             metavar="NAME",
             show_default=False,
             help="Another candidate: ngram, suffix, or one of the profile's `alternatives`; repeatable.",
+        ),
+    ] = None,
+    runner: Annotated[
+        Runner | None,
+        typer.Option(
+            show_default=False,
+            help="Another candidate: the profile's own on vLLM's other model runner (CUDA).",
         ),
     ] = None,
     k_max: Annotated[
@@ -111,10 +112,7 @@ def tune(
         bool, typer.Option("--explain", help="What keeps the speedup from more, and what would move it.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be launched and sent.")] = False,
-    output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="DIR", show_default=False, help="The run's directory."),
-    ] = None,
+    output: Output = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew where an interrupted run could be gone on with.")
     ] = False,
@@ -138,7 +136,7 @@ def tune(
     settings: Settings = None,
     alternative: Alternative = None,
     devices: Devices = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    no_check: NoCheck = False,
     no_lock: NoLock = False,
 ) -> None:
     """Find how many draft tokens are best here, at each load.
@@ -171,6 +169,7 @@ def tune(
         objective=objective.value if objective else None,
         drafts=tuple(draft or ()),
         methods=tuple(method or ()),
+        runner=runner.value if runner else None,
         most_tokens=k_max,
         prompts=prompts,
         max_tokens=max_tokens,

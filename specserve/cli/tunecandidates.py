@@ -1,19 +1,19 @@
-"""The candidates of a tune: the profile's own way to speculate and others, each planned as it is measured."""
+"""The candidates of a tune: ideas planned as they are measured, and what the rules object to in the others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from specserve.cli.tuneideas import Idea, situation
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
     from specserve.cli.tuning import Asked
     from specserve.measure.bench.arms import Arm
-    from specserve.measure.tune.ladder import Situation
+    from specserve.measure.tune.result import Choice
     from specserve.measure.tune.wish import Candidate
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -21,19 +21,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 8
 _MOST_REQUESTS = 256
 """vLLM's default where neither profile nor platform says otherwise."""
-_SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
-"""Methods whose drafts can be sampled."""
-_NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
-
-
-@dataclass(frozen=True, slots=True)
-class Idea:
-    """One way to speculate, before anything is planned."""
-
-    name: str
-    keys: Mapping[str, Any]
-    is_own: bool = False
 
 
 def arm(
@@ -74,70 +62,6 @@ def arm(
     )
 
 
-def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float]) -> list[Idea]:
-    """In the order of their use: the profile's own first."""
-    if profile.speculation is None:
-        if not asked.drafts and not asked.methods:
-            raise UsageError(
-                f"`{profile.file}` does not speculate: there is nothing to tune",
-                hint="give it a `speculation` section, or name a draft with `--draft MODEL`",
-            )
-        found: list[Idea] = []
-        own: Mapping[str, Any] = {"method": "draft_model"}
-    else:
-        own = dict(profile.speculation.keys)
-        found = [Idea(str(own["method"]), own, is_own=True)]
-        found += _sampled(own, temperatures=temperatures)
-    for model in asked.drafts:
-        keys = {"method": "draft_model"} if own.get("method") != "draft_model" else dict(own)
-        path = Path(model)
-        keys["model"] = str(path.absolute()) if path.is_dir() else model
-        keys.pop("revision", None)
-        found.append(Idea(f"draft-{path.name.lower()}", keys))
-    methods = {idea.keys["method"] for idea in found}
-    for method in asked.methods:
-        if method not in methods:
-            found.append(Idea(method, _keys_of(method, profile)))
-    return found
-
-
-def _sampled(own: Mapping[str, Any], *, temperatures: Sequence[float]) -> list[Idea]:
-    """The other way to sample drafts, where a request is sampled at all."""
-    if max(temperatures) <= 0 or own["method"] not in _SAMPLED or own.get("use_heterogeneous_vocab"):
-        return []
-    now = own.get("draft_sample_method") or "greedy"
-    other = "greedy" if now == "probabilistic" else "probabilistic"
-    return [Idea(f"{own['method']}-{other}", {**own, "draft_sample_method": other})]
-
-
-def _keys_of(method: str, profile: Profile) -> Mapping[str, Any]:
-    if method in profile.alternatives:
-        return dict(profile.alternatives[method].keys)
-    if method == "ngram":
-        return _NGRAM
-    if method == "suffix":
-        return {"method": "suffix"}
-    known = ", ".join(["ngram", "suffix", *profile.alternatives])
-    raise UsageError(f"`--method {method}` is not known here", hint=f"there are {known}")
-
-
-def unasked(profile: Profile, asked: Asked) -> list[tuple[str, str, str]]:
-    """Methods without a second model, and alternatives, that nobody asked for: name, method and how to add them."""
-    from importlib.util import find_spec
-
-    own = profile.speculation.method if profile.speculation else None
-    found = []
-    known = {*asked.methods, *profile.alternatives}
-    if own != "ngram" and "ngram" not in known:
-        found.append(("ngram", "ngram", "needs another launch: `--method ngram`"))
-    if own != "suffix" and "suffix" not in known and find_spec("arctic_inference") is not None:
-        found.append(("suffix", "suffix", "needs another launch: `--method suffix`"))
-    for name, block in profile.alternatives.items():
-        if name not in asked.methods:
-            found.append((name, block.method, f"needs another launch: `--method {name}`"))
-    return found
-
-
 def candidates(
     profile: Profile,
     asked: Asked,
@@ -172,7 +96,8 @@ def _planned(
 
     assert asked.profile is not None
     most = most_tokens(asked, idea)
-    there = situation(profile, idea.keys, plan=plan)
+    there = situation(profile, idea.keys, plan=plan, env=idea.env)
+    env = [f"env.{name}={json.dumps(value)}" for name, value in idea.env.items()]
     requests = profile.engine.get("max_num_seqs")
     most_requests = requests if isinstance(requests, int) else _MOST_REQUESTS
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
@@ -181,9 +106,15 @@ def _planned(
     whole = Candidate(
         name=idea.name,
         arm=arm(
-            asked.profile, asked, name=idea.name, settings=[_as_setting(launched), _DETAILED], starts=starts
+            asked.profile,
+            asked,
+            name=idea.name,
+            settings=[_as_setting(launched), _DETAILED, *env],
+            starts=starts,
         ),
         keys=keys,
+        env=idea.env,
+        runner=there.runner,
         most_tokens=most,
         rungs=rungs,
         why_no_ladder=reason,
@@ -194,7 +125,7 @@ def _planned(
         return [whole]
     few = {**keys, "num_speculative_tokens": small_tokens(most)}
     name = f"{idea.name}-k{small_tokens(most)}"
-    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED], starts=starts)
+    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED, *env], starts=starts)
     return [whole, replace(whole, name=name, arm=second, most_tokens=small_tokens(most), small=True)]
 
 
@@ -211,22 +142,6 @@ def most_tokens(asked: Asked, idea: Idea) -> int:
     if idea.keys["method"] in ("dflash", "dspark", "mtp") or idea.keys.get("parallel_drafting"):
         return min(asked.most_tokens or own or 1, own or 1)
     return asked.most_tokens or max(own, _MOST_TOKENS)
-
-
-def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) -> Situation:
-    """What decides whether a schedule by batch size holds for a candidate here."""
-    from specserve.measure.tune.ladder import Situation
-    from specserve.plan.memory.runner import runner
-
-    on_cpu = plan.platform == "cpu"
-    ranks = profile.engine.get("data_parallel_size")
-    return Situation(
-        method=str(keys["method"]),
-        runner="v1" if on_cpu else runner(plan.vllm, speculation=keys, env=profile.env),
-        platform=plan.platform,
-        data_parallel_size=ranks if isinstance(ranks, int) else 1,
-        enforce_eager=profile.engine.get("enforce_eager") is True,
-    )
 
 
 def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
@@ -286,6 +201,8 @@ def _as_setting(keys: Mapping[str, Any]) -> str:
     return f"speculation={json.dumps(jsonable(keys))}"
 
 
-def tuned(path: str, asked: Asked, keys: Mapping[str, Any], *, name: str) -> Arm:
+def tuned(path: str, asked: Asked, choice: Choice, *, name: str) -> Arm:
     """The chosen server, as the profile would serve it."""
-    return arm(path, asked, name=name, settings=[_as_setting(keys)])
+    assert choice.speculation is not None
+    env = [f"env.{variable}={json.dumps(value)}" for variable, value in choice.env.items()]
+    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation), *env])

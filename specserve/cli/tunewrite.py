@@ -28,6 +28,13 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
         raise UsageError("`--write` changes what the file says, and `--set speculation…` stands over it")
     profile = load_profile(path)
     wanted = result.choice.speculation if result.choice.speculates else None
+    lacking = {name: value for name, value in result.choice.env.items() if profile.env.get(name) != value}
+    if lacking and wanted is not None:
+        lines = ", ".join(f'{name}: "{value}"' for name, value in lacking.items())
+        raise UsageError(
+            "`--write` changes `speculation` alone, and the choice needs another model runner",
+            hint=f"write `env: {{{lines}}}` and the values above into `{path}`",
+        )
     before = file.read_text(encoding="utf-8")
     after = with_speculation(before, profile, wanted, remark=remark(result))
     if after == before:

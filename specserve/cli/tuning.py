@@ -38,6 +38,7 @@ class Asked:
     objective: str | None = None
     drafts: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
+    runner: str | None = None
     most_tokens: int | None = None
     prompts: int | None = None
     max_tokens: int | None = None
@@ -81,7 +82,8 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     from specserve.cli.durations import seconds
     from specserve.cli.preflight import cleared
     from specserve.cli.prepare import prepare
-    from specserve.cli.tunecandidates import arm, candidates, ideas, situation, unasked
+    from specserve.cli.tunecandidates import arm, candidates
+    from specserve.cli.tuneideas import ideas, situation, unasked
     from specserve.measure.bench.fit import fit
     from specserve.measure.tune.wish import BASELINE, Wish, fitted
     from specserve.profile.load import load_profile, with_alternative
@@ -100,7 +102,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     )
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
-    wanted = ideas(own, asked, temperatures=temperatures)
+    wanted = ideas(own, asked, temperatures=temperatures, plan=plan)
     found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts)
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
@@ -110,7 +112,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         fingerprint=plan.fingerprint,
         baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts),
         candidates=tuple(found),
-        left_out=(*left_out, *unasked(own, asked)),
+        left_out=(*left_out, *unasked(own, asked, plan=plan)),
         workloads=workloads,
         temperatures=temperatures,
         loads=loads,
@@ -266,7 +268,7 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     elif choice.speculates and ready.confirms and choice.speculation is not None:
         from specserve.cli.tunecandidates import tuned
 
-        tune.confirm(tuned(ready.asked.profile, ready.asked, choice.speculation, name=TUNED), launch=launch)
+        tune.confirm(tuned(ready.asked.profile, ready.asked, choice, name=TUNED), launch=launch)
         rows = [row for each in known for row in each.rows]
         confirmed = confirmed_of(ready.wish, tune.passes, choice, rows, launch=launch)
     spent_s = tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, Locked, MasterAddr, NodeRank, NoLock, Port, Settings
+from specserve.cli.options import (
+    Alternative,
+    Devices,
+    Locked,
+    MasterAddr,
+    NoCheck,
+    NodeRank,
+    NoLock,
+    Port,
+    Settings,
+)
 from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.report.console import out, say
@@ -71,7 +81,7 @@ def up(
             "--verify", help="Then verify it, for about a minute; the port is open by then. See `verify`."
         ),
     ] = False,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")] = False,
+    no_check: NoCheck = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
     ] = False,

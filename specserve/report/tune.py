@@ -79,6 +79,8 @@ def _choice(found: TuneResult) -> Iterator[str]:
     for name in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method"):
         if name in choice.speculation:
             yield f"  {name}: {json.dumps(choice.speculation[name])}"
+    for name, value in choice.env.items():
+        yield f"  env.{name}: {json.dumps(value)}"
     for load, tokens in sorted(choice.by_load.items()):
         rows = [
             row for row in found.rows

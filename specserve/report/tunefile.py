@@ -36,6 +36,7 @@ def as_json(found: TuneResult) -> dict[str, Any]:
             "reason": choice.reason,
             "candidate": choice.candidate,
             "speculation": _plain(choice.speculation),
+            "env": dict(choice.env),
             "num_speculative_tokens_by_concurrency": {
                 str(load): k for load, k in sorted(choice.by_load.items())
             },

@@ -63,6 +63,7 @@ def launches(ready: Any) -> list[tuple[str, tuple[str, ...], str]]:
             why = f"K by batch size in one launch: {json.dumps(as_ranges(each.rungs))}"
         else:
             why = f"K = {each.most_tokens} at every load ({each.why_no_ladder})"
+        why += "".join(f", with {name}={value}" for name, value in each.env.items())
         found.append((each.name, each.arm.plan.argv, why))
     if TUNED in ready.fitted.kept and ready.confirms:
         beside = "turn by turn with the baseline" if ready.room.at_once >= 2 else "after the others"

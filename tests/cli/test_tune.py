@@ -140,6 +140,31 @@ def test_a_temperature_adds_the_other_way_to_sample_drafts(specserve: Run, profi
     assert "draft_model-probabilistic" in names
 
 
+ON_CUDA = PROFILE + 'vllm: "==0.33.*"\n'
+
+
+def test_the_other_model_runner_is_a_candidate_where_it_is_asked_for(specserve: Run, profile: Path) -> None:
+    profile.write_text(ON_CUDA.replace(", enforce_eager: true", ""), encoding="utf-8")
+    arguments = ["tune", profile, "--dry-run", "--format", "json", "--no-check"]
+    plain = json.loads(specserve(*arguments).stdout)
+    reason = "needs another launch: `--runner v1`"
+    assert {"name": "draft_model-v1", "reason": reason} in plain["left_out"]
+    asked = json.loads(specserve(*arguments, "--runner", "v1").stdout)
+    why = {each["name"]: each["why"] for each in asked["launches"]}
+    assert "on vLLM's V2 runner drafts num_speculative_tokens whatever" in why["draft_model"]
+    assert "with VLLM_USE_V2_MODEL_RUNNER=0" in why["draft_model-v1"]
+    assert "draft_model-v1" not in str(asked["left_out"])
+
+
+def test_a_runner_that_cannot_be_had_is_refused(specserve: Run, profile: Path) -> None:
+    profile.write_text(
+        ON_CUDA.replace("method: draft_model, model: ./llama-draft", "method: suffix"), "utf-8"
+    )
+    done = specserve("tune", profile, "--dry-run", "--runner", "v2", "--no-check")
+    assert done.returncode == 2
+    assert b"`suffix` cannot run on it" in done.stderr
+
+
 def test_launches_are_left_out_by_their_use(specserve: Run, profile: Path) -> None:
     arguments = ["--dry-run", "--method", "ngram", "--max-launches", "3", "--format", "json", "--no-check"]
     content = json.loads(specserve("tune", profile, *arguments).stdout)

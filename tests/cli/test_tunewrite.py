@@ -52,6 +52,18 @@ def test_without_speculation_the_block_becomes_a_comment(file: Path) -> None:
     assert "#   num_speculative_tokens: 5\n" in file.read_text()
 
 
+def test_a_choice_for_another_model_runner_is_written_by_hand(file: Path) -> None:
+    made = example()
+    result = replace(made, choice=replace(made.choice, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}))
+    with pytest.raises(UsageError, match="needs another model runner") as raised:
+        write_choice(str(file), result)
+    assert 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}' in (raised.value.hint or "")
+    assert file.read_text() == PROFILE
+    file.write_text(PROFILE + 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}\n')
+    write_choice(str(file), result)
+    assert "# specserve tune:" in file.read_text()
+
+
 def test_written_twice_it_says_so_already(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_choice(str(file), example())
     once = file.read_text()

@@ -36,7 +36,7 @@ class Known:
         each = self.candidate
         return Ready(
             each.name, each.keys, self.rows, follows_schedule=each.follows_schedule, zero_cost=self.zero_cost,
-            is_own=each.is_own,
+            is_own=each.is_own, env=each.env,
         )  # fmt: skip
 
 
@@ -147,6 +147,7 @@ def _info(candidate: Candidate, models: Mapping[str, StepModel]) -> CandidateInf
         method=str(candidate.keys.get("method")),
         draft_model=str(draft) if draft else None,
         draft_sample_method=str(how) if how else None,
+        runner=candidate.runner,
         measured_with=candidate.most_tokens,
         follows_schedule=candidate.follows_schedule,
         has_ladder=bool(candidate.rungs),

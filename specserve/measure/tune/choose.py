@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from specserve.measure.tune import schedule
@@ -34,6 +34,7 @@ class Ready:
     zero_cost: float | None = None
     """Rate of a K = 0 range over that of a server without speculation, measured; None: not measured."""
     is_own: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(candidates: Sequence[Ready], *, objective: Objective) -> Choice:
@@ -77,6 +78,7 @@ def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
         reason=reason,
         candidate=each.name,
         speculation=block(each.speculation, found),
+        env=each.env,
         by_load=dict(found.chosen),
         schedule=None if found.is_constant else found.ranges,
     )

@@ -17,6 +17,8 @@ class CandidateInfo:
     method: str
     draft_model: str | None = None
     draft_sample_method: str | None = None
+    runner: str | None = None
+    """vLLM's model runner, `v1` or `v2`."""
     measured_with: int | None = None
     """K_max; nothing is known above it."""
     follows_schedule: bool = True
@@ -80,6 +82,8 @@ class Choice:
     candidate: str | None = None
     speculation: Mapping[str, Any] | None = None
     """The whole block for the profile; None: run without."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What the profile's `env` must have for it: the model runner, where that is not the usual one."""
     by_load: Mapping[int, int] = field(default_factory=dict)
     """K by concurrency."""
     schedule: tuple[tuple[int, int, int], ...] | None = None

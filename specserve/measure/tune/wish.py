@@ -40,6 +40,10 @@ class Candidate:
     why_no_ladder: str | None = None
     follows_schedule: bool = True
     is_own: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What its launch has beside the profile's."""
+    runner: str = "v1"
+    """vLLM's model runner."""
     small: bool = False
     """A second launch with a small K, where one launch has only one K."""
 
