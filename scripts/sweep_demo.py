@@ -33,6 +33,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
 from specserve.measure.bench.rundir import RunDirectory, create, resume
 from specserve.measure.bench.schedule import Sizes, points
+from specserve.measure.bench.steady import steady
 from specserve.measure.bench.surroundings import host, versions
 from specserve.measure.student import quantile
 from specserve.profile.load import load_profile
@@ -44,7 +45,7 @@ WORKLOADS = ("code", "json", "chat")
 LOADS = (1, 2, 4, 8)
 MOST_TOKENS = 8
 REQUESTS = 8
-"""Of a block; twice the load where that is more, so that its end, where fewer run, does not weigh much."""
+"""Of a block; twice the load where that is more. Its end, where fewer run, is left out of the rates."""
 WIDEST = 0.02
 """Half a 95 % interval of a speedup, as a share, above which a point needs more blocks."""
 
@@ -185,7 +186,7 @@ def _rows(point: Point, passes: Sequence[Pass]) -> Iterator[dict[str, Any]]:
     """One for each K of a point, from the logarithms of its passes' rates."""
     rates = {
         (each.block, each.arm): math.log(each.output_tokens / each.duration_s)
-        for each in passes
+        for each in map(steady, passes)
         if each.output_tokens
     }
     by_block: dict[int, set[str]] = {}

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 _MOST_TOKENS = 8
-_MOST_REQUESTS = 256
-"""vLLM's default where neither profile nor platform says otherwise."""
 _DETAILED = "engine.per_request_spec_decode_metrics=detailed"
 
 
@@ -91,15 +89,15 @@ def candidates(
 def _planned(
     profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int], plan: LaunchPlan, starts: bool
 ) -> list[Candidate]:
-    from specserve.measure.tune.ladder import follows_schedule
+    from specserve.cli.tuning import MOST_REQUESTS
     from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
 
     assert asked.profile is not None
     most = most_tokens(asked, idea)
     there = situation(profile, idea.keys, plan=plan, env=idea.env)
-    env = [f"env.{name}={json.dumps(value)}" for name, value in idea.env.items()]
+    env = _env(idea.env)
     requests = profile.engine.get("max_num_seqs")
-    most_requests = requests if isinstance(requests, int) else _MOST_REQUESTS
+    most_requests = requests if isinstance(requests, int) else MOST_REQUESTS
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
     keys = {**_without_k(idea.keys), "num_speculative_tokens": most}
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
@@ -118,7 +116,7 @@ def _planned(
         most_tokens=most,
         rungs=rungs,
         why_no_ladder=reason,
-        follows_schedule=follows_schedule(there) is None,
+        follows_schedule=reason is None,
         is_own=idea.is_own,
     )
     if rungs or most < 3:
@@ -157,8 +155,9 @@ def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
         return None
     assert asked.profile is not None
     keys = {**_without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
+    settings = (*asked.settings, _as_setting(keys), *_env(idea.env))
     try:
-        profile = load_profile(asked.profile, settings=(*asked.settings, _as_setting(keys)))
+        profile = load_profile(asked.profile, settings=settings)
     except SpecserveError as error:
         return error.message
     findings, _ = examined(profile)
@@ -169,17 +168,17 @@ def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
     ]
     if errors:
         return f"{errors[0].code}: {errors[0].message}"
-    return _preflight(asked, keys) if starts and not idea.is_own else None
+    return _preflight(asked, settings) if starts and not idea.is_own else None
 
 
-def _preflight(asked: Asked, keys: Mapping[str, Any]) -> str | None:
+def _preflight(asked: Asked, settings: Sequence[str]) -> str | None:
     """What is wrong with models, memory and machine; None where nothing is."""
     from specserve.cli.preflight import preflight
 
     try:
         preflight(
             asked.profile,
-            settings=(*asked.settings, _as_setting(keys)),
+            settings=settings,
             devices=asked.devices,
             no_lock=not asked.use_lock,
         )
@@ -204,5 +203,9 @@ def _as_setting(keys: Mapping[str, Any]) -> str:
 def tuned(path: str, asked: Asked, choice: Choice, *, name: str) -> Arm:
     """The chosen server, as the profile would serve it."""
     assert choice.speculation is not None
-    env = [f"env.{variable}={json.dumps(value)}" for variable, value in choice.env.items()]
-    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation), *env])
+    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation), *_env(choice.env)])
+
+
+def _env(variables: Mapping[str, str]) -> list[str]:
+    """Variables as `--set` takes them."""
+    return [f"env.{name}={json.dumps(value)}" for name, value in variables.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,32 @@ def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float], plan
         keys["model"] = str(path.absolute()) if path.is_dir() else model
         keys.pop("revision", None)
         found.append(Idea(f"draft-{path.name.lower()}", keys))
-    methods = {idea.keys["method"] for idea in found}
-    for method in asked.methods:
-        if method not in methods:
-            found.append(Idea(method, _keys_of(method, profile)))
-    return found
+    for method in dict.fromkeys(asked.methods):
+        keys = _keys_of(method, profile)
+        if not any(_is_alike(keys, idea.keys) for idea in found):
+            found.append(Idea(method, keys))
+    return _named_apart(found)
+
+
+def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two blocks speculate in the same way, whatever their K."""
+    without = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+    first, second = (
+        {key: value for key, value in each.items() if key not in without} for each in (one, other)
+    )
+    return first == second
+
+
+def _named_apart(found: Sequence[Idea]) -> list[Idea]:
+    """Each under a name of its own: two drafts may be called `final`."""
+    names: list[str] = []
+    for idea in found:
+        name, count = idea.name, 1
+        while name in names:
+            count += 1
+            name = f"{idea.name}-{count}"
+        names.append(name)
+    return [replace(idea, name=name) for idea, name in zip(found, names, strict=True)]
 
 
 def _sampled(own: Mapping[str, Any], *, temperatures: Sequence[float]) -> list[Idea]:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 from specserve.errors import FactError, SpecserveError, UsageError
 
 if TYPE_CHECKING:
+    from specserve.measure.bench.result import Point
     from specserve.measure.tune.result import TuneResult
+
+
+def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
+    """Raises UsageError where a choice could not be written, before anything is measured."""
+    if not Path(path).is_file():
+        raise UsageError(f"`{path}` is no file that `--write` could change")
+    if any(setting.startswith("speculation") for setting in settings):
+        raise UsageError("`--write` changes what the file says, and `--set speculation…` stands over it")
 
 
 def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> None:
@@ -22,10 +31,7 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
     from specserve.report.console import say
 
     file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"`{path}` is no file that `--write` could change")
-    if any(setting.startswith("speculation") for setting in settings):
-        raise UsageError("`--write` changes what the file says, and `--set speculation…` stands over it")
+    refuse_unwritable(path, settings=settings)
     profile = load_profile(path)
     wanted = result.choice.speculation if result.choice.speculates else None
     lacking = {name: value for name, value in result.choice.env.items() if profile.env.get(name) != value}
@@ -52,13 +58,18 @@ def remark(result: TuneResult) -> str:
         return f"{head}: {result.choice.reason}"
     told = [
         f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
-        f" ({each.comparison.point.workload})"
+        f" ({each.comparison.point.workload}{_temperature(each.comparison.point, result)})"
         for each in result.confirmed
         if each.comparison.speedup is not None
     ]
     if told:
         return f"{head}: measured {', '.join(told)}"
     return f"{head}: predicted {result.choice.reason}"
+
+
+def _temperature(point: Point, result: TuneResult) -> str:
+    several = len({row.temperature for row in result.rows}) > 1
+    return f", T = {point.temperature:g}" if several else ""
 
 
 def _exchange(file: Path, text: str, *, wanted: object) -> None:

@@ -7,10 +7,11 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.errors import SpecserveError, UsageError
+from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.bench.fit import Fit
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 64)}
 _WORKLOADS = ("chat", "code")
+MOST_REQUESTS = 256
+"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
 _PROMPTS, _MAX_TOKENS = 12, {"cpu": 64, "cuda": 256}
 _KIND = "tune"
 
@@ -107,6 +110,8 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
     runner = situation(own, wanted[0].keys, plan=plan).runner
+    files = {name: Path(text) for name, text in names.items() if Path(text).is_file()}
+    marks = {name: sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
     wish = Wish(
         name=profile.name,
         fingerprint=plan.fingerprint,
@@ -116,18 +121,23 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         workloads=workloads,
         temperatures=temperatures,
         loads=loads,
-        objective=_objective(asked, own),
+        objective="throughput",
         runner=runner,
         platform=plan.platform,
         sources=names,
-        limits={item.workload or workloads[0]: item for item in own.expect},
+        expect=tuple(own.expect),
+        vllm=plan.vllm,
+        marks=marks,
         prompts=asked.prompts or _PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
         most_launches=asked.most_launches,
         seed=asked.seed,
     )
-    return Prepared(asked, own, wish, fit([wish.baseline, found[0].arm]), fitted(wish))
+    wish = dataclasses.replace(wish, objective=_objective(asked, wish))
+    rooms = [fit([wish.baseline, each.arm]) for each in found]  # beside each of them the baseline stays up
+    room = min(rooms, key=lambda each: each.at_once)
+    return Prepared(asked, own, wish, room, fitted(wish, confirms=asked.confirm))
 
 
 def _refuse_old(version: str) -> None:
@@ -157,22 +167,30 @@ def _points(
     loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096) or tuple(
         sorted({item.concurrency for item in promised if item.concurrency is not None})
     )
-    most = profile.engine.get("max_num_seqs")
+    told = profile.engine.get("max_num_seqs")
+    most = told if isinstance(told, int) else MOST_REQUESTS
     usual = loads or _LOADS[platform]
-    kept = tuple(sorted(load for load in usual if not isinstance(most, int) or load <= most))
-    if not kept or (asked.concurrency and len(kept) < len(usual)):
+    kept = tuple(sorted({load for load in usual if load <= most}))
+    if not kept or (asked.concurrency and len(kept) < len(set(usual))):
         raise UsageError(
-            f"max_num_seqs is {most}: more requests at once would wait", hint="lower `--concurrency`"
+            f"max_num_seqs is {most}{'' if isinstance(told, int) else ' (assumed)'}: "
+            "more requests at once would wait",
+            hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return workloads, temperatures or (0.0,), kept
 
 
-def _objective(asked: Asked, profile: Profile) -> Any:
-    if asked.objective is not None:
-        return asked.objective
-    from specserve.measure.bench.figures import has_limits
+def _objective(asked: Asked, wish: Wish) -> Any:
+    """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
+    from specserve.measure.tune.limits import limits_at
 
-    return "goodput" if any(map(has_limits, profile.expect)) else "throughput"
+    is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())
+    if asked.objective == "goodput" and not is_limited:
+        raise UsageError(
+            "no promise of the profile limits TTFT or TPOT at a point that is measured",
+            hint="`expect: [{max_tpot_p99_ms: 30}]` in the profile, or another `--objective`",
+        )
+    return asked.objective or ("goodput" if is_limited else "throughput")
 
 
 def run(
@@ -188,6 +206,10 @@ def run(
     """The whole command. Raises SpecserveError; what was measured stays."""
     if asked.profile == "-":
         raise UsageError("a tune is not read from stdin: it could not be gone on with", hint="name a file")
+    if write:
+        from specserve.cli.tunewrite import refuse_unwritable
+
+        refuse_unwritable(asked.profile, settings=asked.settings)
     ready = prepared(asked, starts=not dry_run)
     if dry_run:
         from specserve.report.console import out
@@ -247,7 +269,7 @@ def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneR
 
 def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     from specserve.measure.tune.assemble import confirmed_of, known_of
-    from specserve.measure.tune.choose import choose
+    from specserve.measure.tune.choose import after, choose
     from specserve.measure.tune.outcome import outcome
     from specserve.measure.tune.wish import TUNED
     from specserve.report.tunefile import as_json_text
@@ -256,34 +278,48 @@ def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
     tune.measure(ready.kept, confirms=ready.confirms)
     known = []
     for number, each in enumerate(ready.kept, start=1):
-        if not each.small:
+        if not each.small and each.name not in tune.failed:
             following = ready.kept[number] if number < len(ready.kept) else None
             launches = [number, number + 1] if following is not None and following.small else [number]
             known.append(known_of(ready.wish, tune.passes, each, launches=launches))
+    known = [each for each in known if each.rows]
+    if not known:
+        raise TrafficError(
+            "nothing that speculates could be timed, so nothing can be said",
+            hint="longer answers (`--max-tokens`), or another workload",
+        )
     choice = choose([each.ready for each in known], objective=ready.wish.objective)
     confirmed: tuple[Confirmed, ...] = ()
-    launch = len(ready.kept) + 1
-    if tune.is_late() and ready.confirms:
+    is_whole = True
+    if tune.is_late() and ready.confirms and not tune.directory.content.get("is_complete"):
         tune.notes.append("the budget was used up before the choice could be confirmed")
     elif choice.speculates and ready.confirms and choice.speculation is not None:
         from specserve.cli.tunecandidates import tuned
 
-        tune.confirm(tuned(ready.asked.profile, ready.asked, choice, name=TUNED), launch=launch)
-        rows = [row for each in known for row in each.rows]
-        confirmed = confirmed_of(ready.wish, tune.passes, choice, rows, launch=launch)
+        launch = tune.launch_of(choice, first=len(ready.kept) + 1)
+        server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED)
+        try:
+            tune.confirm(server, launch=launch)
+        except (LaunchError, TrafficError) as error:
+            is_whole = False
+            tune.notes.append(f"the choice could not be confirmed: {error.message}")
+        mine = next(each for each in known if each.candidate.name == choice.candidate)
+        confirmed = confirmed_of(ready.wish, tune.passes, choice, mine, launch=launch)
+        choice = after(choice, confirmed)
     spent_s = tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began
     result = outcome(
         ready.wish, tune, known, choice=choice, confirmed=confirmed, fitted=ready.fitted, duration_s=spent_s
     )
     tune.directory.write("result.json", as_json_text(result))
     tune.directory.write("report.html", tune_html(result))
-    tune.directory.update(is_complete=True)
+    tune.directory.update(is_complete=is_whole)
     return result
 
 
 def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirectory:
-    """A new run, or the one of the same command that did not end."""
+    """A new run, or the one of the same command: where that is complete, nothing is measured again."""
     from specserve.measure.bench.rundir import create, resume
+    from specserve.report.console import say
     from specserve.serve.statefolder import state_folder
 
     digest = ready.wish.digest
@@ -293,7 +329,9 @@ def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirecto
     while (path / "run.json").exists():
         found = resume(path)
         is_same = (found.content.get("kind"), found.content.get("digest")) == (_KIND, digest)
-        if is_same and not anew and not found.content.get("is_complete"):
+        if is_same and not anew:
+            if found.content.get("is_complete"):
+                say(f"measured on {found.content['created'][:10]} already; `--fresh` measures anew")
             return found
         found.__exit__()
         if output is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from specserve.diagnostics import Span
@@ -106,7 +107,7 @@ def _replaced(
 
 
 def _lines(wanted: Mapping[str, Any] | None, *, remark: str, indent: str) -> str:
-    told = [f"{line}\n" for line in comment(remark, indent=indent)]
+    told = [f"{line}\n" for line in comment(remark, indent=indent, hanging=True)]
     if wanted is None:
         return "".join([*told, f"{_SECTION}: null\n"])
     keys = [f"  {name}: {flow(_node(value))}\n" for name, value in wanted.items()]
@@ -122,12 +123,20 @@ def _remarked(text: str, own: Span, *, remark: str) -> str:
     while begin > 0 and lines[begin - 1].startswith("#"):
         begin -= 1
     kept: list[str] = []
-    for index in range(begin, first):
-        if lines[index].startswith(f"# {mark}"):
-            break
-        kept.append(lines[index])
-    told = [f"{line}\n" for line in comment(remark, indent="")]
+    index = begin
+    while index < first:
+        count = _remark_lines(lines[index:first], mark)
+        kept += lines[index : index + 1] if not count else []
+        index += count or 1
+    told = [f"{line}\n" for line in comment(remark, indent="", hanging=True)]
     return "".join([*lines[:begin], *kept, *told, *lines[first:]])
+
+
+def _remark_lines(lines: Sequence[str], mark: str) -> int:
+    """How many lines an earlier remark takes that begins here: its first, and those that are indented below it."""
+    if not lines or not lines[0].startswith(f"# {mark}"):
+        return 0
+    return 1 + len(list(takewhile(lambda line: line.startswith("#   "), lines[1:])))
 
 
 def _applied(text: str, edits: Sequence[_Edit]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from specserve.measure.tune.result import Confirmed, Row, TuneResult
 from specserve.report.console import clean, filled
@@ -49,20 +49,54 @@ def _table(found: TuneResult, candidate: str, place: tuple[str, float], rows: Se
     plain = found.baseline.get(f"{workload}/{temperature:g}", {})
     yield f"{0:>3} {1.0:>15.2f}" + "".join(f"{plain.get(load, 0.0):>12.1f} m" for load in loads)
     by_place = {(row.tokens, row.concurrency): row for row in rows}
+    lasting = {row.concurrency: row for row in found.plain_rows if (row.workload, row.temperature) == place}
     for tokens in range(1, most + 1):
         cells = [by_place.get((tokens, load)) for load in loads]
         length = next((row.mean_length for row in cells if row is not None), None)
         told = f"{length.value:.2f}" if length else "unknown"
         yield f"{tokens:>3} {told:>15}" + "".join(_cell(row, found) for row in cells)
     yield "   m measured, p predicted, ~ both; * chosen"
+    yield from _latencies(found, by_place, lasting, loads=loads, most=most)
+
+
+def _latencies(
+    found: TuneResult,
+    by_place: Mapping[tuple[int, int], Row],
+    plain: Mapping[int, Row],
+    *,
+    loads: Sequence[int],
+    most: int,
+) -> Iterator[str]:
+    """Milliseconds a token by K and load, and where the profile has limits, the share of requests within them."""
+    limited = any(row.within_limits is not None for row in by_place.values())
+    yield f"{'K':>3} {'ms a token':>15}" + "".join(f"{load:>14d}" for load in loads)
+    for tokens in range(most + 1):
+        cells = [plain.get(load) if not tokens else by_place.get((tokens, load)) for load in loads]
+        if any(cells):
+            yield f"{tokens:>3} {'':>15}" + "".join(_latency(row, found) for row in cells)
+    if limited:
+        yield "   in brackets: the share of requests within the profile's limits, predicted for K above 0"
+
+
+def _latency(row: Row | None, found: TuneResult) -> str:
+    if row is None:
+        return f"{'-':>14}"
+    within = f" ({row.within_limits:.0%})" if row.within_limits is not None else ""
+    mark = "*" if _is_chosen(row, found) else " "
+    if row.tokens and row.measured_tpot_ms is not None:
+        return f"{mark}{row.tpot_ms:.0f}~{row.measured_tpot_ms:.1f} m{within}".rjust(14)
+    return f"{mark}{row.tpot_ms:.1f} {'p' if row.tokens else 'm'}{within}".rjust(14)
+
+
+def _is_chosen(row: Row, found: TuneResult) -> bool:
+    chosen = found.choice
+    return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
 
 
 def _cell(row: Row | None, found: TuneResult) -> str:
     if row is None:
         return f"{'-':>14}"
-    chosen = found.choice
-    is_chosen = chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
-    mark = "*" if is_chosen else " "
+    mark = "*" if _is_chosen(row, found) else " "
     if row.measured_tokens_per_s is not None:
         return f"{mark}{row.tokens_per_s:.0f}~{row.measured_tokens_per_s:.1f} m".rjust(14)
     return f"{mark}{row.tokens_per_s:.1f} p".rjust(14)
@@ -87,19 +121,34 @@ def _choice(found: TuneResult) -> Iterator[str]:
             if (row.candidate, row.concurrency, row.tokens) == (choice.candidate, load, tokens)
         ]  # fmt: skip
         for row in rows:
-            yield _told(row)
+            yield _told(row, found)
+        if not tokens:
+            yield f"  {load:>3} at once: K = 0, {_zero_cost(found):.2f}x of a server without speculation (measured)"
     if found.objective == "throughput" and found.lowest_latency and found.highest_throughput:
         low, high = found.lowest_latency, found.highest_throughput
         yield (
-            f"  lowest latency: {low.concurrency} at once, K = {low.tokens}, {low.tpot_ms:.1f} ms a token; "
-            f"most tokens: {high.concurrency} at once, K = {high.tokens}, {high.tokens_per_s:.0f} tokens/s"
+            f"  on {clean(low.workload)}, lowest latency: {low.concurrency} at once, K = {low.tokens}, "
+            f"{low.tpot_ms:.1f} ms a token; most tokens: {high.concurrency} at once, K = {high.tokens}, "
+            f"{high.tokens_per_s:.0f} tokens/s"
         )
 
 
-def _told(row: Row) -> str:
+def _zero_cost(found: TuneResult) -> float:
+    mine = next((each for each in found.candidates if each.name == found.choice.candidate), None)
+    return (mine.zero_cost if mine else None) or 1.0
+
+
+def _place(workload: str, temperature: float, found: TuneResult) -> str:
+    """A workload, and its temperature where there are several."""
+    several = len({row.temperature for row in found.rows}) > 1
+    return f"{clean(workload)}, T = {temperature:g}" if several else clean(workload)
+
+
+def _told(row: Row, found: TuneResult) -> str:
     length = row.mean_length.value if row.mean_length else 0.0
+    place = _place(row.workload, row.temperature, found)
     return (
-        f"  {row.concurrency:>3} at once, {clean(row.workload)}: K = {row.tokens}, {row.speedup.value:.2f}x predicted "
+        f"  {row.concurrency:>3} at once, {place}: K = {row.tokens}, {row.speedup.value:.2f}x predicted "
         f"({row.speedup.low:.2f}-{row.speedup.high:.2f}); {length:.2f} tokens a step, {row.break_even:.2f} needed"
     )
 
@@ -108,7 +157,7 @@ def _confirmed(found: TuneResult) -> Iterator[str]:
     how = "turn by turn with" if found.is_interleaved else "after"
     yield f"Confirmed on other prompts, {how} the server without speculation (measured, 95 % interval)"
     for each in found.confirmed:
-        yield _confirmation(each)
+        yield _confirmation(each, found)
     missed = [each for each in found.confirmed if abs(each.miss) > _MISS]
     if missed:
         yield (
@@ -117,14 +166,18 @@ def _confirmed(found: TuneResult) -> Iterator[str]:
         )
 
 
-def _confirmation(each: Confirmed) -> str:
+def _confirmation(each: Confirmed, found: TuneResult) -> str:
     item = each.comparison
     point = item.point
+    where = f"  {point.concurrency or 0:>3} at once, {_place(point.workload, point.temperature, found)}"
     if item.speedup is None:
-        return f"  {point.concurrency:>3} at once, {clean(point.workload)}: not measured"
+        return f"{where}: not measured"
+    kept = ""
+    if each.within_limits is not None and each.plain_within_limits is not None:
+        kept = f"; within the limits {each.within_limits:.0%}, without {each.plain_within_limits:.0%}"
     return (
-        f"  {point.concurrency or 0:>3} at once, {clean(point.workload)}: {item.speedup.value:.2f}x "
-        f"({item.speedup.low:.2f}-{item.speedup.high:.2f}) {item.verdict}; predicted {each.predicted_speedup:.2f}x"
+        f"{where}: {item.speedup.value:.2f}x ({item.speedup.low:.2f}-{item.speedup.high:.2f}) {item.verdict}; "
+        f"predicted {each.predicted_speedup:.2f}x{kept}"
     )
 
 

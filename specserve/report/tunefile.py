@@ -49,6 +49,7 @@ def as_json(found: TuneResult) -> dict[str, Any]:
             for load, rate in sorted(by_load.items())
         ],
         "points": [_row(row) for row in found.rows],
+        "plain_points": [_row(row) for row in found.plain_rows],
         "lowest_latency": _row(found.lowest_latency) if found.lowest_latency else None,
         "highest_throughput": _row(found.highest_throughput) if found.highest_throughput else None,
         "confirmed": [_plain(dataclasses.asdict(each) | {"miss": each.miss}) for each in found.confirmed],
@@ -78,7 +79,10 @@ def _row(row: Row) -> dict[str, Any]:
             "within_limits": row.within_limits,
             "plain_within_limits": row.plain_within_limits,
         },
-        "measured": {"output_tokens_per_s": _plain(row.measured_tokens_per_s)},
+        "measured": {
+            "output_tokens_per_s": _plain(row.measured_tokens_per_s),
+            "tpot_ms": _plain(row.measured_tpot_ms),
+        },
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from specserve.measure.bench.result import Interval
+from specserve.measure.bench.result import Interval, Point
 from specserve.measure.tune.result import Row, TuneResult
 from specserve.report.charts import COLOURS, Series, Value, Words, bars, clean_value, intervals, mark
 from specserve.report.figures import NONE, moment, number, spread, took
@@ -31,7 +31,8 @@ def tune_html(found: TuneResult) -> str:
         title = f"{candidate}: {workload}, temperature {temperature:g}"
         pictures = "\n".join(_charts(found, rows, identity=f"t{index}"))
         body += [f"<h2>{escaped(title)}</h2>", _key(rows), f'<div class="charts">{pictures}</div>']
-        body.append(_table(found, rows))
+        zero = [row for row in found.plain_rows if (row.workload, row.temperature) == (workload, temperature)]
+        body.append(_table(found, [*zero, *rows]))
     body += [_causes(found), _others(found), _notes(found)]
     return page(kind="tune", title=found.name, lead=_lead(found), body=[part for part in body if part])
 
@@ -86,7 +87,7 @@ def _confirmed(found: TuneResult) -> str:
         measured = _with_bounds(item.speedup)
         rows.append(
             [
-                escaped(item.point.workload), escaped(item.point.concurrency), escaped(measured),
+                escaped(_where(item.point, found)), escaped(item.point.concurrency), escaped(measured),
                 chip(str(item.verdict)), f"{each.predicted_speedup:.2f}x",
                 f"{each.miss:+.0%}" if item.speedup is not None else NONE,
             ]
@@ -94,6 +95,12 @@ def _confirmed(found: TuneResult) -> str:
     how = "turn by turn with" if found.is_interleaved else "after"
     caption = f"Confirmed on other prompts, {how} the server without speculation (95 % interval)"
     return table(columns, rows, caption=caption, stacks=True)
+
+
+def _where(point: Point, found: TuneResult) -> str:
+    """A workload, and its temperature where there are several."""
+    several = len({row.temperature for row in found.rows}) > 1
+    return f"{point.workload}, temperature {point.temperature:g}" if several else point.workload
 
 
 def _with_bounds(speedup: Interval | None) -> str:
@@ -163,9 +170,12 @@ def _key(rows: Sequence[Row]) -> str:
 
 
 def _table(found: TuneResult, rows: Sequence[Row]) -> str:
+    limited = any(row.within_limits is not None for row in rows)
     columns = [
         Column("requests\nat once"), Column("K"), Column("tokens\na step"), Column("break-even"), Column("step ms"),
         Column("predicted\nspeedup"), Column("predicted\ntokens/s"), Column("measured\ntokens/s"),
+        Column("predicted\nms a token"), Column("measured\nms a token"),
+        *([Column("within\nlimits")] if limited else []),
     ]  # fmt: skip
     shown: list[list[str]] = []
     starts: list[int] = []
@@ -182,7 +192,9 @@ def _table(found: TuneResult, rows: Sequence[Row]) -> str:
                 escaped(row.concurrency), f"<b>{row.tokens}</b> chosen" if is_chosen else escaped(row.tokens),
                 number(row.mean_length.value) if row.mean_length else "unknown", number(row.break_even),
                 number(row.step_ms), escaped(_with_bounds(row.speedup)), number(row.tokens_per_s),
-                number(measured) if measured is not None else NONE,
+                number(measured) if measured is not None else NONE, number(row.tpot_ms),
+                number(row.measured_tpot_ms) if row.measured_tpot_ms is not None else NONE,
+                *([f"{row.within_limits:.0%}" if row.within_limits is not None else NONE] if limited else []),
             ]
         )  # fmt: skip
     return table(columns, shown, caption="Every K at every load", starts=starts)

@@ -100,6 +100,12 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
         (["--dry-run", "--method", "magic"], "`--method magic` is not known here", "ngram, suffix"),
         (["--dry-run", "--budget", "soon"], "is no time", "such as"),
         (["--max-launches", "1", "--dry-run"], "", ""),
+        (
+            ["--objective", "goodput", "--dry-run", "--no-check"],
+            "no promise of the profile",
+            "max_tpot_p99_ms",
+        ),
+        (["--write", "--set", "speculation.num_speculative_tokens=2"], "stands over it", ""),
     ],
 )
 def test_what_cannot_be_done_is_said_with_its_way_out(
@@ -138,6 +144,32 @@ def test_a_temperature_adds_the_other_way_to_sample_drafts(specserve: Run, profi
     done = specserve("tune", profile, "--dry-run", "-t", "0.7", "--format", "json", "--no-check")
     names = [each["name"] for each in json.loads(done.stdout)["launches"]]
     assert "draft_model-probabilistic" in names
+
+
+def test_two_drafts_of_one_name_are_two_candidates_and_a_method_given_twice_is_one(
+    specserve: Run, profile: Path
+) -> None:
+    arguments = [
+        "--draft",
+        "runs/a/final",
+        "--draft",
+        "runs/b/final",
+        "--method",
+        "ngram",
+        "--method",
+        "ngram",
+    ]
+    done = specserve("tune", profile, "--dry-run", "--format", "json", "--no-check", *arguments)
+    names = [each["name"] for each in json.loads(done.stdout)["launches"]]
+    assert names.count("ngram") == 1
+    assert {"draft-final", "draft-final-2"} <= set(names)
+
+
+def test_a_load_above_what_vllm_runs_at_once_is_refused(specserve: Run, profile: Path) -> None:
+    profile.write_text(PROFILE.replace("max_num_seqs: 16, ", ""), encoding="utf-8")
+    done = specserve("tune", profile, "--dry-run", "--no-check", "-c", "512")
+    assert done.returncode == 2
+    assert b"max_num_seqs is 256 (assumed)" in done.stderr and b"engine.max_num_seqs" in done.stderr
 
 
 ON_CUDA = PROFILE + 'vllm: "==0.33.*"\n'

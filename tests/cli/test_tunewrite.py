@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.tunewrite import remark, write_choice
+from specserve.cli.tunewrite import refuse_unwritable, remark, write_choice
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
 
@@ -62,6 +62,15 @@ def test_a_choice_for_another_model_runner_is_written_by_hand(file: Path) -> Non
     file.write_text(PROFILE + 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}\n')
     write_choice(str(file), result)
     assert "# specserve tune:" in file.read_text()
+
+
+@pytest.mark.parametrize("arguments", [("none.yaml", ()), (None, ("speculation.method=ngram",))])
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    file: Path, arguments: tuple[str | None, tuple[str, ...]]
+) -> None:
+    name, settings = arguments
+    with pytest.raises(UsageError):
+        refuse_unwritable(name or str(file), settings=settings)
 
 
 def test_written_twice_it_says_so_already(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.records import Pass, Request
 from specserve.measure.bench.schedule import Block
+from specserve.measure.bench.steady import steady
 from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells
 from specserve.measure.workloads.workload import Prompt
@@ -140,7 +141,7 @@ def swept(
     for cell in cells(wanted, chosen, candidate=None):
         for tokens in range(wanted.candidates[0].most_tokens + 1):
             always = partial(_always, tokens)
-            done = machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
+            done = steady(machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0))
             found.setdefault(cell.block.point.concurrency or 1, {})[tokens] = (
                 done.output_tokens / done.duration_s
             )

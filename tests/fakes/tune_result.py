@@ -5,7 +5,7 @@ from __future__ import annotations
 from tune_machine import Machine, measured, prompts, texts, wish
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.assemble import Known, known_of, plain_of
+from specserve.measure.tune.assemble import Known, known_of, plain_of, plain_rows_of
 from specserve.measure.tune.choose import best_ends, choose
 from specserve.measure.tune.explain import causes
 from specserve.measure.tune.ladder import Situation
@@ -28,7 +28,8 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
     known = known_of(wanted, passes, wanted.candidates[0], launches=[1])
     choice = choose([known.ready], objective="throughput")
     plain = plain_of(wanted, passes)
-    ends = best_ends(known.rows)
+    zero = plain_rows_of(wanted, passes)
+    ends = best_ends([*zero, *known.rows])
     row = next(row for row in known.rows if row.concurrency == 1 and row.tokens == choice.by_load.get(1, 1))
     return TuneResult(
         name=name, fingerprint="f" * 64, created="2026-11-21T12:00:00+00:00", duration_s=312.0,
@@ -37,7 +38,8 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         candidates=(known.info, CandidateInfo("ngram", "ngram", left_out="needs another launch: `--method ngram`")),
         rows=known.rows,
         baseline={place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()},
-        choice=choice, lowest_latency=ends[0] if ends else None, highest_throughput=ends[1] if ends else None,
+        choice=choice, plain_rows=zero,
+        lowest_latency=ends[0] if ends else None, highest_throughput=ends[1] if ends else None,
         confirmed=_confirmed(known) if choice.speculates else (), is_interleaved=True,
         causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)),
         notes=("code: 2 prompts were shortened to fit max_model_len 1024",), per_position=known.per_position,

@@ -131,6 +131,23 @@ def test_a_second_remark_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert twice == once.replace("2.10x", "2.20x")
 
 
+def test_a_comment_that_was_written_below_a_remark_stays_when_the_remark_is_replaced(tmp_path: Path) -> None:
+    wanted = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4}
+    longer = f"{REMARK}, 1.96x at 2 (code), 1.17x at 4 (code), 1.03x at 8 (code)"
+    file = tmp_path / "p.yaml"
+    file.write_text(dedent(FLOW), encoding="utf-8")
+    once = with_speculation(dedent(FLOW), load_profile(str(file)), wanted, remark=longer)
+    mine = once.replace("speculation:", "# never above 8, the incident of May\nspeculation:", 1)
+    mine = mine.replace("# specserve tune", "# above\n# specserve tune", 1)
+    file.write_text(mine, encoding="utf-8")
+    twice = with_speculation(mine, load_profile(str(file)), wanted, remark=longer.replace("2.10x", "2.20x"))
+    comments = [line for line in twice.splitlines() if line.startswith("#")]
+    assert comments[0] == "# above"
+    assert comments[1] == "# never above 8, the incident of May"
+    assert twice.count("specserve tune:") == 1
+    assert "2.10x" not in twice
+
+
 def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path: Path) -> None:
     (tmp_path / "_base.yaml").write_text(dedent(FLOW), encoding="utf-8")
     wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4}

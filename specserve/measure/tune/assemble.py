@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specserve.measure.bench.figures import figures
+from specserve.measure.bench.figures import figures, is_within
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Cell, Point
 from specserve.measure.bench.speedups import compared, invalid_reason
+from specserve.measure.bench.steady import steady
 from specserve.measure.tune import predict
 from specserve.measure.tune.choose import Ready
+from specserve.measure.tune.limits import limits_at
 from specserve.measure.tune.observe import Observed, observed
 from specserve.measure.tune.predict import Measured
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.wish import BASELINE, TUNED, Candidate, Wish, small_tokens
+from specserve.profile.schema import Expectation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +69,20 @@ def known_of(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch
         measured = _measured(wish, passes, candidate, place, at_load, others=others, launches=launches)
         if not measured.drafted:
             continue
-        models[place] = predict.model(measured)
-        rows += predict.rows(measured, steps=models[place])
+        steps = predict.model(measured)
+        if steps is None:
+            continue
+        models[place] = steps
+        rows += predict.rows(measured, steps=steps)
         positions[f"{candidate.name}/{place}"] = predict.per_position(measured)
+    zero_cost = _zero_cost(wish, passes, candidate, models, launch=launches[0])
     return Known(
         candidate,
         tuple(rows),
         models,
         {name: rates for name, rates in positions.items() if rates},
-        _zero_cost(wish, passes, candidate, models, launch=launches[0]),
-        _info(candidate, models),
+        zero_cost,
+        _info(candidate, models, zero_cost=zero_cost),
     )
 
 
@@ -97,11 +104,29 @@ def _measured(
                 found = _at(passes, launch=launch, arm=None, point=point, below=1000)
                 seen = observed(found, tokens=tokens)
                 drafted += [seen] if seen is not None else []
-    workload = place.partition("/")[0]
     return Measured(
         candidate.name, plain, drafted, others, candidate.most_tokens, candidate.follows_schedule,
-        wish.limits.get(workload),
+        _limits(wish, place),
     )  # fmt: skip
+
+
+def _limits(wish: Wish, place: str) -> dict[int, Expectation]:
+    """Of one workload and temperature, by concurrency."""
+    found = {
+        point.concurrency or 1: limits_at(wish.expect, point)
+        for point in wish.points()
+        if key(point) == place
+    }
+    return {load: item for load, item in found.items() if item is not None}
+
+
+def plain_rows_of(wish: Wish, passes: Sequence[Pass]) -> tuple[Row, ...]:
+    """K = 0 at every point: the server without speculation."""
+    return tuple(
+        row
+        for place, at_load in plain_of(wish, passes).items()
+        for row in predict.plain_rows(Measured("", at_load, (), limits=_limits(wish, place)))
+    )
 
 
 def small_of(candidate: Candidate) -> int:
@@ -138,7 +163,7 @@ def _zero_cost(
     return min(1.0, first.at(load, 0) / seen.step_s)
 
 
-def _info(candidate: Candidate, models: Mapping[str, StepModel]) -> CandidateInfo:
+def _info(candidate: Candidate, models: Mapping[str, StepModel], *, zero_cost: float | None) -> CandidateInfo:
     errors = sorted(model.error for model in models.values())
     draft = candidate.keys.get("model")
     how = candidate.keys.get("draft_sample_method")
@@ -151,6 +176,7 @@ def _info(candidate: Candidate, models: Mapping[str, StepModel]) -> CandidateInf
         measured_with=candidate.most_tokens,
         follows_schedule=candidate.follows_schedule,
         has_ladder=bool(candidate.rungs),
+        zero_cost=zero_cost,
         step_model_error=errors[len(errors) // 2] if errors else None,
     )
 
@@ -167,11 +193,11 @@ def _at(passes: Sequence[Pass], *, launch: int, arm: str | None, point: Point, b
 
 
 def confirmed_of(
-    wish: Wish, passes: Sequence[Pass], choice: Choice, rows: Sequence[Row], *, launch: int
+    wish: Wish, passes: Sequence[Pass], choice: Choice, known: Known, *, launch: int
 ) -> tuple[Confirmed, ...]:
-    """What the confirmation says at each point, beside what was predicted there."""
+    """What the confirmation says at each point, beside what was predicted there of the chosen candidate."""
     held = [
-        each
+        steady(each)
         for each in passes
         if each.block >= 5000 and each.arm in (TUNED, BASELINE) and each.launch in (0, launch)
     ]
@@ -192,21 +218,38 @@ def confirmed_of(
         tokens = choice.by_load.get(point.concurrency or 1, 0)
         row = next(
             (
-                each for each in rows
-                if (each.candidate, each.workload, each.temperature, each.concurrency, each.tokens)
-                == (choice.candidate, point.workload, point.temperature, point.concurrency, tokens)
+                each for each in known.rows
+                if (each.workload, each.temperature, each.concurrency, each.tokens)
+                == (point.workload, point.temperature, point.concurrency, tokens)
             ),
             None,
         )  # fmt: skip
+        plain = cells[BASELINE, point].figures
+        without = known.zero_cost or 1.0
         found.append(
             Confirmed(
                 told,
-                row.speedup.value if row else 1.0,
+                row.speedup.value if row else without,
                 mine.output_tokens_per_s,
-                row.tokens_per_s if row else mine.output_tokens_per_s,
+                row.tokens_per_s if row else without * (plain.output_tokens_per_s if plain else 0.0),
+                _within(wish, held, TUNED, point),
+                _within(wish, held, BASELINE, point),
             )
         )
     return tuple(found)
+
+
+def _within(wish: Wish, passes: Sequence[Pass], arm: str, point: Point) -> float | None:
+    """Share of an arm's requests within the profile's limits there; None without limits."""
+    limits = limits_at(wish.expect, point)
+    good = [
+        request
+        for each in passes
+        if each.arm == arm and each.point == point
+        for request in each.requests
+        if request.ok
+    ]
+    return sum(is_within(each, limits) for each in good) / len(good) if limits is not None and good else None
 
 
 def _cell(passes: Sequence[Pass], arm: str, point: Point) -> Cell:

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specserve.measure.bench.result import Verdict
 from specserve.measure.tune import schedule
 from specserve.measure.tune.pareto import Choice as Place
 from specserve.measure.tune.pareto import ends
-from specserve.measure.tune.result import Choice, Row
+from specserve.measure.tune.result import Choice, Confirmed, Row
 from specserve.measure.tune.schedule import Schedule
 
 Objective = Literal["tpot", "throughput", "goodput"]
@@ -60,15 +61,8 @@ def choose(candidates: Sequence[Ready], *, objective: Objective) -> Choice:
 def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
     table = speedups(each.rows, objective=objective)
     gains = {load: table[load].get(tokens, 1.0) for load, tokens in found.chosen.items() if tokens}
-    tops = {load: max(rates.values()) for load, rates in table.items()}
-    if not found.largest or max(tops.values()) < LEAST_SPEEDUP:
-        load = max(tops, key=lambda at: tops[at])
-        tokens = max(table[load], key=lambda at: table[load][at])
-        reason = (
-            f"the best there is, K = {tokens} at {load} request{'s' * (load > 1)}, is {tops[load]:.2f}x: "
-            f"less than {LEAST_SPEEDUP}x at every load"
-        )
-        return Choice(False, reason, each.name)
+    if not found.largest or max(gains.values()) < LEAST_SPEEDUP or _mean(table, found, each.zero_cost) <= 1:
+        return Choice(False, _why_none(table, found, each), each.name)
     worst = min(gains, key=lambda at: gains[at])
     what = " the goodput" if objective == "goodput" else ""
     least = f"{gains[worst]:.2f}x at {worst} request{'s' * (worst > 1)} at once"
@@ -82,6 +76,39 @@ def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
         by_load=dict(found.chosen),
         schedule=None if found.is_constant else found.ranges,
     )
+
+
+def _why_none(table: Mapping[int, Mapping[int, float]], found: Schedule, each: Ready) -> str:
+    """Why this candidate is not worth it: nowhere, or not with what serves all loads."""
+    tops = {load: max(rates.values()) for load, rates in table.items()}
+    load = max(tops, key=lambda at: tops[at])
+    tokens = max(table[load], key=lambda at: table[load][at])
+    best = f"the best there is, K = {tokens} at {load} request{'s' * (load > 1)}, is {tops[load]:.2f}x"
+    if tops[load] < LEAST_SPEEDUP:
+        return f"{best}: less than {LEAST_SPEEDUP}x at every load"
+    mean = _mean(table, found, each.zero_cost)
+    return f"{best}, but what would serve all loads, {_in_words(found)}, is {mean:.2f}x over them"
+
+
+def _in_words(found: Schedule) -> str:
+    if found.is_constant:
+        return f"K = {found.largest}"
+    return "K by batch size"
+
+
+def after(choice: Choice, confirmed: Sequence[Confirmed]) -> Choice:
+    """The choice once it was measured: what pays nowhere, or costs over all loads, is not chosen."""
+    found = [each.comparison for each in confirmed if each.comparison.speedup is not None]
+    gains = [each.speedup.value for each in found if each.speedup is not None]
+    if not choice.speculates or not gains:
+        return choice
+    mean = math.exp(math.fsum(map(math.log, gains)) / len(gains))
+    if mean > 1 and any(each.verdict is Verdict.PAYS for each in found):
+        return choice
+    if mean >= LEAST_SPEEDUP and not any(each.verdict is Verdict.COSTS for each in found):
+        return choice  # too little was measured to tell, and nothing speaks against it
+    reason = f"{choice.candidate} was predicted {choice.reason}, and measured {mean:.2f}x over all loads"
+    return Choice(False, reason, choice.candidate)
 
 
 def block(keys: Mapping[str, Any], found: Schedule) -> dict[str, Any]:
@@ -119,10 +146,14 @@ def _with_zero(table: Mapping[int, Mapping[int, float]], cost: float | None) -> 
 
 
 def zero_wins(table: Mapping[int, Mapping[int, float]], cost: float | None) -> Collection[int]:
-    """Loads where a K = 0 range was measured, and is better than every K above it."""
+    """The highest load, beside which a K = 0 range was measured, if that is better there than every K above it.
+
+    What a K = 0 range costs at lower loads is not known.
+    """
     if cost is None:
         return ()
-    return [load for load, rates in table.items() if cost > max(rates.values()) * (1 + schedule.LEAST_GAIN)]
+    load = max(table)
+    return [load] if cost > max(table[load].values()) * (1 + schedule.LEAST_GAIN) else []
 
 
 def _mean(table: Mapping[int, Mapping[int, float]], found: Schedule, zero_cost: float | None) -> float:
@@ -134,7 +165,7 @@ def _mean(table: Mapping[int, Mapping[int, float]], found: Schedule, zero_cost: 
 
 
 def best_ends(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """The row of the lowest time per token, and that of the most tokens/s; None without rows."""
+    """The row of the lowest time per token, and that of the most tokens/s, of one workload; None without rows."""
     places = {Place(row.concurrency, row.tokens, row.tpot_ms / 1000, row.tokens_per_s): row for row in rows}
     found = ends(places)
     return (places[found[0]], places[found[1]]) if found else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specserve.errors import UsageError
 from specserve.facts.accelerators import Machine, entries
-from specserve.measure.tune import roofline, work
+from specserve.measure.tune import ladder, roofline, work
 from specserve.measure.tune.roofline import Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, build
 from specserve.measure.tune.walk import geometric
@@ -60,7 +60,9 @@ def estimate(
         context_tokens=context_tokens,
         most_tokens=most_tokens,
         loads=loads,
-        schedule=_schedule(pair, loads, acceptance=acceptance, most_tokens=most_tokens, rates=rates),
+        schedule=_schedule(
+            pair, loads, acceptance=acceptance, most_tokens=most_tokens, rates=rates, may_vary=_may_vary(s)
+        ),
         free_tokens=roofline.free_tokens(weight_bytes=2, rates=rates),
         basis=_basis(s.machine, pair),
     )
@@ -77,7 +79,13 @@ def _rates(machine: Machine) -> Rates:
 
 
 def _schedule(
-    pair: Pair, loads: Sequence[Estimated], *, acceptance: float, most_tokens: int, rates: Rates
+    pair: Pair,
+    loads: Sequence[Estimated],
+    *,
+    acceptance: float,
+    most_tokens: int,
+    rates: Rates,
+    may_vary: bool,
 ) -> Schedule | None:
     """By the estimated rates, of the loads where speculation gains."""
     table = {}
@@ -89,7 +97,13 @@ def _schedule(
                 / roofline.step_s(pair, batch=load.concurrency, tokens=tokens, rates=rates)
                 for tokens in range(1, most_tokens + 1)
             }
-    return build(table) if table else None
+    return build(table, may_vary=may_vary) if table else None
+
+
+def _may_vary(s: Situation) -> bool:
+    """Whether the drafter would follow a schedule on the runner that the launch gets."""
+    where = ladder.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    return ladder.follows_schedule(where) is None
 
 
 def _basis(machine: Machine, pair: Pair) -> tuple[str, ...]:

@@ -33,20 +33,19 @@ def whole_speedup(decoding: float, *, prefill_share: float) -> float:
     return 1.0 / (prefill_share + (1.0 - prefill_share) / decoding)
 
 
-def request_s(
-    output_tokens: float, *, mean_length: float, step_s: float, prefill_s: float, concurrency: int
-) -> float:
-    """Seconds of one request in a closed loop: each of the others' prefills holds it up once in that time."""
-    return concurrency * prefill_s + (output_tokens - 1) / mean_length * step_s
+def request_s(output_tokens: float, *, mean_length: float, step_s: float, held_up_s: float) -> float:
+    """Seconds of one request: its steps, and what prefills hold it up, its own and those of the others.
+
+    In a closed loop each of the others begins once while it runs, however fast they all are.
+    """
+    return held_up_s + (output_tokens - 1) / mean_length * step_s
 
 
 def closed_loop_tokens_per_s(
-    output_tokens: float, *, mean_length: float, step_s: float, prefill_s: float, concurrency: int
+    output_tokens: float, *, mean_length: float, step_s: float, held_up_s: float, concurrency: int
 ) -> float:
     """Output tokens/s where a new request is sent whenever one ends."""
-    each_s = request_s(
-        output_tokens, mean_length=mean_length, step_s=step_s, prefill_s=prefill_s, concurrency=concurrency
-    )
+    each_s = request_s(output_tokens, mean_length=mean_length, step_s=step_s, held_up_s=held_up_s)
     return concurrency * output_tokens / each_s
 
 

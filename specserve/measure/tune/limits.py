@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
+from specserve.measure.bench.figures import has_limits
+from specserve.measure.bench.result import Point
 from specserve.profile.schema import Expectation
+
+
+def limits_at(expect: Iterable[Expectation], point: Point) -> Expectation | None:
+    """The promise of latencies that holds at a point, the most particular one; None without any."""
+    found = [
+        item
+        for item in expect
+        if has_limits(item)
+        and item.workload in (None, point.workload)
+        and item.temperature in (None, point.temperature)
+        and item.concurrency in (None, point.concurrency)
+    ]
+    return max(found, key=_particulars, default=None)
+
+
+def _particulars(item: Expectation) -> int:
+    return sum(value is not None for value in (item.concurrency, item.workload, item.temperature))
 
 
 def share_within(

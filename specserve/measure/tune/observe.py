@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.steady import steady
 from specserve.measure.tune.walk import Steps, steps_of
+from specserve.metrics.acceptance import Acceptance, total
 
 _LEAST_GAPS = 8
 _TINY_S = 1e-4
@@ -26,17 +28,19 @@ class Observed:
     step_s: float | None
     """From one chunk of a stream to its next, while all requests ran: the median. None where that was too short."""
     tokens_per_s: float
-    """Output tokens over the whole time."""
+    """Output tokens over the time while as many requests ran as should."""
     output_tokens: float
     """Of a request, on average."""
-    ttft_s: float
-    """The median."""
+    held_up_s: float
+    """What a request spends beside its steps, on average: prefills, its own and those of the others."""
     tpot_s: tuple[float, ...]
     """Of each request."""
     first_s: tuple[float, ...] = ()
     """Times to the first token."""
     requests: tuple[Steps, ...] = ()
-    """Those that drafted, step by step."""
+    """Step by step; those that had nothing drafted too. Empty where the server does not tell."""
+    counted: Acceptance | None = None
+    """By the server's counters."""
     tokens_per_step: float | None = None
     """Output tokens over steps; None where the server does not tell its steps."""
 
@@ -51,32 +55,67 @@ class Observed:
 def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     """All passes of one launch at one load; None where nothing came whole."""
     good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
-    seconds = sum(each.duration_s for each in passes)
+    kept = [steady(each) for each in passes]
+    seconds = sum(each.duration_s for each in kept)
     if not good or seconds <= 0 or passes[0].point.concurrency is None:
         return None
     point = passes[0].point
     gaps = [gap for each in passes for gap in steady_gaps_s(each)]
-    stepped = [
-        found
-        for each in good
-        if (found := steps_of(each.steps, output_tokens=each.output_tokens)) is not None
-    ]
+    stepped = _stepped(good, counted=_counted(passes)) if tokens else ()
     made = sum(each.tokens for each in stepped)
     steps = sum(len(each.accepted) + each.plain for each in stepped)
+    step_s = statistics.median(gaps) if len(gaps) >= _LEAST_GAPS else None
+    per_step = made / steps if steps else (None if tokens else 1.0)
     return Observed(
         workload=point.workload,
         temperature=point.temperature,
         concurrency=passes[0].point.concurrency,
         tokens=tokens,
-        step_s=statistics.median(gaps) if len(gaps) >= _LEAST_GAPS else None,
-        tokens_per_s=sum(each.output_tokens for each in good) / seconds,
+        step_s=step_s,
+        tokens_per_s=sum(each.output_tokens for part in kept for each in part.requests if each.ok) / seconds,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
-        ttft_s=statistics.median(each.ttft_s for each in good),
+        held_up_s=_held_up_s(passes, step_s=step_s, per_step=per_step),
         tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
         first_s=tuple(each.ttft_s for each in good),
-        requests=tuple(stepped) if tokens else (),
-        tokens_per_step=made / steps if steps and tokens else (None if tokens else 1.0),
+        requests=stepped,
+        counted=_counted(passes),
+        tokens_per_step=per_step,
     )
+
+
+def _counted(passes: Sequence[Pass]) -> Acceptance | None:
+    parts = [each.acceptance for each in passes]
+    return total(part for part in parts if part is not None) if any(parts) else None
+
+
+def _stepped(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[Steps, ...]:
+    """Each request's steps. vLLM says nothing of a request that had nothing drafted: its steps made one token each.
+
+    Source: vllm/v1/metrics/stats.py 0.32, `if self.per_step_accepted`.
+    """
+    tells = any(each.steps for each in good) or (counted is not None and not counted.drafts)
+    found = [
+        steps_of(each.steps, output_tokens=each.output_tokens) or Steps((), (), each.output_tokens - 1)
+        for each in good
+        if tells
+    ]
+    return tuple(each for each in found if each.tokens)
+
+
+def _held_up_s(passes: Sequence[Pass], *, step_s: float | None, per_step: float | None) -> float:
+    """Of requests that ran at the full load to their end: their time less that of their steps."""
+    if step_s is None or per_step is None:
+        return 0.0
+    whole = [
+        (request.latency_s, request.output_tokens)
+        for done in passes
+        for request, cut in zip(done.requests, steady(done).requests, strict=True)
+        if request.ok and request.output_tokens and cut.latency_s == request.latency_s
+    ]
+    if not whole:
+        return 0.0
+    took_s, tokens = (statistics.fmean(values) for values in zip(*whole, strict=True))
+    return max(0.0, took_s - (tokens - 1) / per_step * step_s)
 
 
 def steady_gaps_s(done: Pass) -> list[float]:

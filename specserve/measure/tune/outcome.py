@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from specserve.measure.bench.result import Verdict
 from specserve.measure.bench.surroundings import host, versions
-from specserve.measure.tune.assemble import Known, plain_of
+from specserve.measure.tune.assemble import Known, plain_of, plain_rows_of
 from specserve.measure.tune.budget import Fitted
-from specserve.measure.tune.choose import best_ends
+from specserve.measure.tune.choose import LEAST_SPEEDUP, best_ends
 from specserve.measure.tune.explain import causes, why_none
 from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
 from specserve.measure.tune.run import Tune
+from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import BASELINE, Wish
 
 _ZERO_COST = 0.97
@@ -29,10 +31,11 @@ def outcome(
 ) -> TuneResult:
     """The result; where there is no gain, with the one cause that explains it, if there is one."""
     chosen = next((each for each in known if each.candidate.name == choice.candidate), known[0])
-    model = next(iter(chosen.models.values()), None)
-    if not choice.speculates and model is not None:
-        choice = dataclasses.replace(choice, reason=why_none(chosen.rows, steps=model) or choice.reason)
-    ends = best_ends(chosen.rows)
+    row, model = _explained(choice, chosen)
+    if not choice.speculates and not confirmed and model is not None:
+        choice = dataclasses.replace(choice, reason=_why_none(chosen.rows, row, model) or choice.reason)
+    zero = plain_rows_of(wish, tune.passes)
+    ends = best_ends(_first_workload([*zero, *chosen.rows]))
     plain = plain_of(wish, tune.passes)
     return TuneResult(
         name=wish.name,
@@ -45,7 +48,7 @@ def outcome(
         platform=wish.platform,
         objective=wish.objective,
         launches=tune.launches,
-        candidates=(*(each.info for each in known), *_left_out(wish, fitted)),
+        candidates=(*(each.info for each in known), *_left_out(wish, fitted, tune.failed)),
         rows=tuple(row for each in known for row in each.rows),
         baseline={
             place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()
@@ -53,17 +56,20 @@ def outcome(
         choice=choice,
         lowest_latency=ends[0] if ends else None,
         highest_throughput=ends[1] if ends else None,
+        plain_rows=zero,
         confirmed=tuple(confirmed),
         is_interleaved=tune.is_interleaved,
-        causes=_causes(choice, chosen, tune),
-        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted), *_losses(choice, chosen)])),
+        causes=_causes(row, model, chosen, tune),
+        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted), *_losses(choice, chosen, confirmed)])),
         per_position={place: rates for each in known for place, rates in each.per_position.items()},
     )
 
 
-def _left_out(wish: Wish, fitted: Fitted) -> list[CandidateInfo]:
+def _left_out(wish: Wish, fitted: Fitted, failed: Mapping[str, str]) -> list[CandidateInfo]:
     """What was not measured, with the reason."""
     found = [CandidateInfo(name, method, left_out=why) for name, method, why in wish.left_out]
+    methods = {each.name: str(each.keys["method"]) for each in wish.candidates}
+    found += [CandidateInfo(name, methods[name], left_out=why) for name, why in failed.items()]
     reasons = dict(fitted.left_out)
     found += [
         CandidateInfo(each.name, str(each.keys["method"]), left_out=reasons[each.name])
@@ -73,8 +79,27 @@ def _left_out(wish: Wish, fitted: Fitted) -> list[CandidateInfo]:
     return found
 
 
-def _causes(choice: Choice, known: Known, tune: Tune) -> tuple[Cause, ...]:
-    row, model = explained(choice, known.rows), next(iter(known.models.values()), None)
+def _first_workload(rows: Sequence[Row]) -> list[Row]:
+    """Of the first point's workload and temperature: times and rates of two are not compared."""
+    place = (rows[0].workload, rows[0].temperature) if rows else None
+    return [row for row in rows if (row.workload, row.temperature) == place]
+
+
+def _explained(choice: Choice, known: Known) -> tuple[Row | None, StepModel | None]:
+    """The row whose causes are told, and the step times of its workload."""
+    row = explained(choice, known.rows)
+    return row, known.models.get(f"{row.workload}/{row.temperature:g}") if row is not None else None
+
+
+def _why_none(rows: Sequence[Row], row: Row | None, model: StepModel) -> str | None:
+    """By the workload of that row, if no other gains either."""
+    if row is None or max(each.speedup.value for each in rows) >= LEAST_SPEEDUP:
+        return None
+    mine = [each for each in rows if (each.workload, each.temperature) == (row.workload, row.temperature)]
+    return why_none(mine, steps=model)
+
+
+def _causes(row: Row | None, model: StepModel | None, known: Known, tune: Tune) -> tuple[Cause, ...]:
     if row is None or model is None:
         return ()
     sizes = [tune.kv_tokens.get(name) for name in (known.candidate.name, BASELINE)]
@@ -103,9 +128,18 @@ def _notes(wish: Wish, fitted: Fitted) -> list[str]:
     return told
 
 
-def _losses(choice: Choice, known: Known) -> list[str]:
-    """Loads at which the choice is slower than a server without speculation."""
+def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> list[str]:
+    """Loads at which the choice is slower than a server without speculation, as measured, else as predicted."""
     told = []
+    for each in confirmed:
+        item = each.comparison
+        if choice.speculates and item.verdict is Verdict.COSTS and item.speedup is not None:
+            load = item.point.concurrency or 1
+            told.append(
+                f"at {load} request{'s' * (load > 1)} at once, {item.point.workload}: speculation costs, "
+                f"{item.speedup.value:.2f}x measured; send such load to a server without it"
+            )
+    known_at = {(each.comparison.point.workload, each.comparison.point.concurrency) for each in confirmed}
     for load, tokens in sorted(choice.by_load.items()):
         at_once = f"at {load} request{'s' * (load > 1)} at once"
         if not tokens and known.zero_cost is not None and known.zero_cost < _ZERO_COST:
@@ -117,6 +151,6 @@ def _losses(choice: Choice, known: Known) -> list[str]:
         told += [
             f"{at_once}, {row.workload}: speculation costs, {row.speedup.value:.2f}x predicted"
             for row in slow
-            if row.speedup.value < _ZERO_COST
+            if row.speedup.value < _ZERO_COST and (row.workload, load) not in known_at
         ]
     return told

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import goodput, steptime
+from specserve.measure.tune import goodput, steptime, walk
 from specserve.measure.tune.limits import share_within
 from specserve.measure.tune.observe import Observed
 from specserve.measure.tune.resample import interval
 from specserve.measure.tune.result import Row
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.walk import Steps
+from specserve.metrics.acceptance import total
 from specserve.profile.schema import Expectation
 
 _TIMES = 300
 STEP_ERROR = 0.04
 """Of a step time between measured points, as a share: what is added to a speedup's bounds."""
+COUNTERS_LOW = 0.18
+"""By how much what counters alone say of a smaller K may be too low, as a share."""
 STEP_ERROR_ALONE = 0.08
 """Where one K was measured at a load, and no other."""
 
@@ -35,11 +38,16 @@ class Measured:
     """Step times at loads between, of whatever workload."""
     most_tokens: int = 1
     follows_schedule: bool = True
-    limits: Expectation | None = None
+    limits: Mapping[int, Expectation] = field(default_factory=dict)
+    """Of the profile, by concurrency."""
 
 
-def model(measured: Measured) -> StepModel:
-    """The step times of one candidate. Raises ValueError where nothing was timed."""
+def model(measured: Measured) -> StepModel | None:
+    """The step times of one candidate; None where no step of it could be timed, or none without speculation."""
+    if not any(seen.step_s for seen in measured.plain.values()):
+        return None
+    if not any(seen.step_s for seen in measured.drafted):
+        return None
     points = [Timed(load, 0, seen.step_s) for load, seen in measured.plain.items() if seen.step_s]
     points += [Timed(seen.concurrency, seen.tokens, seen.step_s) for seen in measured.drafted if seen.step_s]
     return steptime.fit([*points, *measured.others])
@@ -47,22 +55,28 @@ def model(measured: Measured) -> StepModel:
 
 def rows(measured: Measured, *, steps: StepModel) -> list[Row]:
     """Every K up to what was measured, at every load that was measured without speculation."""
-    requests = _requests(measured)
-    if not requests:
-        return []
     found = []
-    lengths = {
-        tokens: interval(
-            [(each.tokens, each.steps_with(tokens)) for each in requests], of=_ratio, times=_TIMES
-        )
-        for tokens in range(1, measured.most_tokens + 1)
-    }
+    lengths = {tokens: _length(measured, tokens) for tokens in range(1, measured.most_tokens + 1)}
     for load in sorted(measured.plain):
         for tokens in range(1, measured.most_tokens + 1):
             length = lengths[tokens]
             if length is not None:
                 found.append(_row(measured, load, tokens, length, steps))
     return found
+
+
+def _length(measured: Measured, tokens: int) -> Interval | None:
+    """Tokens a step, from the steps that every request took, else from the counters; None: unknown."""
+    requests = _requests(measured)
+    if requests:
+        pairs = [(each.tokens, each.steps_with(tokens)) for each in requests]
+        return interval(pairs, of=_ratio, times=_TIMES)
+    most = max((seen.tokens for seen in measured.drafted), default=0)
+    parts = [seen.counted for seen in measured.drafted if seen.tokens == most and seen.counted is not None]
+    told = walk.length(tokens=tokens, measured_with=most, counted=total(parts)) if parts else None
+    if told is None:
+        return None
+    return Interval(told.value, told.value, min(tokens + 1.0, told.value * (1 + COUNTERS_LOW)))
 
 
 def _requests(measured: Measured) -> list[Steps]:
@@ -96,7 +110,7 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
         concurrency=load,
         tokens=tokens,
         mean_length=length,
-        length_basis="measured" if tokens == measured.most_tokens else "stitched",
+        length_basis=_basis(measured, tokens),
         step_ms=step_s * 1000,
         step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
         break_even=goodput.break_even(step_s, plain_step_s=plain_s),
@@ -104,28 +118,67 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
         tokens_per_s=plain.tokens_per_s * speedup,
         speedup=Interval(speedup, speedup * math.exp(-spread), speedup * math.exp(spread)),
         measured_tokens_per_s=seen.tokens_per_s if seen is not None else None,
+        measured_tpot_ms=_mean_ms(seen.tpot_s) if seen is not None else None,
         within_limits=_within(
             measured, load, tokens, later_s=(step_s - plain_s) / 2 if load > 1 else 0.0, step_s=step_s
         ),
-        plain_within_limits=share_within(measured.limits, tpots_s=plain.tpot_s, ttfts_s=plain.first_s),
+        plain_within_limits=share_within(
+            measured.limits.get(load), tpots_s=plain.tpot_s, ttfts_s=plain.first_s
+        ),
     )
 
 
+def plain_rows(measured: Measured) -> list[Row]:
+    """The server without speculation as K = 0 at every load: all of it measured."""
+    found = []
+    for load, seen in sorted(measured.plain.items()):
+        tpot_ms = _mean_ms(seen.tpot_s)
+        if seen.step_s is None or tpot_ms is None:
+            continue
+        within = share_within(measured.limits.get(load), tpots_s=seen.tpot_s, ttfts_s=seen.first_s)
+        found.append(
+            Row(
+                candidate="",
+                workload=seen.workload,
+                temperature=seen.temperature,
+                concurrency=load,
+                tokens=0,
+                mean_length=Interval(1.0, 1.0, 1.0),
+                length_basis="measured",
+                step_ms=seen.step_s * 1000,
+                step_basis="measured",
+                break_even=1.0,
+                tpot_ms=tpot_ms,
+                tokens_per_s=seen.tokens_per_s,
+                speedup=Interval(1.0, 1.0, 1.0),
+                measured_tokens_per_s=seen.tokens_per_s,
+                measured_tpot_ms=tpot_ms,
+                within_limits=within,
+                plain_within_limits=within,
+            )
+        )
+    return found
+
+
+def _mean_ms(seconds: Sequence[float]) -> float | None:
+    return math.fsum(seconds) / len(seconds) * 1000 if seconds else None
+
+
+def _basis(measured: Measured, tokens: int) -> str:
+    if not _requests(measured):
+        return "counters"
+    return "measured" if tokens == measured.most_tokens else "stitched"
+
+
 def _rate(plain: Observed, *, mean_length: float, step_s: float, load: int) -> float:
-    """Of a closed loop: prefill, as the first token without speculation shows it, then steps."""
+    """Of a closed loop: what prefills took without speculation they take with it, and steps come on top."""
     return goodput.closed_loop_tokens_per_s(
         plain.output_tokens,
         mean_length=mean_length,
         step_s=step_s,
-        prefill_s=_prefill_s(plain),
+        held_up_s=plain.held_up_s,
         concurrency=load,
     )
-
-
-def _prefill_s(plain: Observed) -> float:
-    """Seconds of one prefill: a first token waits for the step that runs, and then for its own."""
-    step_s = plain.step_s or 0.0
-    return max(0.0, plain.ttft_s - step_s / 2 if plain.concurrency > 1 else plain.ttft_s)
 
 
 def _factor(measured: Measured, load: int, tokens: int, steps: StepModel) -> float:
@@ -159,7 +212,7 @@ def _within(measured: Measured, load: int, tokens: int, *, step_s: float, later_
     speculation, later by what longer steps keep them waiting.
     """
     return share_within(
-        measured.limits,
+        measured.limits.get(load),
         tpots_s=[
             step_s * each.steps_with(tokens) / each.tokens for each in _requests(measured) if each.tokens
         ],

@@ -23,6 +23,8 @@ class CandidateInfo:
     """K_max; nothing is known above it."""
     follows_schedule: bool = True
     """Whether its drafter drafts what a schedule by batch size says."""
+    zero_cost: float | None = None
+    """Rate of a K = 0 range over that of a server without speculation, measured."""
     has_ladder: bool = False
     """Whether several K were measured in one launch."""
     step_model_error: float | None = None
@@ -55,6 +57,8 @@ class Row:
     speedup: Interval
     """Predicted, over no speculation at this load."""
     measured_tokens_per_s: float | None = None
+    measured_tpot_ms: float | None = None
+    """The mean over requests."""
     within_limits: float | None = None
     """Share of requests within the profile's limits, predicted; None without limits."""
     plain_within_limits: float | None = None
@@ -98,6 +102,10 @@ class Confirmed:
     predicted_speedup: float
     tokens_per_s: float
     predicted_tokens_per_s: float
+    within_limits: float | None = None
+    """Share of requests within the profile's limits, measured; None without limits."""
+    plain_within_limits: float | None = None
+    """The same without speculation."""
 
     @property
     def miss(self) -> float:
@@ -129,6 +137,9 @@ class TuneResult:
     choice: Choice
     lowest_latency: Row | None = None
     highest_throughput: Row | None = None
+    """Of the first workload; K = 0 is without speculation."""
+    plain_rows: tuple[Row, ...] = ()
+    """K = 0: the server without speculation at every point."""
     confirmed: tuple[Confirmed, ...] = ()
     is_interleaved: bool = False
     """Whether the confirmation took turns with the server without speculation."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
-from specserve.errors import Interrupted
+from specserve.errors import Interrupted, LaunchError, TrafficError
 from specserve.measure.bench import news
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.driver import Driver
@@ -16,6 +17,7 @@ from specserve.measure.bench.rundir import RunDirectory
 from specserve.measure.bench.schedule import Block, arm_order
 from specserve.measure.bench.server import Running, connect
 from specserve.measure.tune.budget import LEAST_SHARE
+from specserve.measure.tune.result import Choice
 from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells, confirming, split
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload
@@ -54,6 +56,8 @@ class Tune:
     kv_tokens: dict[str, int] = field(default_factory=dict)
     """Of each server's KV cache."""
     versions: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Candidates that could not be measured, with the reason."""
     notes: list[str] = field(default_factory=list)
     launches: int = 0
     is_interleaved: bool = False
@@ -61,7 +65,10 @@ class Tune:
     _plain: Running | None = None
     """The server without speculation, which stays up for the confirmation where two servers fit at once."""
     _began_s: float = field(default_factory=time.monotonic)
+    _confirms: bool = False
     _done: int = 0
+    _new: int = 0
+    """Passes of this start of the program."""
     _total: int = 1
     _full_s: list[float] = field(default_factory=list)
     """What each pass took, or would have taken with all prompts."""
@@ -84,17 +91,26 @@ class Tune:
         room = self.directory.content.get("room")
         if room is not None:
             self._load(**room)
+        self._confirms = confirms
         self._plan(candidates)
         self._launch(0, self.wish.baseline, None, confirms=confirms)
         for number, each in enumerate(candidates, start=1):
-            self._launch(number, each.arm, each, confirms=False)
+            if each.name in self.failed:
+                continue
+            try:
+                self._launch(number, each.arm, each, confirms=False)
+            except (LaunchError, TrafficError) as error:
+                if number == 1 or (number == 2 and each.small):
+                    raise
+                self.failed[each.name] = error.message  # the others are of use without it
 
     def confirm(self, arm: Arm, *, launch: int) -> None:
         """The chosen server and the one without speculation, turn by turn where both fit, on held-out prompts."""
         blocks = confirming(self.wish, self.held_out)
         both = [self.wish.baseline, arm]
+        self._confirms = False
         self._total = self._done + len(blocks) * 2
-        if all(self._has(launch, block, each.name) for block in blocks for each in both):
+        if all(self._is_confirmed(launch, block, each.name) for block in blocks for each in both):
             self.is_interleaved = bool(self.directory.content.get("is_interleaved"))
             return
         with self._traffic(f"confirm-{launch}", both) as (stack, driver, servers):
@@ -113,13 +129,27 @@ class Tune:
                 for name in arm_order(block, list(servers)):
                     self._pass(servers[name], driver, block, launch=launch)
 
+    def _is_confirmed(self, launch: int, block: Block, arm: str) -> bool:
+        """Whether it was measured; without room for two, the server without speculation was in the first launch."""
+        return self._has(launch, block, arm) or (arm == BASELINE and self._has(0, block, arm))
+
+    def launch_of(self, choice: Choice, *, first: int) -> int:
+        """The number of the launch that confirms this choice: another one, after a resumption, is another launch."""
+        block = json.dumps([choice.speculation, dict(choice.env)], sort_keys=True)
+        known = list(self.directory.content.get("confirming", []))
+        if block not in known:
+            known.append(block)
+            self.directory.update(confirming=known)
+        return first + known.index(block)
+
     def share_now(self) -> float:
         """Of the prompts: as planned, and less where passes take longer than the budget has room for."""
         left_s = self.left_s()
         if left_s is None or not self._full_s:
             return self.share
-        wanted_s = sum(self._full_s) / len(self._full_s) * max(1, self._total - self._done)
-        return min(1.0, max(LEAST_SHARE, left_s / wanted_s))
+        left = max(1, self._total - self._done) + (len(self.wish.points()) * 2 if self._confirms else 0)
+        wanted_s = sum(self._full_s) / len(self._full_s) * left
+        return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
 
     def left_s(self) -> float | None:
         """Of the budget; None without one."""
@@ -182,8 +212,9 @@ class Tune:
         self.directory.append(done)
         self.passes.append(done)
         self._done += 1
+        self._new += 1
         spent_s = time.monotonic() - self._began_s
-        left_s = spent_s / self._done * max(0, self._total - self._done)
+        left_s = spent_s / self._new * max(0, self._total - self._done)
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
         self.on_news(news.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
 

@@ -22,6 +22,8 @@ _GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
 _GUESSED_TOKENS_PER_S = 30.0
 """Of one request: a guess for the time of a plan, before anything was measured."""
 _CONFIRMING_BLOCKS = 3
+_WAVES = 3
+"""Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
 _EXTRA_TOKENS = 48
 """Of an answer where only the time of a step is wanted."""
 
@@ -70,8 +72,12 @@ class Wish:
     platform: str
     sources: Mapping[str, str] = field(default_factory=dict)
     """What a workload is loaded from, by its name, where that is a file."""
-    limits: Mapping[str, Expectation] = field(default_factory=dict)
-    """By workload."""
+    expect: tuple[Expectation, ...] = ()
+    """The profile's promises."""
+    vllm: str = ""
+    """The version that is measured."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of the workloads' files."""
     prompts: int = 12
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
@@ -85,6 +91,7 @@ class Wish:
         content = [
             self.fingerprint, [(each.name, dict(each.keys), dict(each.rungs)) for each in self.candidates],
             self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
+            self.vllm, dict(self.marks), [dict(each.env) for each in self.candidates],
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -133,7 +140,7 @@ def cells(
     for number, point in enumerate(wish.points()):
         load = point.concurrency or 1
         some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
-        block = Block(number, point, items(some, least=2 * load + 1), wish.seed + number)
+        block = Block(number, point, items(some, least=_WAVES * load), wish.seed + number)
         found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
     if candidate is not None and candidate.rungs:
         found += _extras(wish, prompts, candidate)
@@ -168,7 +175,7 @@ def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Blo
         for number, point in enumerate(wish.points()):
             prompts = list(held_out[point.workload])
             turned = prompts[place % len(prompts) :] + prompts[: place % len(prompts)]
-            least = 2 * (point.concurrency or 1) + 1
+            least = _WAVES * (point.concurrency or 1)
             some = turned[: max(least, -(-len(prompts) // _CONFIRMING_BLOCKS), 4)]
             found.append(
                 Block(5000 + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place)
@@ -176,17 +183,21 @@ def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Blo
     return found
 
 
-def fitted(wish: Wish) -> Fitted:
-    """Which launches are made, and with how many of the prompts, by a guess of what they take."""
+def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
+    """Which launches are made, and with how many of the prompts, by a guess of what they take.
+
+    `confirms`: whether the choice is to be launched, too.
+    """
     start_s = _GUESSED_START_S[wish.platform]
     pass_s = measuring_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
     wanted = [Wanted(BASELINE, start_s, pass_s, is_needed=True)]
     for index, each in enumerate(wish.candidates):
         wanted.append(Wanted(each.name, start_s, pass_s, is_needed=index == 0))
     own = [each for each in wanted if each.is_needed]
-    confirm = Wanted(TUNED, start_s, pass_s, is_needed=False)
+    confirming_s = confirmation_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
+    confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
     return budget.fit(
-        [*own, confirm, *(each for each in wanted if not each.is_needed)],
+        [*own, *confirm, *(each for each in wanted if not each.is_needed)],
         budget_s=wish.budget_s,
         most_launches=wish.most_launches,
     )
@@ -194,7 +205,14 @@ def fitted(wish: Wish) -> Fitted:
 
 def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
     """Seconds of one launch's passes, where a request makes so many tokens/s at every load."""
-    requests = [max(wish.prompts, 2 * load + 1) / load for load in wish.loads]
+    requests = [max(wish.prompts, _WAVES * load) / load for load in wish.loads]
+    return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
+
+
+def confirmation_s(wish: Wish, *, tokens_per_s: float) -> float:
+    """Seconds of the confirmation's passes, of both servers."""
+    least = max(-(-wish.prompts // _CONFIRMING_BLOCKS), 4)
+    requests = [2 * _CONFIRMING_BLOCKS * max(least, _WAVES * load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
 
 

@@ -29,12 +29,12 @@ def yaml_text(tree: Node, *, head: Iterable[str], comments: Comments) -> str:
     return "\n".join(lines) + "\n"
 
 
-def comment(text: str, *, indent: str) -> list[str]:
-    """A text as lines of a comment."""
+def comment(text: str, *, indent: str, hanging: bool = False) -> list[str]:
+    """A text as lines of a comment; `hanging`: those after the first are indented, as those of a list are."""
     width = _WIDTH - len(indent) - 2
     clean = "".join(character if character.isprintable() else " " for character in text)
-    hanging = "  " if text.startswith("- ") else ""
-    lines = wrap(clean, width, subsequent_indent=hanging, break_long_words=True, break_on_hyphens=False)
+    lead = "  " if hanging or text.startswith("- ") else ""
+    lines = wrap(clean, width, subsequent_indent=lead, break_long_words=True, break_on_hyphens=False)
     return [f"{indent}# {line}" for line in lines]
 
 

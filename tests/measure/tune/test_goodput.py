@@ -66,7 +66,7 @@ def test_prefill_keeps_a_whole_request_from_the_speedup_of_decoding(speedup: flo
 
 
 def test_without_prefill_a_closed_loop_makes_what_its_steps_make() -> None:
-    rate = goodput.closed_loop_tokens_per_s(1001, mean_length=2.5, step_s=0.05, prefill_s=0.0, concurrency=8)
+    rate = goodput.closed_loop_tokens_per_s(1001, mean_length=2.5, step_s=0.05, held_up_s=0.0, concurrency=8)
     assert rate == pytest.approx(goodput.tokens_per_s(8, mean_length=2.5, step_s=0.05), rel=0.01)
 
 
@@ -74,7 +74,7 @@ def test_without_prefill_a_closed_loop_makes_what_its_steps_make() -> None:
 def test_prefill_lowers_the_rate_of_a_closed_loop(prefill_s: float, concurrency: int) -> None:
     def rate(seconds: float) -> float:
         return goodput.closed_loop_tokens_per_s(
-            100, mean_length=2, step_s=0.03, prefill_s=seconds, concurrency=concurrency
+            100, mean_length=2, step_s=0.03, held_up_s=concurrency * seconds, concurrency=concurrency
         )
 
     assert rate(prefill_s) < rate(0.0)

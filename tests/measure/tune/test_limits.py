@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.result import Interval
+from specserve.measure.bench.result import Interval, Point
 from specserve.measure.tune.choose import speedups
-from specserve.measure.tune.limits import share_within
+from specserve.measure.tune.limits import limits_at, share_within
 from specserve.measure.tune.result import Row
 from specserve.profile.schema import Expectation
 
@@ -35,6 +35,17 @@ def test_both_limits_count_where_they_are_given(limit: Expectation | None, share
     assert share_within(limit, tpots_s=[0.01, 0.03], ttfts_s=[0.1, 0.2, 0.3, 0.4]) == share
 
 
+def test_the_most_particular_promise_of_latencies_holds_at_a_point() -> None:
+    everywhere = Expectation(max_tpot_p99_ms=50.0)
+    alone = Expectation(workload="code", concurrency=1, max_tpot_p99_ms=20.0)
+    faster = Expectation(workload="code", concurrency=8, min_speedup=1.2)
+    expect = [everywhere, alone, faster]
+    assert limits_at(expect, Point("code", 0.0, 1)) == alone
+    assert limits_at(expect, Point("code", 0.0, 8)) == everywhere
+    assert limits_at(expect, Point("chat", 0.7, 1)) == everywhere
+    assert limits_at([faster], Point("code", 0.0, 8)) is None
+
+
 def test_what_was_not_measured_is_not_judged() -> None:
     assert share_within(limits(tpot_ms=20.0), tpots_s=[], ttfts_s=[0.1]) is None
 
@@ -50,7 +61,7 @@ def row(*, within: float | None, plain: float | None, speedup: float = 2.0) -> R
     """One K at one load."""
     return Row(
         "draft_model", "code", 0.0, 1, 4, Interval(3.0, 2.9, 3.1), "measured", 30.0, "measured", 1.5, 10.0, 60.0,
-        Interval(speedup, 1.9, 2.1), None, within, plain,
+        Interval(speedup, 1.9, 2.1), within_limits=within, plain_within_limits=plain,
     )  # fmt: skip
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from specserve.errors import Interrupted
+from specserve.errors import Interrupted, LaunchError
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.rundir import create, resume
 from specserve.measure.tune import run as subject
+from specserve.measure.tune.result import Choice
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import BASELINE, TUNED, Wish
@@ -165,3 +166,37 @@ def test_prompts_that_choose_are_not_those_that_confirm(world: World, tmp_path: 
     chosen = {request.prompt for each in tune.passes if each.block < 1000 for request in each.requests}
     held_out = {request.prompt for each in tune.passes if each.block >= 5000 for request in each.requests}
     assert chosen and held_out and not chosen & held_out
+
+
+def test_a_candidate_that_does_not_start_is_left_out_and_the_others_are_measured(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = wanted()
+    other = replace(one.candidates[0], name="big", arm=arm("big"), is_own=False)
+    plain_running = subject.running
+
+    @contextlib.contextmanager
+    def running(plan: LaunchPlan, *, log_path: Path, **rest: Any) -> Iterator[Any]:
+        if log_path.stem.startswith("big"):
+            raise LaunchError("out of memory")
+        with plain_running(plan, log_path=log_path, **rest) as server:
+            yield server
+
+    monkeypatch.setattr(subject, "running", running)
+    with create(tmp_path / "run", {"kind": "tune"}) as directory:
+        tune = Tune(one, directory, lambda _: None, world.stop, fits_two=True)
+        with tune:
+            tune.measure([*one.candidates, other], confirms=False)
+    assert tune.failed == {"big": "out of memory"}
+    assert {each.arm for each in tune.passes} == {BASELINE, "draft_model"}
+    assert world.running == []
+
+
+def test_another_choice_is_confirmed_by_a_launch_of_its_own(world: World, tmp_path: Path) -> None:
+    first = Choice(True, "", "draft_model", {"num_speculative_tokens": 4})
+    second = replace(first, speculation={"num_speculative_tokens": 2})
+    with create(tmp_path / "run", {"kind": "tune"}) as directory:
+        tune = Tune(wanted(), directory, lambda _: None, world.stop, fits_two=True)
+        assert tune.launch_of(first, first=2) == 2
+        assert tune.launch_of(second, first=2) == 3
+        assert tune.launch_of(first, first=2) == 2

@@ -17,6 +17,7 @@ from specserve.measure.tune.ladder import Situation
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import Wish, cells, ladder_of
+from specserve.metrics.acceptance import Acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish
@@ -120,6 +121,55 @@ def test_the_choice_reserves_no_more_tokens_than_it_uses() -> None:
     assert choice.speculation["num_speculative_tokens"] == max(choice.by_load.values())
     assert choice.speculation["model"] == KEYS["model"]
     assert (choice.schedule is None) == ("num_speculative_tokens_per_batch_size" not in choice.speculation)
+
+
+def test_requests_that_had_nothing_drafted_count_with_one_token_a_step() -> None:
+    chosen = {"code": prompts(12)}
+    wanted = wish(rungs={}, loads=(1,))
+    machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=1.0))
+    passes = measured(machine, wanted, chosen)
+    passes[-1] = replace(
+        passes[-1],
+        requests=tuple(
+            replace(each, steps=()) if index % 2 else each for index, each in enumerate(passes[-1].requests)
+        ),
+    )
+    own = wanted.candidates[0]
+    found = known_of(wanted, passes, own, launches=[1])
+    row = next(row for row in found.rows if row.tokens == 8)
+    assert row.mean_length is not None
+    assert 1.0 < row.mean_length.value < 2.1
+
+
+def test_without_steps_the_counters_give_a_lower_bound_and_say_so() -> None:
+    chosen = {"code": prompts(12)}
+    wanted = wish(rungs={}, loads=(1,))
+    machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=0.8))
+    passes = measured(machine, wanted, chosen)
+    whole = known_of(wanted, passes, wanted.candidates[0], launches=[1])
+    steps = [pair for each in passes[-1].requests for pair in each.steps]
+    counted = Acceptance(
+        len(steps),
+        sum(offered for _, offered in steps),
+        sum(took for took, _ in steps),
+        tuple(sum(took > place for took, _ in steps) for place in range(8)),
+    )
+    silent = tuple(replace(each, steps=()) for each in passes[-1].requests)
+    passes[-1] = replace(passes[-1], requests=silent, acceptance=counted)
+    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
+    assert {row.length_basis for row in found.rows} == {"counters"}
+    for row, other in zip(found.rows, whole.rows, strict=True):
+        assert row.mean_length is not None and other.mean_length is not None
+        assert row.mean_length.value <= other.mean_length.value * 1.001
+        assert row.mean_length.high >= other.mean_length.value * 0.95
+
+
+def test_where_no_step_could_be_timed_nothing_is_said() -> None:
+    chosen = {"code": prompts(12, tokens=1)}
+    wanted = wish(rungs={}, loads=(1,))
+    machine = Machine(MEMORY_BOUND, texts(prompts=chosen["code"], chance=0.8))
+    found = known_of(wanted, measured(machine, wanted, chosen), wanted.candidates[0], launches=[1])
+    assert found.rows == ()
 
 
 def test_nothing_is_said_above_what_was_measured() -> None:

@@ -1,0 +1,63 @@
+"""A closed loop's end, where fewer and fewer requests run, is no part of its rate."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.steady import steady
+
+
+def request(number: int, *, start_s: float, tokens: int, step_s: float, ok: bool = True) -> Request:
+    """Its first token after one step, then one in each."""
+    return Request(
+        id=f"p{number}", ok=ok, prompt_tokens=5, output_tokens=tokens, start_s=start_s, ttft_s=step_s,
+        latency_s=step_s * tokens, chunk_gaps_ms=(step_s * 1000,) * (tokens - 1),
+    )  # fmt: skip
+
+
+def closed_loop(lengths: list[int], *, load: int, step_s: float = 0.1) -> Pass:
+    """So many at once, each of the others as one ends."""
+    slots = [0.0] * load
+    found = []
+    for number, tokens in enumerate(lengths):
+        slot = min(range(load), key=lambda index: slots[index])
+        found.append(request(number, start_s=round(slots[slot], 6), tokens=tokens, step_s=step_s))
+        slots[slot] += tokens * step_s
+    return Pass(0, 0, Point("code", 0.0, load), "x", max(slots), 0.1, tuple(found))
+
+
+def rate(done: Pass) -> float:
+    return done.output_tokens / done.duration_s
+
+
+def test_one_request_that_runs_alone_at_the_end_does_not_lower_the_rate() -> None:
+    whole = closed_loop([20] * 9, load=4)
+    assert rate(whole) == pytest.approx(30.0)
+    assert rate(steady(whole)) == pytest.approx(40.0, rel=0.03)
+
+
+@given(st.lists(st.integers(10, 60), min_size=8, max_size=30), st.integers(2, 4))
+def test_the_rate_is_that_of_the_full_load_however_long_the_answers_are(
+    lengths: list[int], load: int
+) -> None:
+    whole = closed_loop(lengths, load=load)
+    kept = steady(whole)
+    assert kept.duration_s <= whole.duration_s
+    if kept is not whole:
+        assert rate(kept) == pytest.approx(load / 0.1, rel=0.1)
+
+
+def test_one_at_a_time_has_no_such_end() -> None:
+    whole = closed_loop([20, 30, 10], load=1)
+    assert steady(whole) is whole
+
+
+def test_a_request_that_failed_stays_what_it_was() -> None:
+    whole = closed_loop([20] * 9, load=4)
+    broken = request(99, start_s=0.0, tokens=2, step_s=0.1, ok=False)
+    kept = steady(Pass(0, 0, whole.point, "x", whole.duration_s, 0.1, (*whole.requests, broken)))
+    assert kept.requests[-1] == broken

@@ -1,0 +1,78 @@
+"""What the measured confirmation does to a choice that was predicted, and what a choice must be to be made at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
+from specserve.measure.tune.choose import Ready, after, choose
+from specserve.measure.tune.result import Choice, Confirmed, Row
+
+CHOICE = Choice(True, "1.05x at best", "draft_model", {"num_speculative_tokens": 3}, by_load={1: 3, 8: 3})
+
+
+def confirmed(load: int, speedup: float, verdict: Verdict) -> Confirmed:
+    told = Comparison(
+        "tuned",
+        "baseline",
+        Point("code", 0.0, load),
+        Interval(speedup, speedup * 0.97, speedup * 1.03),
+        verdict,
+    )
+    return Confirmed(told, 1.05, 10.0, 10.0)
+
+
+def test_what_costs_everywhere_once_it_is_measured_is_not_chosen() -> None:
+    found = after(CHOICE, [confirmed(1, 0.96, Verdict.COSTS), confirmed(8, 0.90, Verdict.COSTS)])
+    assert not found.speculates
+    assert found.speculation is None
+    assert "measured 0.93x over all loads" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdicts"),
+    [
+        ((1.8, 0.95), (Verdict.PAYS, Verdict.COSTS)),
+        ((1.1, 1.1), (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)),
+        ((1.2, 1.2), (Verdict.PAYS, Verdict.PAYS)),
+    ],
+)
+def test_what_pays_somewhere_or_is_not_known_to_cost_stays(
+    gains: tuple[float, float], verdicts: tuple[Verdict, Verdict]
+) -> None:
+    found = after(
+        CHOICE, [confirmed(load, *each) for load, *each in zip((1, 8), gains, verdicts, strict=True)]
+    )  # type: ignore[misc]
+    assert found is CHOICE
+
+
+def test_what_makes_no_difference_is_not_worth_a_second_model() -> None:
+    found = after(CHOICE, [confirmed(1, 1.01, Verdict.NO_DIFFERENCE)])
+    assert not found.speculates
+
+
+def test_without_a_confirmation_the_choice_is_what_was_predicted() -> None:
+    assert after(CHOICE, []) is CHOICE
+
+
+def row(load: int, tokens: int, speedup: float) -> Row:
+    return Row(
+        "draft_model", "code", 0.0, load, tokens, Interval(2.0, 1.9, 2.1), "measured", 30.0, "measured", 1.5, 10.0,
+        60.0, Interval(speedup, speedup * 0.9, speedup * 1.1),
+    )  # fmt: skip
+
+
+def ready(*rows: Row, follows: bool) -> Ready:
+    return Ready("draft_model", {"method": "draft_model"}, rows, follows_schedule=follows, is_own=True)
+
+
+def test_one_k_for_all_loads_that_costs_over_them_is_not_chosen_for_one_load_where_it_pays() -> None:
+    rows = [row(1, 1, 1.05), row(4, 1, 0.6), row(16, 1, 0.6), row(64, 1, 0.6)]
+    found = choose([ready(*rows, follows=False)], objective="throughput")
+    assert not found.speculates
+    assert "K = 1 at 1 request, is 1.05x, but what would serve all loads" in found.reason
+
+
+def test_the_gain_that_counts_is_that_of_the_chosen_k() -> None:
+    rows = [row(1, 5, 1.04), row(1, 1, 1.00), row(8, 5, 0.7), row(8, 1, 1.00)]
+    assert not choose([ready(*rows, follows=False)], objective="throughput").speculates
