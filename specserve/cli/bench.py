@@ -199,12 +199,10 @@ def bench(
     """
     if show is not None or compare is not None:
         refuse_others(context, allowed={"show", "compare", "share", "format"})
-        shown(show, compare, share=share, format=format.value)
-        return
-    from specserve.cli.benching import Ending, run
-    from specserve.cli.benchprepare import Asked
+        return shown(show, compare, share=share, format=format.value)
+    from specserve.cli import benching, benchprepare
 
-    asked = Asked(
+    asked = benchprepare.Asked(
         profile=profile,
         quick=quick,
         workloads=tuple(workload or ()),
@@ -231,4 +229,5 @@ def bench(
         locked=locked,
         use_lock=not no_lock,
     )
-    run(asked, output=output, resume=resume, dry_run=dry_run, ending=Ending(format.value, strict, share))
+    ending = benching.Ending(format.value, strict, share)
+    return benching.run(asked, output=output, resume=resume, dry_run=dry_run, ending=ending)

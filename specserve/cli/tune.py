@@ -141,8 +141,7 @@ def tune(
 ) -> None:
     """Find how many draft tokens are best here, at each load.
 
-    Or that none is best.
-    One launch without speculation and one with K_max tell how long a step takes
+    Or that none is best. One launch without speculation and one with K_max tell how long a step takes
     and, step by step, what was accepted: from that every smaller K is predicted.
     Where vLLM follows a schedule by batch size, several K are measured in one
     launch. The choice is then confirmed on prompts that it was not made with. An
@@ -159,9 +158,9 @@ def tune(
     specserve tune configs/llama70b-8b.yaml --dry-run
     specserve tune my.yaml --estimate --accelerator H100-80GB --acceptance 0.7
     """
-    from specserve.cli import tuneestimate, tuning
+    from specserve.cli import tuneestimate, tuneprepare, tuning
 
-    asked = tuning.Asked(
+    asked = tuneprepare.Asked(
         profile=profile,
         workloads=tuple(workload or ()),
         concurrency=concurrency,

@@ -11,7 +11,7 @@ from specserve.cli.tuneideas import Idea, situation
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
-    from specserve.cli.tuning import Asked
+    from specserve.cli.tuneprepare import Asked
     from specserve.measure.bench.arms import Arm
     from specserve.measure.tune.result import Choice
     from specserve.measure.tune.wish import Candidate
@@ -89,7 +89,7 @@ def candidates(
 def _planned(
     profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int], plan: LaunchPlan, starts: bool
 ) -> list[Candidate]:
-    from specserve.cli.tuning import MOST_REQUESTS
+    from specserve.cli.tuneprepare import MOST_REQUESTS
     from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
 
     assert asked.profile is not None

@@ -16,7 +16,7 @@ from specserve.report.console import out, say
 if TYPE_CHECKING:
     from specserve.checks.gather import Unread
     from specserve.checks.rule import Arm
-    from specserve.cli.tuning import Asked
+    from specserve.cli.tuneprepare import Asked
 
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_TOKENS = 8

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.cli.tuning import Asked
+    from specserve.cli.tuneprepare import Asked
     from specserve.measure.tune.ladder import Situation
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -40,22 +40,22 @@ def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float], plan
                 hint="give it a `speculation` section, or name a draft with `--draft MODEL`",
             )
         found: list[Idea] = []
-        own: Mapping[str, Any] = {"method": "draft_model"}
+        own: dict[str, Any] = {"method": "draft_model"}
     else:
         own = dict(profile.speculation.keys)
         found = [Idea(str(own["method"]), own, is_own=True)]
         found += _sampled(own, temperatures=temperatures)
         found += _on_runner(own, asked, profile, plan)
     for model in asked.drafts:
-        keys = {"method": "draft_model"} if own.get("method") != "draft_model" else dict(own)
+        keys = dict(own) if own.get("method") == "draft_model" else {"method": "draft_model"}
         path = Path(model)
         keys["model"] = str(path.absolute()) if path.is_dir() else model
         keys.pop("revision", None)
         found.append(Idea(f"draft-{path.name.lower()}", keys))
     for method in dict.fromkeys(asked.methods):
-        keys = _keys_of(method, profile)
-        if not any(_is_alike(keys, idea.keys) for idea in found):
-            found.append(Idea(method, keys))
+        block = _keys_of(method, profile)
+        if not any(_is_alike(block, idea.keys) for idea in found):
+            found.append(Idea(method, block))
     return _named_apart(found)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specserve.errors import UsageError
+
+if TYPE_CHECKING:
+    from specserve.measure.verify.result import Sampling
 
 
 class Format(StrEnum):
@@ -139,16 +143,8 @@ def verify(
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
     hot = Sampling(1.0, top_p, top_k, presence_penalty, frequency_penalty)
-    if hot != Sampling(1.0) and not any(temperatures):
-        raise UsageError(
-            "`--top-p`, `--top-k` and the penalties are for temperatures above 0, and 0 is all that is asked for",
-            hint="`--temperature 0.7` adds one",
-        )
     wish = Wish(
-        samplings=tuple(
-            replace(hot, temperature=value) if value > 0 else Sampling(0.0)
-            for value in dict.fromkeys(temperatures)
-        ),
+        samplings=_samplings(hot, temperatures),
         prompts=read(prompts),
         max_tokens=max_tokens,
         concurrency=concurrency,
@@ -170,3 +166,18 @@ def verify(
     out(verify_json(found) if format is Format.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)
+
+
+def _samplings(hot: Sampling, temperatures: Sequence[float]) -> tuple[Sampling, ...]:
+    """At each temperature. Raises UsageError where settings are given that none of them takes."""
+    from specserve.measure.verify.result import Sampling
+
+    if hot != Sampling(1.0) and not any(temperatures):
+        raise UsageError(
+            "`--top-p`, `--top-k` and the penalties are for temperatures above 0, and 0 is all that is asked for",
+            hint="`--temperature 0.7` adds one",
+        )
+    return tuple(
+        replace(hot, temperature=value) if value > 0 else Sampling(0.0)
+        for value in dict.fromkeys(temperatures)
+    )

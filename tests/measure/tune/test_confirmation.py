@@ -40,10 +40,8 @@ def test_what_costs_everywhere_once_it_is_measured_is_not_chosen() -> None:
 def test_what_pays_somewhere_or_is_not_known_to_cost_stays(
     gains: tuple[float, float], verdicts: tuple[Verdict, Verdict]
 ) -> None:
-    found = after(
-        CHOICE, [confirmed(load, *each) for load, *each in zip((1, 8), gains, verdicts, strict=True)]
-    )  # type: ignore[misc]
-    assert found is CHOICE
+    measured = [confirmed(1, gains[0], verdicts[0]), confirmed(8, gains[1], verdicts[1])]
+    assert after(CHOICE, measured) is CHOICE
 
 
 def test_what_makes_no_difference_is_not_worth_a_second_model() -> None:
