@@ -119,6 +119,18 @@ def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
     assert [name for name, outcome in outcomes(found).items() if outcome == "not ok"] == [test]
 
 
+def test_a_tolerance_holds_for_the_smoke_tests_too() -> None:
+    model = Model(takes_min_p=True, wrong_logprobs=True)
+    found = verified(model, "--temperature", "0", "--max-tokens", "48", "--tie-tolerance", "30")
+    assert (outcomes(found)["min_p"], outcomes(found)["logprobs"]) == ("ok", "ok")
+
+
+def test_smoke_tests_need_no_greedy_requests() -> None:
+    found = verified(Model(), "--temperature", "0.7")
+    assert found["greedy"] is None
+    assert outcomes(found)["long context"] == "ok"
+
+
 def test_what_cannot_be_tried_is_skipped_with_why() -> None:
     found = verified(Model(speculates=False), "--temperature", "0")
     skipped = {item["name"]: item["detail"] for item in found["smoke"] if item["outcome"] == "skipped"}

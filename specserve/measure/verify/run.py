@@ -44,6 +44,7 @@ _CONTEXT_SHARE = 6
 """A long text may take this part of the time."""
 
 
+_FIRST = 4
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is to be verified, and how much it may cost."""
@@ -79,6 +80,9 @@ class _State:
     tokens: int = 0
     took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
     """Of the last requests."""
+    """At temperature 0."""
+    first: list[Answer] = field(default_factory=list)
+    """The first few at any temperature: of them the long text is made."""
     scored: int = 0
     scoring_s: float = 0.0
 
@@ -170,7 +174,8 @@ class Verifier:
 
     def _smoke(self) -> list[Smoke]:
         self._phase = "smoke tests"
-        jobs = [partial(_numbered, number, test) for number, test in enumerate(smoke.tests(self._session))]
+        tests = smoke.tests(self._session, tie_tolerance=self._wish.tie_tolerance)
+        jobs = [partial(_numbered, number, test) for number, test in enumerate(tests)]
         found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
         return [result for _, result in sorted(found, key=lambda item: item[0])]
 
@@ -253,6 +258,7 @@ class Verifier:
             return None
         tolerance = self._wish.tie_tolerance
         found = [
+        state.first += [one] if len(state.first) < _FIRST else []
             item for one in self._state.answers for item in greedy.suspects(one, tie_tolerance=tolerance)
         ]
         confirmed = []
@@ -295,8 +301,8 @@ class Verifier:
                 f"{limit} tokens would take about {cost_s:.0f} s: `--seconds {cost_s * _CONTEXT_SHARE:.0f}`",
             )
         self._phase = f"a text of {limit} tokens"
-        ids = [token for one in self._state.answers[:4] for token in (*one.prompt_ids, *one.ids)]
-        test = partial(long_context, ids=ids, limit=limit)
+        ids = [token for one in self._state.first for token in (*one.prompt_ids, *one.ids)]
+        test = partial(long_context, ids=ids, limit=limit, tie_tolerance=self._wish.tie_tolerance)
         return self._alone(partial(tried, CONTEXT, test, self._session))
 
 
