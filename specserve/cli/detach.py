@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,21 @@ from specserve.cli.up import LogFormat, refuse_taken_port
 from specserve.errors import SpecserveError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.serving import JsonView, TextView
+from specserve.serve.detached.record import Arm
 from specserve.serve.detached.room import Room
 
 if TYPE_CHECKING:
     from specserve.cli.gate import Gate
+
+
+_TOLD = frozenset({"name", "target", "speculation", "alternatives", "expect", "hardware"})
+"""Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
+
+
+def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
+    """What has to be known later of the command line, to tell what the server promises."""
+    kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _TOLD)
+    return Arm(alternative, tuple(kept))
 
 
 def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
@@ -31,11 +43,12 @@ def leave(
     profile: str,
     room: Room | None,
     log_format: LogFormat,
+    arm: Arm | None = None,
     gate: Gate | None = None,
 ) -> None:
     """Start it under a name and return when it answers, and has passed the gate.
 
-    `room`: what it declares to take, where that was judged.
+    `room`: what it declares to take, where that was judged. `arm`: as `arm_of` makes it.
     """
     from specserve.serve.detached.launch import launch, refuse_running
     from specserve.serve.detached.registry import folder_of
@@ -52,6 +65,7 @@ def leave(
                 plan,
                 name=name,
                 profile=profile,
+                arm=arm,
                 room=room or Room((), None, None),
                 log_path=default_log(name),
                 stop=stop,

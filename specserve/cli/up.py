@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specserve.cli.exposure import refuse_exposed
 from specserve.cli.options import (
     Alternative,
     Devices,
@@ -133,8 +134,7 @@ def up(
         show(plan, format=format or PlanFormat.SHELL)
         return
     from specserve.cli.beside import room_beside
-    from specserve.cli.detach import detached_name, leave
-    from specserve.cli.exposure import refuse_exposed
+    from specserve.cli.detach import arm_of, detached_name, leave
 
     refuse_exposed(source, insecure=insecure)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
@@ -143,7 +143,8 @@ def up(
     if exec_:
         become(plan)
     elif called is not None:
-        leave(plan, name=called, profile=source.file, room=room, log_format=log_format, gate=gate)
+        arm = arm_of(alternative, settings or ())
+        leave(plan, name=called, profile=source.file, arm=arm, room=room, log_format=log_format, gate=gate)
     else:
         launch(plan, log_format=log_format, gate=gate)
 

@@ -104,6 +104,6 @@ def watch(
 
 
 def _code(last: Report, *, strict: bool) -> int:
-    if last.trouble is not None:
+    if last.trouble is not None and last.figures is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0

@@ -69,6 +69,8 @@ class Watched:
         self.model = model
         self.record = self._record()
         self.endpoint = self._found()
+        self.is_other_arm = False
+        """Whether it is an alternative of its profile, or its baseline: those promise nothing."""
         self.profile = self._profile(profile)
 
     def _record(self) -> Record | None:
@@ -100,7 +102,10 @@ class Watched:
         if self.record is None or self.record.profile == "-":
             return None
         with contextlib.suppress(SpecserveError):  # moved or changed since; nobody asked for it here
-            return load_profile(self.record.profile)
+            profile = load_profile(self.record.profile, settings=self.record.arm.settings)
+            served = _served(profile, self.record)
+            self.is_other_arm = served is not profile
+            return served
         return None
 
     @property
@@ -116,6 +121,17 @@ class Watched:
 
         locked, _ = at_lock(self.profile, use_lock=True, needed=False)
         return {"profile": name, "fingerprint": fingerprint(locked)}
+
+
+def _served(profile: Profile, record: Record) -> Profile:
+    """What a detached server serves of its profile, without promises: they are those of the profile's own arm."""
+    from specserve.profile.load import with_alternative
+
+    is_baseline = record.method is None and profile.speculation is not None
+    if record.arm.alternative is None and not is_baseline:
+        return profile
+    served = with_alternative(profile, record.arm.alternative, baseline=is_baseline)
+    return dataclasses.replace(served, expect=())
 
 
 class Shown:
@@ -226,6 +242,8 @@ def _announce(watched: Watched, times: Times) -> None:
     say(f"watching {watched.endpoint.root}{how_long}: measured over the last {times.window_s:g} s")
     if watched.profile is not None and watched.profile.expect:
         say(f"held to the promises of `{watched.profile.file}`")
+    elif watched.profile is not None and watched.is_other_arm:
+        say(f"held to no promise: `expect` is for what `{watched.profile.file}` itself speculates with")
 
 
 @contextlib.contextmanager

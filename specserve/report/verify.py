@@ -161,13 +161,15 @@ def _greedy_words(found: Greedy) -> list[str]:
     ]
     if found.unstable:
         words.append(f"{_count(found.unstable, 'token')} looked wrong once, and not when scored again")
+    if found.unchecked:
+        words.append(f"{_count(found.unchecked, 'token')} looked wrong once, and got no second score")
     if found.tokens_needed:
         words.append(f"a verdict takes about {found.tokens_needed} more tokens")
     return words
 
 
 def _wrong(found: Greedy) -> int:
-    return found.tokens - found.best - found.near_ties - found.unstable
+    return found.tokens - found.best - found.near_ties - found.unstable - found.unchecked
 
 
 def _sampled_words(found: Sampled) -> list[str]:
@@ -240,12 +242,34 @@ def _smoke(found: tuple[Smoke, ...]) -> Iterator[str]:
 
 
 def _hints(found: Verification) -> list[str]:
-    needed = [item.tokens_needed for item in found.sampled if item.verdict is Verdict.INCONCLUSIVE]
-    if found.verdict is not Verdict.INCONCLUSIVE or not needed:
+    if found.verdict is not Verdict.INCONCLUSIVE:
         return []
-    done = sum(item.tokens for item in found.sampled) or 1
-    seconds = found.elapsed_s * (1 + 1.2 * sum(needed) / done)
-    return [f"`--seconds {max(10, round(seconds, -1)):.0f}` should be enough for a verdict (estimated)", ""]
+    greedy = found.greedy
+    if greedy is not None and greedy.verdict is not Verdict.INCONCLUSIVE:
+        greedy = None
+    lacks_text = greedy is not None and greedy.tokens_needed > 0 and not greedy.unasked
+    hints = []
+    if (seconds := _seconds(found)) is not None:
+        where = " above T = 0" if lacks_text else ""
+        hints.append(f"`--seconds {seconds}` should be enough for a verdict{where} (estimated)")
+    if greedy is not None and greedy.unchecked:
+        hints.append("more `--seconds` leave time to score again what looked wrong once")
+    if greedy is not None and lacks_text:
+        cures = "a larger `--max-tokens`, or more prompts" if greedy.cut else "more prompts"
+        hints.append(f"at T = 0 more time gives no more text, as it repeats: {cures} (`--prompts`)")
+    return [*(_filled(hint, "") for hint in hints), ""] if hints else []
+
+
+def _seconds(found: Verification) -> int | None:
+    """The time that should bring the tokens that a verdict lacks; None where time brings none."""
+    parts: list[Greedy | Sampled] = list(found.sampled)
+    if found.greedy is not None and found.greedy.unasked:
+        parts.append(found.greedy)
+    needed = sum(part.tokens_needed for part in parts if part.verdict is Verdict.INCONCLUSIVE)
+    if not needed:
+        return None
+    done = sum(part.tokens for part in parts) or 1
+    return max(10, int(round(found.elapsed_s * (1 + 1.2 * needed / done), -1)))
 
 
 def _filled(text: str, lead: str) -> str:

@@ -62,7 +62,7 @@ def block(report: Report, *, url: str) -> list[tuple[str, str]]:
     counters = seen.counters
     rows = [
         ("server", f"{in_one_line(url)}, {', '.join(in_one_line(name) for name in models(seen))}"),
-        ("measured", _measured(seen, restarts=report.restarts)),
+        ("measured", _measured(report, seen)),
         *(_speculation(seen) if seen.speculates else []),
         ("output", f"{seen.output_tokens_per_s:.1f} tokens/s, {seen.requests_per_s:.2f} requests/s"),
         ("TTFT", latency_text(seen.ttft)),
@@ -87,13 +87,15 @@ def models(seen: Figures) -> list[str]:
     return list(dict.fromkeys(name.model_name for name in seen.engines))
 
 
-def _measured(seen: Figures, *, restarts: int) -> str:
+def _measured(report: Report, seen: Figures) -> str:
     text = (
         f"over {seen.window_s:.0f} s: {seen.acceptance.drafts:,} drafts, "
         f"{seen.counters.finished_requests:,} requests finished"
     )
-    if restarts:
-        text += f"; {restarts} restart{'s' if restarts > 1 else ''} of the server"
+    if report.restarts:
+        text += f"; {report.restarts} restart{'s' if report.restarts > 1 else ''} of the server"
+    if report.trouble is not None:
+        text += "; the last reading failed"
     return text
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from specserve.cli.app import _run as run
 from specserve.cli.beside import room_beside
-from specserve.cli.detach import detached_name, leave
+from specserve.cli.detach import arm_of, detached_name, leave
 from specserve.cli.exposure import refuse_exposed
 from specserve.cli.up import LogFormat
 from specserve.cli.where import where
@@ -25,6 +25,8 @@ from specserve.errors import CheckFailed, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.serve import events
+from specserve.serve.detached import registry
+from specserve.serve.detached.record import Arm
 from specserve.serve.detached.room import Room
 from specserve.serve.detached.stop import stop_marked
 from specserve.serve.health import is_healthy
@@ -96,6 +98,16 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
     assert told[1].startswith("demo: stopped in ") and told[1].endswith(", nothing is left")
     assert not is_healthy(server.url)
     assert servers(capsys) == []
+
+
+def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() -> None:
+    settings = ["speculation.num_speculative_tokens=2", "env.TOKEN=secret", "server.port=1", "expect=[]"]
+    arm = arm_of("eagle3", settings)
+    leave(plan(), name="demo", profile="demo.yaml", arm=arm, room=None, log_format=LogFormat.TEXT)
+    record = registry.read("demo")
+    assert record is not None
+    assert record.arm == Arm("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
+    assert run(["down", "demo"]) == 0
 
 
 def test_without_a_server_each_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,53 @@ def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
     assert [name for name, outcome in outcomes(found).items() if outcome == "not ok"] == [test]
 
 
+def test_a_tolerance_holds_for_the_smoke_tests_too() -> None:
+    model = Model(takes_min_p=True, wrong_logprobs=True)
+    found = verified(model, "--temperature", "0", "--max-tokens", "48", "--tie-tolerance", "30")
+    assert (outcomes(found)["min_p"], outcomes(found)["logprobs"]) == ("ok", "ok")
+
+
+def test_smoke_tests_need_no_greedy_requests() -> None:
+    found = verified(Model(), "--temperature", "0.7")
+    assert found["greedy"] is None
+    assert outcomes(found)["long context"] == "ok"
+
+
+def asked(folder: Path, count: int) -> tuple[str, str]:
+    """The option for so many prompts."""
+    file = folder / f"{count}.jsonl"
+    file.write_text("".join(f'{{"prompt": "question {number}"}}\n' for number in range(count)))
+    return "--prompts", str(file)
+
+
+def test_few_prompts_get_long_greedy_answers_so_that_there_can_be_a_verdict(tmp_path: Path) -> None:
+    quick = ("--no-smoke", "--temperature", "0")
+    few = verified(Model(), *quick, *asked(tmp_path, 3))["greedy"]
+    assert (few["verdict"], few["tokens"]) == ("LOSSLESS", 3 * 128)
+    one = verified(Model(), *quick, *asked(tmp_path, 1), "--max-tokens", "1000")["greedy"]
+    assert (one["verdict"], one["tokens"]) == ("LOSSLESS", 351)
+
+
+def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tmp_path: Path) -> None:
+    with serving(Model()) as url:
+        code, text = verify(url, "--no-smoke", "--temperature", "0", *asked(tmp_path, 2))
+    text = " ".join(text.split())
+    assert code == 0 and text.startswith("INCONCLUSIVE")
+    assert "a verdict takes about 95 more tokens" in text
+    assert "a larger `--max-tokens`, or more prompts" in text and "--seconds" not in text
+
+
+def test_every_suspect_gets_a_second_score_where_there_is_time() -> None:
+    found = verified(Model(shaky=True), *QUICK)["greedy"]
+    assert (found["verdict"], found["unstable"], found["unchecked"]) == ("LOSSLESS", found["tokens"], 0)
+
+
+def test_suspects_without_a_second_score_leave_it_open() -> None:
+    found = verified(Model(shaky=True, wait_s=0.05), *QUICK, "--seconds", "1")
+    assert found["verdict"] == "INCONCLUSIVE"
+    assert found["greedy"]["unstable"] >= 32 and found["greedy"]["unchecked"] > 0
+
+
 def test_what_cannot_be_tried_is_skipped_with_why() -> None:
     found = verified(Model(speculates=False), "--temperature", "0")
     skipped = {item["name"]: item["detail"] for item in found["smoke"] if item["outcome"] == "skipped"}

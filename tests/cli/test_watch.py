@@ -12,7 +12,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ import pytest
 from specserve.cli.app import _run as run
 from specserve.serve.detached import registry
 from specserve.serve.detached.identity import boot_id
-from specserve.serve.detached.record import Record
+from specserve.serve.detached.record import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving
+from metrics_server import Script, Traffic, free_port, serving, traffic
 
-GOOD = (0.8, 0.6, 0.5, 0.3)
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--window", "1s", "--interval", "0.2s")
 
@@ -34,25 +32,6 @@ QUICK = ("--window", "1s", "--interval", "0.2s")
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
-
-
-@contextmanager
-def traffic(script: Script, shares: tuple[float, ...] = GOOD, *, drafts: int = 200) -> Iterator[None]:
-    """Steps and finished requests, until it ends."""
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.wait(0.02):
-            for engine in script.engines:
-                engine.step(drafts, shares, finished=2)
-
-    thread = threading.Thread(target=go_on, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @pytest.fixture
@@ -165,6 +144,18 @@ def test_nobody_answers(capsys: Captured) -> None:
     assert "`specserve up PROFILE --detach` starts a server" in err
 
 
+def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_before(
+    url: str, script: Script, capsys: Captured
+) -> None:
+    ending = threading.Timer(1.0, setattr, (script, "fault", "rubbish"))
+    ending.start()
+    with traffic(script):
+        assert run(["watch", url, "--for", "1.6s", "--interval", "0.2s"]) == 0
+    out, err = capsys.readouterr()
+    assert "; the last reading failed" in " ".join(out.split()) and "STEADY: a step yields 3.20" in out
+    assert "; waiting for it" in " ".join(err.split()) and "error" not in err
+
+
 def test_a_server_of_another_kind(script: Script, url: str, capsys: Captured) -> None:
     script.engines, script.extra = [], "go_goroutines 12\n"
     assert run(["watch", url, "--once", *QUICK]) == 2
@@ -214,7 +205,15 @@ def test_a_name_that_no_server_has(capsys: Captured) -> None:
     assert "there is no server 'nobody'" in capsys.readouterr().err
 
 
-def detached(url: str, *, name: str = "demo", profile: str = "-", key: str | None = None) -> None:
+def detached(
+    url: str,
+    *,
+    name: str = "demo",
+    profile: str = "-",
+    key: str | None = None,
+    method: str | None = "ngram",
+    arm: Arm | None = None,
+) -> None:
     """A detached server's state, of one that answers there."""
     registry.write(
         Record(
@@ -230,7 +229,7 @@ def detached(url: str, *, name: str = "demo", profile: str = "-", key: str | Non
             host="127.0.0.1",
             port=int(url.rpartition(":")[2]),
             model="demo",
-            method="ngram",
+            method=method,
             num_speculative_tokens=4,
             devices=("cpu",),
             device_share=None,
@@ -239,6 +238,7 @@ def detached(url: str, *, name: str = "demo", profile: str = "-", key: str | Non
             stall_timeout_s=5.0,
             api_key_env=key,
             launcher=(os.getpid(), 1),
+            arm=arm or Arm(),
         )
     )
 
@@ -253,6 +253,41 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
     assert found["promises"][0]["kept"] == "missed"
+
+
+@pytest.mark.parametrize(
+    ("method", "arm", "state", "code"),
+    [
+        ("ngram", Arm(), "MISSED", 1),
+        ("ngram", Arm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
+        ("suffix", Arm("suffix"), "STEADY", 0),
+        ("suffix", Arm("gone from the file"), "STEADY", 0),
+        (None, Arm(), "OFF", 0),  # --baseline
+    ],
+)
+def test_a_detached_server_is_held_to_what_it_was_started_as(
+    url: str,
+    script: Script,
+    write: Callable[..., Path],
+    method: str | None,
+    arm: Arm,
+    state: str,
+    code: int,
+    capsys: Captured,
+) -> None:
+    file = write("""
+        target: {model: org/t}
+        speculation: {method: ngram, num_speculative_tokens: 4}
+        alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
+        expect: [{min_mean_acceptance_length: 3.9}]
+    """)
+    detached(url, profile=str(file), method=method, arm=arm)
+    script.engines[0].speculates = method is not None
+    with traffic(script):
+        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
+    assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
 
 
 def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:

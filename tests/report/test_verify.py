@@ -140,6 +140,42 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
     json.loads(verify_json(found))
 
 
+def hinted(greedy: Greedy, *sampled: Sampled) -> str:
+    """What a report says behind the verdicts, in one line."""
+    found = replace(RIGHT, verdict=Verdict.INCONCLUSIVE, greedy=greedy, sampled=sampled, smoke=())
+    return " ".join(verify_text(found).partition("What this cannot see:")[0].split())
+
+
+def test_an_open_verdict_names_what_would_settle_it() -> None:
+    short = replace(GREEDY, verdict=Verdict.INCONCLUSIVE, tokens=192, best=190, tokens_needed=159)
+    hot = replace(SAMPLED, verdict=Verdict.INCONCLUSIVE, tokens_needed=4100)
+    repeats = "at T = 0 more time gives no more text, as it repeats:"
+    longer = "a larger `--max-tokens`, or more prompts (`--prompts`)"
+    cut = replace(short, cut=3)
+    assert hinted(cut, SAMPLED).endswith(f"{repeats} {longer}")
+    assert hinted(short, SAMPLED).endswith(f"{repeats} more prompts (`--prompts`)")
+    assert "--seconds" not in hinted(cut, SAMPLED)
+    late = hinted(replace(short, unasked=9))
+    assert late.endswith("`--seconds 60` should be enough for a verdict (estimated)")
+    both = hinted(cut, hot)
+    assert "`--seconds 50` should be enough for a verdict above T = 0 (estimated)" in both
+    assert both.endswith(longer)
+
+
+def test_suspects_without_a_second_score_are_counted_and_not_called_wrong() -> None:
+    found = replace(GREEDY, verdict=Verdict.INCONCLUSIVE, best=1700, unstable=32, unchecked=58)
+    text = hinted(found, SAMPLED)
+    assert "58 tokens looked wrong once, and got no second score" in text
+    assert text.endswith("more `--seconds` leave time to score again what looked wrong once")
+    flawed = replace(
+        FLAWED,
+        best=1729,
+        unchecked=58,
+        differences=(Difference("code-sql", 1, "SELECT *\n", " FROM", " WHERE", 6.03),) * 3,
+    )
+    assert "(tolerance 0.25 nats, largest gap 0.031), 3 wrong 58 tokens looked" in hinted(flawed)
+
+
 def test_figures_that_are_not_finite_are_null() -> None:
     none = replace(SAMPLED, deviation_points=Estimate(0.0, -math.inf, math.inf))
     content = json.loads(verify_json(replace(RIGHT, sampled=(none,))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 from collections.abc import Callable
@@ -57,6 +58,11 @@ def test_the_block(golden: Callable[[str, str], None]) -> None:
     golden(
         "report/watch-block.txt", "".join(f"{label:<13}{text}\n" for label, text in block(report(), url=URL))
     )
+
+
+def test_the_block_says_that_the_last_reading_failed() -> None:
+    gone = dataclasses.replace(report(), is_final=True, trouble=TrafficError("nothing listens"))
+    assert dict(block(gone, url=URL))["measured"].endswith("100 requests finished; the last reading failed")
 
 
 def test_the_picture(golden: Callable[[str, str], None]) -> None:

@@ -55,14 +55,24 @@ def before(positions: Sequence[Position], index: int) -> str:
 
 
 def judge(
-    answers: Sequence[Answer], confirmed: Sequence[Suspect], *, unstable: int, tie_tolerance: float
+    answers: Sequence[Answer],
+    confirmed: Sequence[Suspect],
+    *,
+    unstable: int,
+    unchecked: int = 0,
+    tie_tolerance: float,
 ) -> Greedy:
-    """The verdict on all greedy answers. `confirmed`: the suspects that a second score did not clear."""
+    """The verdict on all greedy answers.
+
+    `confirmed`: the suspects that a second score did not clear; `unstable`: how many it cleared; `unchecked`: how many
+    had none.
+    """
     gaps = [position.gap for answer in answers for position in answer.positions]
     ties = [gap for gap in gaps if 0 < gap <= tie_tolerance]
     enough = tokens_for(MARGIN)
     missing = max(0, enough - len(gaps))
-    verdict = Verdict.LOSSY if confirmed else Verdict.INCONCLUSIVE if missing else Verdict.LOSSLESS
+    is_open = bool(missing or unchecked)
+    verdict = Verdict.LOSSY if confirmed else Verdict.INCONCLUSIVE if is_open else Verdict.LOSSLESS
     return Greedy(
         verdict=verdict,
         requests=len(answers),
@@ -73,6 +83,7 @@ def judge(
         tie_tolerance=tie_tolerance,
         differences=tuple(difference(suspect) for suspect in confirmed),
         unstable=unstable,
+        unchecked=unchecked,
         tokens_needed=missing if verdict is Verdict.INCONCLUSIVE else 0,
     )
 

@@ -81,8 +81,14 @@ class Greedy:
     """Tokens behind the best one by more, also when they were scored a second time, alone."""
     unstable: int = 0
     """Tokens that were so the first time, and not the second: the prefill itself varies there."""
+    unchecked: int = 0
+    """Tokens that were so the first time, and were not scored a second time."""
     tokens_needed: int = 0
     """How many more a verdict takes; 0 where there is one."""
+    unasked: int = 0
+    """Prompts that there was no time to ask."""
+    cut: int = 0
+    """Answers that ended at the most tokens that an answer may have."""
 
 
 @dataclass(frozen=True, slots=True)

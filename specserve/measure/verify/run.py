@@ -12,6 +12,7 @@ from typing import TypeVar
 from specserve.errors import TrafficError
 from specserve.measure.verify import against, greedy, sampled
 from specserve.measure.verify.crew import Crew
+from specserve.measure.verify.greedy import Suspect
 from specserve.measure.verify.prompts import Prompt
 from specserve.measure.verify.result import (
     Against,
@@ -35,11 +36,15 @@ from specserve.metrics.prometheus import Metrics
 from specserve.serve.failures import Refused
 
 _GREEDY_TOKENS = 64
-_MOST_SUSPECTS = 32
+_PLENTY = 4
+"""Answers may end early: where there are prompts enough, so many times the tokens of a verdict are asked for."""
+_SUSPECTS = 32
+"""So many tokens that look wrong are scored again in any case; more until one is confirmed or the time is over."""
 _PATIENCE_S = 120.0
 """No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
 _SLOW_SHARE, _SLOW_TOKENS = 8, 48
+_FIRST = 4
 _CONTEXT_SHARE = 6
 """A long text may take this part of the time."""
 
@@ -72,7 +77,12 @@ class Progress:
 class _State:
     """What has come so far."""
 
+    cold: list[Prompt] = field(default_factory=list)
+    """Prompts that are still to be asked at temperature 0."""
     answers: list[Answer] = field(default_factory=list)
+    """At temperature 0."""
+    first: list[Answer] = field(default_factory=list)
+    """The first few at any temperature: of them the long text is made."""
     collectors: dict[Sampling, Collector] = field(default_factory=dict)
     unused: dict[str, str] = field(default_factory=dict)
     requests: int = 0
@@ -96,7 +106,8 @@ class Verifier:
         self._tell = tell
         self._on_tick = on_tick
         hot = [one for one in wish.samplings if one.temperature > 0]
-        self._state = _State(collectors={one: Collector(one) for one in hot})
+        cold = list(wish.prompts) if Sampling(0.0) in wish.samplings else []
+        self._state = _State(cold, collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
         self._phase = "asking what is served"
         self._heard_at_s = self._began
@@ -170,7 +181,8 @@ class Verifier:
 
     def _smoke(self) -> list[Smoke]:
         self._phase = "smoke tests"
-        jobs = [partial(_numbered, number, test) for number, test in enumerate(smoke.tests(self._session))]
+        tests = smoke.tests(self._session, tie_tolerance=self._wish.tie_tolerance)
+        jobs = [partial(_numbered, number, test) for number, test in enumerate(tests)]
         found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
         return [result for _, result in sorted(found, key=lambda item: item[0])]
 
@@ -187,15 +199,14 @@ class Verifier:
     def _jobs(self) -> Iterator[Callable[[], _Result]]:
         """Greedy requests first, then all kinds mixed in one batch: both are paths of their own in vLLM."""
         wish = self._wish
-        cold = [prompt for prompt in wish.prompts if Sampling(0.0) in wish.samplings]
+        cold = self._state.cold
         turn = 0
         while turn < wish.concurrency or self._has_time():
             open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
             if cold and open_ones and not self._wants_greedy():
                 cold.clear()
             if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
-                tokens = min(_GREEDY_TOKENS, wish.max_tokens)
-                yield partial(self._one, Sampling(0.0), cold.pop(0), tokens)
+                yield partial(self._one, Sampling(0.0), cold.pop(0), self._greedy_tokens)
             elif open_ones:
                 prompt = wish.prompts[turn % len(wish.prompts)]
                 yield partial(self._one, open_ones[turn // 2 % len(open_ones)], prompt, self._tokens())
@@ -216,6 +227,13 @@ class Verifier:
         """Of one more sampled answer: fewer where one takes long, so that the time is used to its end."""
         is_slow = self._expected_s > self._wish.limit_s / _SLOW_SHARE
         return min(_SLOW_TOKENS, self._wish.max_tokens) if is_slow else self._wish.max_tokens
+
+    @property
+    def _greedy_tokens(self) -> int:
+        """Of one greedy answer: text that is asked for once, as it repeats. Of few prompts it has to be long."""
+        enough = greedy.tokens_for(greedy.MARGIN)
+        has_many = len(self._wish.prompts) * _GREEDY_TOKENS >= _PLENTY * enough
+        return min(_GREEDY_TOKENS if has_many else enough, self._wish.max_tokens)
 
     def _wants_greedy(self) -> bool:
         """Where little time is left for the others, no more than a verdict takes."""
@@ -240,6 +258,7 @@ class Verifier:
         state.requests += 1
         state.tokens += len(one.positions)
         state.took_s.append(took_s)
+        state.first += [one] if len(state.first) < _FIRST else []
         state.scored += len(one.prompt_ids) + len(one.ids)
         state.scoring_s += scoring_s / self._wish.concurrency
         if sampling.temperature == 0:
@@ -248,21 +267,30 @@ class Verifier:
         state.collectors[sampling].add(sampled.tally(one.positions, sampling))
 
     def _greedy(self) -> Greedy | None:
-        """Every suspect is scored again, alone, nothing behind it: what passes then is the prefill's own noise."""
+        """Suspects are scored again, alone, nothing behind them: what passes then is the prefill's own noise."""
         if Sampling(0.0) not in self._wish.samplings:
             return None
-        tolerance = self._wish.tie_tolerance
-        found = [
-            item for one in self._state.answers for item in greedy.suspects(one, tie_tolerance=tolerance)
-        ]
-        confirmed = []
-        for item in found[:_MOST_SUSPECTS]:
+        state, tolerance = self._state, self._wish.tie_tolerance
+        found = [item for one in state.answers for item in greedy.suspects(one, tie_tolerance=tolerance)]
+        confirmed: list[Suspect] = []
+        checked = 0
+        for item in found:
+            if checked >= _SUSPECTS and (confirmed or self._elapsed_s > self._wish.limit_s):
+                break
             one = item.answer
             again = self._alone(partial(self._session.score, one.prompt_ids, one.ids[: item.index + 1]))
+            checked += 1
             if not again or again[-1].gap > tolerance:
                 confirmed.append(item)
-        unstable = min(len(found), _MOST_SUSPECTS) - len(confirmed)
-        return greedy.judge(self._state.answers, confirmed, unstable=unstable, tie_tolerance=tolerance)
+        judged = greedy.judge(
+            state.answers,
+            confirmed,
+            unstable=checked - len(confirmed),
+            unchecked=len(found) - checked,
+            tie_tolerance=tolerance,
+        )
+        cut = sum(len(one.ids) >= self._wish.max_tokens for one in state.answers)
+        return replace(judged, unasked=len(state.cold), cut=cut)
 
     def _against(self, other: Session) -> Against:
         self._phase = "comparing with the other server"
@@ -295,8 +323,8 @@ class Verifier:
                 f"{limit} tokens would take about {cost_s:.0f} s: `--seconds {cost_s * _CONTEXT_SHARE:.0f}`",
             )
         self._phase = f"a text of {limit} tokens"
-        ids = [token for one in self._state.answers[:4] for token in (*one.prompt_ids, *one.ids)]
-        test = partial(long_context, ids=ids, limit=limit)
+        ids = [token for one in self._state.first for token in (*one.prompt_ids, *one.ids)]
+        test = partial(long_context, ids=ids, limit=limit, tie_tolerance=self._wish.tie_tolerance)
         return self._alone(partial(tried, CONTEXT, test, self._session))
 
 

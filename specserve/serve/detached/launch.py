@@ -20,7 +20,7 @@ from specserve.serve import events, oom
 from specserve.serve.detached import registry, watcher
 from specserve.serve.detached.group import Detached, exit_file, mark, noted
 from specserve.serve.detached.identity import MARK, boot_id
-from specserve.serve.detached.record import Record
+from specserve.serve.detached.record import Arm, Record
 from specserve.serve.detached.room import Room
 from specserve.serve.events import OnEvent
 from specserve.serve.identity import is_alive, ticks
@@ -41,16 +41,17 @@ def launch(
     stop: StopRequest,
     on_event: OnEvent = events.ignore,
     first: Callable[[Server], None] | None = None,
+    arm: Arm | None = None,
 ) -> Record:
     """Start the plan's server under a name; return when it answers, and leave it.
 
-    `first` is called when it answers; what it raises ends the server.
+    `first` is called when it answers; what it raises ends the server. `arm`: which launch of the profile it is.
 
     Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up) and Interrupted;
     nothing is left then, and nothing in the registry.
     """
     env = resolve_env(plan.env)
-    record = _claimed(plan, name=name, profile=profile, room=room, log_path=log_path)
+    record = _claimed(plan, name=name, profile=profile, arm=arm or Arm(), room=room, log_path=log_path)
     with contextlib.ExitStack() as undo:
         undo.callback(registry.remove, name, run=record.run)
         scratch = make_scratch(env, outlives_us=True)
@@ -82,7 +83,7 @@ def _start(server: Server, record: Record) -> None:
         raise
 
 
-def _claimed(plan: LaunchPlan, *, name: str, profile: str, room: Room, log_path: Path) -> Record:
+def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
     """The name is ours from now on. A dead server of that name is tidied up and forgotten."""
     keys = [value.name for value in plan.env.values() if isinstance(value, FromEnv)]
     speculation = plan.speculation or {}
@@ -110,6 +111,7 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, room: Room, log_path:
         api_key_env=keys[0] if keys else None,
         launcher=(os.getpid(), ticks(os.getpid()) or 0),
         oom_kills=oom.kills(),
+        arm=arm,
     )
     with registry.held(name):
         before = registry.read(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 VERSION = 1
@@ -31,6 +31,15 @@ class Ended:
     hint: str | None = None
     removed: tuple[str, ...] = ()
     """What it had left and we removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Which launch of its profile a server is: what the command line said over the file."""
+
+    alternative: str | None = None
+    settings: tuple[str, ...] = ()
+    """`key.path=value`, as `--set` takes it; never a value of `env`, nor of what a launch alone needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class Record:
     stopper: tuple[int, int] | None = None
     """The command that is stopping it."""
     ended: Ended | None = None
+    arm: Arm = field(default_factory=Arm)
+    """A state that is older than this field tells no arm; `method` still says whether it speculates."""
 
 
 def to_json(record: Record) -> str:
@@ -94,9 +105,9 @@ def from_json(text: str) -> Record:
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("version", None) != VERSION:
             raise BrokenRecord("it is of another version")
-        ended = content.pop("ended", None)
+        ended, arm = content.pop("ended", None), Arm(**_told(content.pop("arm", {})))
         fields = {name: _tuples(value) for name, value in content.items()}
-        record = Record(**fields, ended=Ended(**_told(ended)) if ended is not None else None)
+        record = Record(**fields, arm=arm, ended=Ended(**_told(ended)) if ended is not None else None)
     except (ValueError, TypeError, RecursionError) as error:
         raise BrokenRecord("it is cut short or not a state") from error
     _judge(record)
@@ -134,6 +145,8 @@ def _judge(record: Record) -> None:
         and all(map(_is_process, processes))
         and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
         and (ended is None or _is_end(ended))
+        and isinstance(record.arm.alternative, str | None)
+        and all(isinstance(item, str) for item in _items(record.arm.settings))
     )
     if not sound:
         raise BrokenRecord("its values are of other types")

@@ -55,6 +55,14 @@ def test_few_tokens_are_inconclusive_unless_one_is_wrong() -> None:
     assert (wrong.verdict, wrong.tokens_needed) == (Verdict.LOSSY, 0)
 
 
+def test_suspects_without_a_second_score_leave_it_open_unless_one_is_confirmed() -> None:
+    one = answer(WRONG, WRONG, *[BEST] * 400)
+    found = greedy.judge([one], [], unstable=1, unchecked=1, tie_tolerance=0.25)
+    assert (found.verdict, found.unchecked, found.tokens_needed) == (Verdict.INCONCLUSIVE, 1, 0)
+    wrong = greedy.judge([one], [Suspect(one, 0)], unstable=0, unchecked=1, tie_tolerance=0.25)
+    assert wrong.verdict is Verdict.LOSSY
+
+
 def test_so_many_tokens_without_a_wrong_one_rule_a_share_out() -> None:
     for share in (0.001, 0.015, 0.1):
         tokens = tokens_for(share)

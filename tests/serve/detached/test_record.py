@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.detached.record import BrokenRecord, Ended, Record, from_json, to_json
+from specserve.serve.detached.record import Arm, BrokenRecord, Ended, Record, from_json, to_json
 
 RECORD = Record(
     name="demo",
@@ -43,8 +43,15 @@ RECORD = Record(
 
 def test_a_record_is_read_as_it_was_written() -> None:
     ended = Ended(1.0, -9, "was killed", "nobody knows", None, ("/dev/shm/psm_1",))
-    for record in (RECORD, dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5)):
+    arm = Arm("eagle3", ("speculation.num_speculative_tokens=2",))
+    for record in (RECORD, dataclasses.replace(RECORD, ended=ended, stopper=(7, 8), ready_at_s=2.5, arm=arm)):
         assert from_json(to_json(record)) == record
+
+
+def test_a_record_that_is_older_than_arms_is_read() -> None:
+    content = json.loads(to_json(RECORD))
+    del content["arm"]
+    assert from_json(json.dumps(content)) == RECORD
 
 
 @given(cut=st.integers(0, len(to_json(RECORD)) - 3))
@@ -69,6 +76,10 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("started_at_s", True),
         ("version", 2),
         ("ended", {"at_s": 1}),
+        ("arm", {"alternative": 1}),
+        ("arm", {"settings": "a=b"}),
+        ("arm", {"settings": [1]}),
+        ("arm", None),
         ("unheard", 1),
     ],
 )

@@ -12,22 +12,28 @@ from specserve.measure.verify.smoke.requests import Test, not_ok, ok, skipped, t
 from specserve.measure.verify.smoke.structured import json_schema, tool_call
 from specserve.measure.verify.smoke.text import logprobs, several, stop_string
 
-TESTS: Mapping[str, Test] = {
-    "JSON schema": json_schema,
-    "tool call": tool_call,
-    "stop string": stop_string,
-    "logprobs": logprobs,
-    "n > 1": several,
-    "min_p": min_p,
-    "logit_bias": logit_bias,
-}
 _FEW_TOKENS = 1000
 
 
-def tests(session: Session) -> Iterator[Callable[[], Smoke]]:
-    """Each as a function to call. It raises TrafficError where the server is gone."""
-    for name, test in TESTS.items():
+def tests(session: Session, *, tie_tolerance: float) -> Iterator[Callable[[], Smoke]]:
+    """Each as a function to call. It raises TrafficError where the server is gone.
+
+    `tie_tolerance`: nats by which a greedy token may be behind the best one.
+    """
+    for name, test in _tests(tie_tolerance).items():
         yield partial(_one, name, test, session)
+
+
+def _tests(tie_tolerance: float) -> Mapping[str, Test]:
+    return {
+        "JSON schema": json_schema,
+        "tool call": tool_call,
+        "stop string": stop_string,
+        "logprobs": partial(logprobs, tie_tolerance=tie_tolerance),
+        "n > 1": several,
+        "min_p": partial(min_p, tie_tolerance=tie_tolerance),
+        "logit_bias": logit_bias,
+    }
 
 
 def _one(name: str, test: Test, session: Session) -> Smoke:

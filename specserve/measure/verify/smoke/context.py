@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specserve.measure.verify.greedy import TIE_TOLERANCE
 from specserve.measure.verify.result import Smoke
 from specserve.measure.verify.session import Session
 from specserve.measure.verify.smoke.requests import not_ok, ok
@@ -20,7 +19,7 @@ def place(max_model_len: int | None, draft_limit: int | None) -> int | None:
     return min(limits, default=None)
 
 
-def long_context(session: Session, ids: Sequence[int], limit: int) -> Smoke:
+def long_context(session: Session, ids: Sequence[int], limit: int, *, tie_tolerance: float) -> Smoke:
     """Greedy text around `limit`, made of a repeated text; some of its tokens are asked for again by prefill alone."""
     room = _ROOM if limit == session.max_model_len else 2 * _ROOM
     prompt = (list(ids) * (limit // len(ids) + 1))[: limit - _ROOM]
@@ -34,6 +33,6 @@ def long_context(session: Session, ids: Sequence[int], limit: int) -> Smoke:
         best = max(top.values())
         worst = max(worst, best - top.get(given.ids[index], min(top.values()) - 1.0))
     where = f"{len(prompt)} to {len(prompt) + len(given.ids)} tokens"
-    if worst > TIE_TOLERANCE:
+    if worst > tie_tolerance:
         return not_ok(NAME, f"{where}: a token that a prefill does not choose (gap {worst:.2f})")
     return ok(NAME, f"{where}, as a prefill has it")

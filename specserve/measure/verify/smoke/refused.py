@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from specserve.measure.verify.greedy import TIE_TOLERANCE
 from specserve.measure.verify.result import Smoke
 from specserve.measure.verify.session import Session, answer
 from specserve.measure.verify.smoke.requests import GREEDY, STORY, not_ok, ok
@@ -12,7 +11,7 @@ _TOKENS = 16
 _REFUSED = "refused, as vLLM does with speculation"
 
 
-def min_p(session: Session) -> Smoke:
+def min_p(session: Session, *, tie_tolerance: float) -> Smoke:
     """`min_p = 1` leaves the best token alone, at any temperature."""
     try:
         raw = session.ask(STORY, {**GREEDY, "temperature": 1.5, "min_p": 1.0, "max_tokens": _TOKENS})
@@ -20,7 +19,7 @@ def min_p(session: Session) -> Smoke:
         return ok("min_p", _REFUSED)
     given = answer(raw, "", 1.5)
     gaps = [position.gap for position in session.score(given.prompt_ids, given.ids)]
-    if max(gaps, default=0.0) <= TIE_TOLERANCE:
+    if max(gaps, default=0.0) <= tie_tolerance:
         return ok("min_p", "obeyed")
     return not_ok("min_p", "the server takes min_p and does not obey it")
 

@@ -16,20 +16,19 @@ _TOKENS = 40
 def stop_string(session: Session) -> Smoke:
     """A stop string from the middle of a greedy text must end it right there."""
     name = "stop string"
-    whole = answer(session.ask(STORY, {**GREEDY, "max_tokens": _TOKENS}), "", 0.0).text
-    stop = _middle(whole)
+    whole = answer(session.ask(STORY, {**GREEDY, "max_tokens": _TOKENS}), "", 0.0)
+    stop = _middle(whole.text)
     if stop is None:
         return skipped(name, "the text is too short or too even to cut")
-    raw = session.ask(STORY, {**GREEDY, "max_tokens": _TOKENS, "stop": [stop]})
-    cut, reason = answer(raw, "", 0.0).text, raw["choices"][0].get("finish_reason")
-    expected = whole[: whole.index(stop)]
-    if cut == expected and reason == "stop":
+    cut = answer(session.ask(STORY, {**GREEDY, "max_tokens": _TOKENS, "stop": [stop]}), "", 0.0)
+    if cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop":
         return ok(name, f"cut before {shown(repr(stop))}")
-    if stop in cut:
+    if stop in cut.text:
         return not_ok(name, f"the text goes on after {shown(repr(stop))}")
-    if reason != "stop" or expected.startswith(cut) or cut.startswith(expected):
-        return not_ok(name, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut[-30:]))}")
-    return skipped(name, "the greedy text was another one the second time: a near-tie")
+    # a text that parts from the first one may end anywhere, and need not come to the stop string at all
+    if any(mine != theirs for mine, theirs in zip(cut.ids, whole.ids, strict=False)):
+        return skipped(name, "the greedy text was another one the second time: a near-tie")
+    return not_ok(name, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut.text[-30:]))}")
 
 
 def _middle(text: str) -> str | None:
@@ -41,7 +40,7 @@ def _middle(text: str) -> str | None:
     return None
 
 
-def logprobs(session: Session) -> Smoke:
+def logprobs(session: Session, *, tie_tolerance: float) -> Smoke:
     """The log-probabilities that come with the tokens are those of the target."""
     name = "logprobs"
     is_chat = session.mode == "chat"
@@ -56,7 +55,8 @@ def logprobs(session: Session) -> Smoke:
         return skipped(name, "the answer is empty")
     worst = max(abs(value - position.logprob) for value, position in zip(values, positions, strict=False))
     detail = f"{len(values)} tokens, at most {worst:.3f} nats from a plain prefill"
-    return ok(name, detail) if worst <= TIE_TOLERANCE else not_ok(name, detail)
+    # rounding alone moves a figure by about as much: a smaller tolerance is asked of tokens, not of these
+    return ok(name, detail) if worst <= max(TIE_TOLERANCE, tie_tolerance) else not_ok(name, detail)
 
 
 def several(session: Session) -> Smoke:
