@@ -19,7 +19,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +260,9 @@ def _places(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[Map
 
 
 def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Each tune's choice against the best of the sweep at its points, and its predictions against what was measured."""
-    speedups: list[float] = []
-    rates: list[float] = []
-    losses: list[float] = []
+    """Each tune against the sweep: its choice for all its workloads, what it says is best of each, its predictions."""
+    misses: dict[str, list[float]] = {"speedup": [], "tokens/s": []}
+    losses: dict[str, list[float]] = {"choice": [], "best by prediction": []}
     places = _places(sweep["points"])
     swept = len({row["num_speculative_tokens"] for row in sweep["points"]})
     for tune in tunes:
@@ -272,27 +271,43 @@ def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> It
             (row["workload"], row["concurrency"], row["num_speculative_tokens"]): row["predicted"]
             for row in tune["points"]
         }
+        shared: dict[int, list[Mapping[int, Mapping[str, Any]]]] = {}
         for (workload, load), rows in places.items():
-            if not any(key[:2] == (workload, load) for key in said):
+            of = {row["num_speculative_tokens"]: row for row in rows}
+            told = {tokens: said[workload, load, tokens] for tokens in of if (workload, load, tokens) in said}
+            if not told:
                 continue
-            for row in rows:
-                told = said.get((workload, load, row["num_speculative_tokens"]))
-                if told is not None:
-                    speedups.append(abs(told["speedup"]["value"] / row["speedup"] - 1))
-                    rates.append(abs(told["output_tokens_per_s"] / row["output_tokens_per_s"] - 1))
+            shared.setdefault(load, []).append(of)
+            for tokens, predicted in told.items():
+                misses["speedup"].append(abs(predicted["speedup"]["value"] / of[tokens]["speedup"] - 1))
+                rate = predicted["output_tokens_per_s"] / of[tokens]["output_tokens_per_s"]
+                misses["tokens/s"].append(abs(rate - 1))
+            wanted = max([0, *told], key=lambda tokens: told[tokens]["speedup"]["value"] if tokens else 1.0)
             best = max(rows, key=lambda row: row["speedup"])
+            losses["best by prediction"].append(1 - of[wanted]["speedup"] / best["speedup"])
+            yield f"{workload}, {load} at once: predicted best {_told(of[wanted])}; best {_told(best)}"
+        for load, found in shared.items():
+            means = {tokens: _mean(of[tokens]["speedup"] for of in found) for tokens in found[0]}
+            best_for_all = max(means, key=lambda tokens: means[tokens])
             chosen = int(by_load.get(str(load), 0))
-            mine = next((row for row in rows if row["num_speculative_tokens"] == chosen), None)
-            if mine is not None:
-                losses.append(1 - mine["speedup"] / best["speedup"])
-                yield f"{workload}, {load} at once: chose {_told(mine)}; best {_told(best)}: {losses[-1]:.1%} less"
+            losses["choice"].append(1 - means[chosen] / means[best_for_all])
+            yield (
+                f"all workloads, {load} at once: chose K = {chosen}, {means[chosen]:.3f}x; "
+                f"best K = {best_for_all}, {means[best_for_all]:.3f}x: {losses['choice'][-1]:.1%} less"
+            )
         yield f"{tune['launches']} launches instead of {swept}"
-    for what, misses in (("speedup", speedups), ("tokens/s", rates)):
-        if misses:
-            median = statistics.median(misses)
-            yield f"{what} predicted against measured: {median:.1%} off in the median of {len(misses)}"
-    if losses:
-        yield f"choice: {statistics.median(losses):.1%} below the best in the median, {max(losses):.1%} at most"
+    for what, found_losses in losses.items():
+        if found_losses:
+            middle, most = statistics.median(found_losses), max(found_losses)
+            yield f"{what}: {middle:.1%} below the best in the median, {most:.1%} at most"
+    for what, found_misses in misses.items():
+        if found_misses:
+            median = statistics.median(found_misses)
+            yield f"{what} predicted against measured: {median:.1%} off in the median of {len(found_misses)}"
+
+
+def _mean(speedups: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(map(math.log, speedups)))
 
 
 def _told(row: Mapping[str, Any]) -> str:

@@ -100,8 +100,9 @@ def test_a_tune_is_compared_with_the_best_of_each_point(script: ModuleType) -> N
     }
     told = "\n".join(script.compared(sweep, [tune]))
     assert "chose K = 5" in told
-    assert "best K = 4" in told
-    assert "2.5% less" in told
+    assert "best K = 4, 2.000x: 2.5% less" in told
+    assert "predicted best K = 4" in told
+    assert "best by prediction: 0.0% below the best in the median, 0.0% at most" in told
     assert "speedup predicted against measured: 5.0% off in the median of 8" in told
     assert "tokens/s predicted against measured: 8.0% off in the median of 8" in told
     assert "3 launches instead of 9" in told
