@@ -97,6 +97,7 @@ def _planned(
     from specserve.cli.preflight import cleared
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
+    from specserve.profile.ranks import world_size
 
     is_other = path != asked.profile
     settings = () if is_other else asked.settings
@@ -121,7 +122,7 @@ def _planned(
         is_baseline=baseline,
         model=target.model,
         api_key_env=key_variable(plan),
-        ranks=target.tensor_parallel_size * target.pipeline_parallel_size,
+        ranks=world_size(profile),
         devices=_devices(profile),
         memory_bytes=_memory(profile, plan),
     )

@@ -49,7 +49,7 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
     for point in basis.points:
         for arm in basis.arms:
             own = [each for each in passes if each.point == point and each.arm == arm.name]
-            price = None if basis.price_per_gpu_hour is None else basis.price_per_gpu_hour * arm.ranks
+            price = _price_per_hour(basis, arm)
             found = figures(own, limits=limit.get(point), price_per_hour=price) if own else None
             cells[arm.name, point] = Cell(arm.name, point, found, invalid_reason(own))
     comparisons = tuple(
@@ -73,7 +73,13 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
         comparisons=comparisons,
         promises=_promises(basis, passes),
         stops_paying=stops_paying(comparisons),
-        notes=(*basis.notes, *cut_answers(passes), *equal_texts(basis, passes), *_crowded(basis)),
+        notes=(
+            *basis.notes,
+            *cut_answers(passes),
+            *equal_texts(basis, passes),
+            *_crowded(basis),
+            *_unpriced(basis),
+        ),
         is_complete=basis.is_complete,
         settings=basis.settings,
     )
@@ -144,6 +150,24 @@ def _crowded(basis: Basis) -> list[str]:
         "this is the acceptance of traffic that repeats itself"
         for arm in basis.arms
         if arm.is_suffix
+    ]
+
+
+def _price_per_hour(basis: Basis, arm: Arm) -> float | None:
+    """Of all accelerators that the arm takes; None without a price, and for a server of others."""
+    if basis.price_per_gpu_hour is None or arm.plan is None:
+        return None
+    return basis.price_per_gpu_hour * arm.ranks
+
+
+def _unpriced(basis: Basis) -> list[str]:
+    """Arms without a price, though one is given."""
+    if basis.price_per_gpu_hour is None:
+        return []
+    return [
+        f"`{arm.name}` has no price: how many accelerators a server takes that ran already is not known"
+        for arm in basis.arms
+        if arm.plan is None
     ]
 
 

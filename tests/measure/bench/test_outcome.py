@@ -18,7 +18,7 @@ from specserve.measure.bench.resultfile import as_json, from_json
 from specserve.measure.bench.speedups import crossing, stops_paying
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from tests.measure.bench.making import POINT, blocks_of, made, request
+from tests.measure.bench.making import POINT, blocks_of, made, planned, request
 
 ARMS = (
     Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
@@ -41,6 +41,7 @@ def result(
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
     arms: tuple[Arm, ...] = ARMS,
+    price_per_gpu_hour: float | None = None,
 ) -> Result:
     at = tuple(
         Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)
@@ -59,6 +60,7 @@ def result(
         versions={},
         host={},
         settings={},
+        price_per_gpu_hour=price_per_gpu_hour,
     )
     return outcome(basis, passes)
 
@@ -177,6 +179,16 @@ def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
         assert below(int(low) + 1) <= 0.025 + 1e-9
     if high < math.inf:
         assert 1 - below(int(high) + 1) <= 0.025 + 1e-9
+
+
+def test_a_price_is_for_all_accelerators_of_a_server_that_was_started_here() -> None:
+    arms = (planned("baseline", ranks=2, is_baseline=True), ARMS[1])
+    passes = blocks_of("baseline", SLOW) + blocks_of("profile", FAST)
+    found = result(passes, arms=arms, price_per_gpu_hour=3.6)
+    prices = [cell.figures and cell.figures.cost_per_million_tokens for cell in found.cells]
+    assert prices == [pytest.approx(2 * 3.6 / 3600 / 50 * 1e6), None]
+    (note,) = [note for note in found.notes if "price" in note]
+    assert note.startswith("`profile` has no price")
 
 
 def test_greedy_answers_that_differ_are_told() -> None:
