@@ -11,6 +11,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Sizes, arm_order, blocks, deal, points, promised_points
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.profile.schema import Expectation
+from tests.measure.bench.making import planned
 
 from specserve.errors import UsageError  # isort: skip
 
@@ -112,9 +113,24 @@ def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
 
 
 def test_accelerators_change_hands_between_launches() -> None:
-    found = sessions(ARMS[:2], launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
+    started = (planned("base"), planned("a"))
+    found = sessions(started, launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
     assert found[0].devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
     assert found[1].devices == {"base": ("GPU-1",), "a": ("GPU-0",)}
+
+
+def test_a_server_that_runs_already_takes_no_accelerator_from_the_others() -> None:
+    together = (planned("base"), planned("a"), *ARMS[2:])
+    (found,) = sessions(together, launches=1, at_once=3, slots=(("GPU-0",), ("GPU-1",)))
+    assert found.devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
+
+
+@pytest.mark.parametrize("slots", [(), (("GPU-0",),)])
+def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str, ...], ...]) -> None:
+    with pytest.raises(UsageError, match=f"there are accelerators for {len(slots)}"):
+        sessions((planned("base"), planned("a")), launches=1, at_once=2, slots=slots)
+    on_cpu = (planned("base", "cpu"), planned("a", "cpu"))
+    assert sessions(on_cpu, launches=1, at_once=2)[0].devices == {}
 
 
 def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:
