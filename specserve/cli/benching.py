@@ -16,6 +16,7 @@ from specserve.cli.benchshow import give, refuse_taken, write
 from specserve.errors import Interrupted, SpecserveError, UsageError
 
 if TYPE_CHECKING:
+    from specserve.measure.bench.arms import Arm
     from specserve.measure.bench.result import Result
     from specserve.measure.bench.run import Bench
     from specserve.measure.bench.rundir import RunDirectory
@@ -182,7 +183,7 @@ def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
     return Basis(
         name=ready.name,
         profile=ready.profile,
-        arms=ready.wish.arms,
+        arms=_as_begun(ready.wish.arms, content),
         points=ready.wish.points,
         promised_at=ready.promised_at,
         launches=ready.launches,
@@ -196,6 +197,17 @@ def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
         is_complete=is_complete,
         price_per_gpu_hour=ready.asked.gpu_hour_price,
         models=bench.models,
+    )
+
+
+def _as_begun(arms: tuple[Arm, ...], content: dict[str, Any]) -> tuple[Arm, ...]:
+    """The arms with what was a folder when the run began: seen from elsewhere `team/model` may look like the Hub's."""
+    local = {arm["name"]: tuple(arm.get("local_models", ())) for arm in content["arms"]}
+    return tuple(
+        dataclasses.replace(
+            arm, local_models=tuple(dict.fromkeys((*arm.local_models, *local.get(arm.name, ()))))
+        )
+        for arm in arms
     )
 
 

@@ -177,4 +177,9 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
         return {"name": arm.name, "url": arm.url}
     from specserve.plan.shell import as_json
 
-    return {"name": arm.name, "fingerprint": arm.plan.fingerprint, "launch": as_json(arm.plan)}
+    return {
+        "name": arm.name,
+        "fingerprint": arm.plan.fingerprint,
+        "launch": as_json(arm.plan),
+        "local_models": list(arm.local_models),
+    }

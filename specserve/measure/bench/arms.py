@@ -32,6 +32,8 @@ class Arm:
     """Those that its profile names."""
     memory_bytes: int | None = None
     """Of the host, on the CPU; None where nobody knows."""
+    local_models: tuple[str, ...] = ()
+    """Of its models, those that are folders here."""
 
     @property
     def info(self) -> ArmInfo:
@@ -49,6 +51,7 @@ class Arm:
             num_speculative_tokens=int(k) if isinstance(k, int) else None,
             fingerprint=self.plan.fingerprint,
             argv=self.plan.argv,
+            local_models=self.local_models,
         )
 
     @property
