@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,8 @@ from specserve.serve.endpoint import endpoint
 from specserve.serve.failures import Refused
 
 _COUNTERS_S = 2.0
+_NONCE = secrets.token_hex(8)
+"""Of this run of the program: everything else in a salt comes from the seed, and a server may outlive the run."""
 _HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -60,10 +64,11 @@ class Running:
     def run(self, driver: Driver, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
         """One block. Also returns the answers' texts. Raises TrafficError where none was answered."""
         point = block.point
-        salt = f"{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
+        salt = f"{_NONCE}.{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
         requests = []
         for index, item in enumerate(block.items):
-            shared = f"{salt}.{item.copy if point.prefix_cache else index}" if salt else None
+            part = item.copy if point.prefix_cache else index
+            shared = f"{salt}.{part}.{self._mark}" if salt else None
             seed = (block.seed + index) % 2**31 if point.temperature > 0 else None
             requests.append(self._request(item, shared, seed=seed))
         traffic = self._traffic(
@@ -89,6 +94,11 @@ class Running:
             acceptance=gained,
         )
         return done, dict(sent.texts)
+
+    @property
+    def _mark(self) -> str:
+        """What tells its requests from those of another arm at the same URL; as long for every arm."""
+        return hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
 
     def _request(self, item: Item, salt: str | None, *, seed: int | None = None) -> dict[str, Any]:
         prompt, body = item.prompt, {}
