@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm, checked, sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Sizes, arm_order, blocks, deal, points, promised_points
+from specserve.measure.bench.schedule import Item, Sizes, arm_order, blocks, deal, points, promised_points
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.profile.schema import Expectation
-from tests.measure.bench.making import planned
+from tests.measure.bench.making import planned, request
 
 from specserve.errors import UsageError  # isort: skip
 
@@ -44,7 +44,14 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
     (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2, 0), launch=0)
     assert len({item.id for item in first}) == len(first) == 12
-    assert {item.id.partition("#")[0] for item in first} == {"p0", "p1"}
+    assert {request(item.id).prompt for item in first} == {"p0", "p1"}
+
+
+def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
+    names = ["ticket", "ticket#17", "ticket#18", "ticket#2", "#", ""]
+    every = [Item(Prompt(name, 8, text=name), copy) for name in names for copy in (1, 2)]
+    assert len({item.id for item in every}) == len(every)
+    assert [request(item.id).prompt for item in every] == [item.prompt.id for item in every]
 
 
 def test_one_seed_gives_one_plan_and_another_another() -> None:
