@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.figures import figures
 from specserve.measure.bench.promises import limits, promises
 from specserve.measure.bench.records import Pass
-from specserve.measure.bench.result import Cell, Point, Result, Verdict, WorkloadInfo
+from specserve.measure.bench.result import Cell, Point, Promise, Result, Verdict, WorkloadInfo
 from specserve.measure.bench.speedups import compared, invalid_reason, stops_paying
 from specserve.profile.schema import Profile
 
@@ -61,7 +61,7 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
     infos = [replace(arm.info, model=arm.model or basis.models.get(arm.name, "")) for arm in basis.arms]
     return Result(
         name=basis.name,
-        fingerprint=next((info.fingerprint for info in infos if not info.is_baseline), None),
+        fingerprint=_fingerprint(basis),
         created=basis.created,
         duration_s=basis.duration_s,
         versions=basis.versions,
@@ -85,14 +85,23 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
     )
 
 
-def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple:  # type: ignore[type-arg]
+def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple[Promise, ...]:
     if basis.profile is None:
         return ()
-    own = next((arm.name for arm in basis.arms if not arm.is_baseline), None)
-    against = basis.arms[0].name if basis.arms[0].is_baseline else None
-    if own is None:
-        return ()
+    own, first = _own(basis.profile), basis.arms[0]
+    against = first.name if first.is_baseline and first.name != own else None
     return promises(basis.profile, passes, at=basis.promised_at, arm=own, against=against)
+
+
+def _fingerprint(basis: Basis) -> str | None:
+    """Of the profile; None where the first arm is a URL."""
+    own = _own(basis.profile) if basis.profile is not None else basis.arms[0].name
+    return next((arm.plan.fingerprint for arm in basis.arms if arm.name == own and arm.plan), None)
+
+
+def _own(profile: Profile) -> str:
+    """The arm that the profile itself is: where it does not speculate, the one without speculation."""
+    return PROFILE if profile.speculation is not None else BASELINE
 
 
 def equal_texts(basis: Basis, passes: Sequence[Pass]) -> list[str]:
