@@ -37,6 +37,8 @@ class Abilities:
     """Whether the target has a chat template."""
     takes_salt: bool
     """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
+    can_count: bool = False
+    """Whether it tells how many tokens a request is (`/tokenize`)."""
 
 
 @dataclass(slots=True)
@@ -106,9 +108,12 @@ class Running:
             body["cache_salt"] = salt
         extra: dict[str, Any] = {**body, **({"seed": seed} if seed is not None else {})}
         request: dict[str, Any] = {"id": item.id, "max_tokens": prompt.max_tokens, "extra_body": extra}
+        return request | self._content(prompt)
+
+    def _content(self, prompt: Prompt) -> dict[str, Any]:
         if prompt.messages is not None:
-            return request | {"messages": [dict(part) for part in prompt.messages]}
-        return request | {"prompt": prompt.text}
+            return {"messages": [dict(part) for part in prompt.messages]}
+        return {"prompt": prompt.text}
 
     def _traffic(
         self,
@@ -132,6 +137,13 @@ class Running:
             api_key_env=self.arm.api_key_env,
             is_own=self.arm.plan is not None,
         )
+
+    def count(self, prompt: Prompt) -> int | None:
+        """Tokens of a prompt with its template, as the server counts; None where it does not tell."""
+        if not self.abilities.can_count:
+            return None
+        body = self._content(prompt) | {"model": self.abilities.model}
+        return self._client.count_tokens(body)
 
     def _refuse_silence(self, requests: Sequence[Any]) -> None:
         if any(request.ok for request in requests):
@@ -172,7 +184,7 @@ def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool =
 
 
 def _tried(client: Client, abilities: Abilities) -> Abilities:
-    """By one token each: is there a chat template, is a salt taken?"""
+    """By one token each: is there a chat template, is a salt taken? And are tokens counted?"""
     body = {"model": abilities.model, "max_tokens": 1, "temperature": 0}
     try:
         client.post("chat/completions", {**body, "messages": _HELLO}, model=abilities.model)
@@ -184,4 +196,5 @@ def _tried(client: Client, abilities: Abilities) -> Abilities:
     except Refused:
         client.post("completions", hello, model=abilities.model)
         abilities = replace(abilities, takes_salt=False)
-    return abilities
+    counted = client.count_tokens({"model": abilities.model, "prompt": "Hello"})
+    return replace(abilities, can_count=counted is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +14,13 @@ from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.driver import Driver, Sent, Traffic
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
-from specserve.measure.bench.server import Abilities, Running
+from specserve.measure.bench.server import Abilities, Running, connect
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
 from tests.measure.bench.making import request
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from openai_server import Script, serving
 
 URL = "http://127.0.0.1:9"
 PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in range(3))
@@ -53,3 +58,31 @@ def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: p
     assert salts("a") == earlier
     monkeypatch.setattr(server, "_NONCE", "drawn anew")
     assert not set(salts("a")) & set(earlier)
+
+
+CHAT = Prompt("chat", 8, messages=({"role": "user", "content": "hello"},))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
+    counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "k")
+    script = Script(counts=counts, key="k")
+    with serving(script) as url:
+        running = connect(Arm("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None)
+        with running._client:
+            assert running.abilities.can_count == counts
+            told = [running.count(CHAT), running.count(PROMPTS[0])]
+    assert told == ([15, 6] if counts else [None, None])
+    # the key is for /v1 alone
+    assert {header.get("authorization") for header in script.headers[-1:]} == {None}
+
+
+def test_a_server_that_stops_to_tell_is_not_believed() -> None:
+    script = Script(counts=True)
+    with serving(script) as url:
+        running = connect(Arm("a", url=url), url, check=lambda: None)
+        script.counts = False
+        with running._client:
+            assert running.abilities.can_count and running.count(CHAT) is None
