@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.figures import advice, capacity, gib, is_fixed, machine_words, parts
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
+from specserve.profile.ranks import world_size
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
@@ -30,9 +31,7 @@ def estimates(ctx: Context) -> Iterator[tuple[str, MemoryEstimate]]:
 
 def ranks(ctx: Context) -> int:
     """Accelerators that one launch takes, over all nodes."""
-    target = ctx.profile.target
-    data = ctx.profile.engine.get("data_parallel_size")
-    return target.tensor_parallel_size * target.pipeline_parallel_size * (data if type(data) is int else 1)
+    return world_size(ctx.profile)
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:

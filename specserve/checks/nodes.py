@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.values import count
 from specserve.diagnostics import Severity
 from specserve.plan.nodes import node_count
+from specserve.profile.ranks import world_size
 
 
 @rule("SD162", "uneven-nodes", Severity.ERROR)
@@ -29,10 +29,7 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/engine/arg_utils.py, `must evenly divide the total `
     """
-    nodes, target, engine = node_count(ctx.profile), ctx.profile.target, ctx.profile.engine
-    ranks = target.tensor_parallel_size * target.pipeline_parallel_size
-    for name in ("data_parallel_size", "prefill_context_parallel_size"):
-        ranks *= count(engine.get(name)) or 1
+    nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
     if nodes > 1 and ranks % nodes:
         yield Hit(
             "hardware.nodes",

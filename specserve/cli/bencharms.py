@@ -97,6 +97,7 @@ def _planned(
     from specserve.cli.preflight import cleared
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
+    from specserve.profile.ranks import world_size
 
     is_other = path != asked.profile
     settings = () if is_other else asked.settings
@@ -121,9 +122,10 @@ def _planned(
         is_baseline=baseline,
         model=target.model,
         api_key_env=key_variable(plan),
-        ranks=target.tensor_parallel_size * target.pipeline_parallel_size,
+        ranks=world_size(profile),
         devices=_devices(profile),
         memory_bytes=_memory(profile, plan),
+        local_models=_local_models(profile),
     )
 
 
@@ -136,6 +138,15 @@ def _memory(profile: Profile, plan: LaunchPlan) -> int | None:
     from specserve.measure.bench.fit import memory_bytes
 
     return memory_bytes(profile) if plan.platform == "cpu" else None
+
+
+def _local_models(profile: Profile) -> tuple[str, ...]:
+    """Those of target and draft that vLLM would load from a folder here."""
+    from specserve.facts.read import local_path
+
+    draft = profile.speculation.keys.get("model") if profile.speculation else None
+    named = [profile.target.model, *([str(draft)] if draft else [])]
+    return tuple(model for model in named if local_path(model) is not None)
 
 
 def _at_url(name: str | None, url: str, asked: Asked) -> Arm:

@@ -13,9 +13,10 @@ import typer
 
 from specserve.cli.benchprepare import BUDGET, Asked, Prepared, new_directory, obstacle, prepared, with_places
 from specserve.cli.benchshow import give, refuse_taken, write
-from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
 
 if TYPE_CHECKING:
+    from specserve.measure.bench.arms import Arm
     from specserve.measure.bench.result import Result
     from specserve.measure.bench.run import Bench
     from specserve.measure.bench.rundir import RunDirectory
@@ -55,7 +56,6 @@ def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, 
 
 def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, ending: Ending) -> None:
     """Go on with a run as it was asked for; other options would make it another one."""
-    from specserve.measure.bench.resultfile import RESULT_FILE, read
     from specserve.measure.bench.run import is_measured
     from specserve.measure.bench.rundir import resume
     from specserve.report.console import say
@@ -92,13 +92,40 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
             f"`{other}` is not what it was when the run began",
             hint="start anew: what was measured cannot be compared with it",
         )
-    is_told = (directory.path / RESULT_FILE).is_file() and asked.gpu_hour_price is None
-    if is_told and is_measured(ready.wish, directory.passes()):
-        with directory:
-            say("all of it is measured already: nothing is started")
-            return _end(read(directory.path), directory.path, ending=ending)
-    directory.update(resumed=int(directory.content.get("resumed", 0)) + 1)
-    return _run(ready, directory, ending=ending)
+    if not is_measured(ready.wish, directory.passes()):
+        _refuse_other_vllm(ready, directory)
+        return _run(ready, directory, ending=ending)
+    say("all of it is measured already: nothing is started")
+    told = _complete(directory.path)
+    if told is None or asked.gpu_hour_price is not None:
+        return _run(ready, directory, ending=ending)
+    with directory:
+        return _end(told, directory.path, ending=ending)
+
+
+def _refuse_other_vllm(ready: Prepared, directory: RunDirectory) -> None:
+    """Raises UsageError where blocks of another vLLM are there: they cannot be compared with what would be added."""
+    launches = {arm["name"]: arm.get("launch", {}) for arm in directory.content["arms"]}
+    for arm in ready.wish.arms:
+        before = launches.get(arm.name, {}).get("vllm")
+        if arm.plan is not None and before not in (None, arm.plan.vllm):
+            raise UsageError(
+                f"vLLM {arm.plan.vllm} is installed, and the run began with {before}",
+                hint=f"install {before} again, or start anew: what was measured cannot be compared",
+            )
+
+
+def _complete(path: Path) -> Result | None:
+    """The result that is there, where it is of everything; None where it must be reckoned anew."""
+    from specserve.measure.bench.resultfile import RESULT_FILE, read
+
+    if not (path / RESULT_FILE).is_file():
+        return None
+    try:
+        found = read(path)
+    except FactError:  # cut off, or of another version: what was measured is there all the same
+        return None
+    return found if found.is_complete else None
 
 
 def _read_asked(content: dict[str, Any]) -> Asked:
@@ -147,9 +174,11 @@ def _kept(ready: Prepared, bench: Bench, began: float, error: SpecserveError) ->
     """What was measured stays; the error says how to go on."""
     from specserve.report.console import say
 
-    if bench.passes:
-        _write(ready, bench, began, is_complete=False)
     path = bench.directory.path
+    if bench.passes and _complete(path) is None:
+        _write(ready, bench, began, is_complete=False)
+    else:  # a result of fewer blocks that is whole says more than one of some points
+        _spend(bench.directory, began)
     if isinstance(error, Interrupted) or error.hint is not None:
         say(f"{len(bench.passes)} measured blocks are kept: `specserve bench --resume {path}` goes on")
     else:
@@ -162,11 +191,16 @@ def _write(ready: Prepared, bench: Bench, began: float, *, is_complete: bool) ->
     from specserve.report.benchhtml import html_report
 
     directory = bench.directory
-    directory.update(spent_s=directory.content.get("spent_s", 0.0) + time.monotonic() - began)
+    _spend(directory, began)
     result = outcome(_basis(ready, bench, is_complete=is_complete), bench.passes)
     directory.write("result.json", text(result))
     directory.write("report.html", html_report(result))
     return result
+
+
+def _spend(directory: RunDirectory, began: float) -> None:
+    """Add the time since `began` to that of earlier sessions."""
+    directory.update(spent_s=directory.content.get("spent_s", 0.0) + time.monotonic() - began)
 
 
 def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
@@ -176,13 +210,13 @@ def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
 
     content = bench.directory.content
     platform = next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), None)
-    found = versions()
+    found = dict(content.get("versions") or versions())
     if platform is None:
         found.pop("vllm", None)  # which one answers at a URL nobody knows
     return Basis(
         name=ready.name,
         profile=ready.profile,
-        arms=ready.wish.arms,
+        arms=_as_begun(ready.wish.arms, content),
         points=ready.wish.points,
         promised_at=ready.promised_at,
         launches=ready.launches,
@@ -190,12 +224,23 @@ def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
         duration_s=content["spent_s"],
         workloads=tuple(info(workload) for workload in bench.workloads.values()),
         versions={**found, **bench.versions},
-        host=host(platform_of_arms=platform),
+        host=content.get("host") or host(platform_of_arms=platform),
         settings=_settings(ready, bench),
         notes=(*bench.notes, *_notes(ready, bench)),
         is_complete=is_complete,
         price_per_gpu_hour=ready.asked.gpu_hour_price,
         models=bench.models,
+    )
+
+
+def _as_begun(arms: tuple[Arm, ...], content: dict[str, Any]) -> tuple[Arm, ...]:
+    """The arms with what was a folder when the run began: seen from elsewhere `team/model` may look like the Hub's."""
+    local = {arm["name"]: tuple(arm.get("local_models", ())) for arm in content["arms"]}
+    return tuple(
+        dataclasses.replace(
+            arm, local_models=tuple(dict.fromkeys((*arm.local_models, *local.get(arm.name, ()))))
+        )
+        for arm in arms
     )
 
 
@@ -226,8 +271,9 @@ def _notes(ready: Prepared, bench: Bench) -> list[str]:
         found.append(
             "arms ran at the same time on different GPUs of one kind, one of them under load at a time"
         )
-    if bench.directory.content.get("resumed"):
-        found.append(
-            f"the run was resumed {bench.directory.content['resumed']} times: its servers were started anew"
-        )
+    times = int(bench.directory.content.get("resumed", 0))
+    if times:
+        often = "once" if times == 1 else f"{times} times"
+        anew = any(arm.plan is not None for arm in ready.wish.arms)
+        found.append(f"the run was resumed {often}" + (": its servers were started anew" if anew else ""))
     return found

@@ -35,10 +35,12 @@ def points_of(
     rates = numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
     asked_loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096)
     concurrency = asked_loads or (() if rates else ((1,) if asked.quick else loads))
-    promised = promised_points(
+    caches = _CACHES[asked.prefix_cache]
+    usual = promised_points(
         expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
     )
-    caches = _CACHES[asked.prefix_cache]
+    # without a cache a promise is held against what is measured without it: nothing else is there to judge it by
+    promised = tuple(replace(point, prefix_cache=caches[0]) for point in usual)
     is_open = not (asked.workloads or asked_loads or rates or asked.temperature)
     if promised and is_open and not asked.quick:
         each = (replace(point, prefix_cache=cache) for cache in caches for point in promised)

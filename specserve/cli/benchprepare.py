@@ -152,9 +152,10 @@ def with_places(asked: Asked) -> Asked:
 
 def new_directory(ready: Prepared, output: str | None) -> RunDirectory:
     from specserve.measure.bench.rundir import create, default_place
-    from specserve.measure.bench.surroundings import environment
+    from specserve.measure.bench.surroundings import environment, host, versions
 
     marks = [arm.plan.fingerprint for arm in ready.wish.arms if arm.plan is not None]
+    platform = next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), None)
     path = Path(output) if output is not None else default_place(ready.name, marks)
     return create(
         path,
@@ -166,6 +167,8 @@ def new_directory(ready: Prepared, output: str | None) -> RunDirectory:
             "arms": [_arm_json(arm) for arm in ready.wish.arms],
             "sessions": [dataclasses.asdict(session) for session in ready.wish.sessions],
             "environment": environment(),
+            "versions": versions(),
+            "host": host(platform_of_arms=platform),
             "spent_s": 0.0,
         },
     )
@@ -177,4 +180,9 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
         return {"name": arm.name, "url": arm.url}
     from specserve.plan.shell import as_json
 
-    return {"name": arm.name, "fingerprint": arm.plan.fingerprint, "launch": as_json(arm.plan)}
+    return {
+        "name": arm.name,
+        "fingerprint": arm.plan.fingerprint,
+        "launch": as_json(arm.plan),
+        "local_models": list(arm.local_models),
+    }

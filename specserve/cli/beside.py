@@ -62,12 +62,12 @@ def _devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
     if plan.platform == "cpu":
         return ("cpu",)
     from specserve.facts.nvml import gpus, selected
+    from specserve.profile.ranks import world_size
 
-    ranks = profile.target.tensor_parallel_size * profile.target.pipeline_parallel_size
     visible = plan.env.get("CUDA_VISIBLE_DEVICES")
     listed = visible.split(",") if isinstance(visible, str) else None
     found = selected(gpus(), devices=listed, environ=os.environ)
-    return tuple(gpu.uuid for gpu in found[:ranks])
+    return tuple(gpu.uuid for gpu in found[: world_size(profile)])
 
 
 def _totals(plan: LaunchPlan) -> dict[str, int]:

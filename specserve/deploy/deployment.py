@@ -15,6 +15,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import node_count, on_node
 from specserve.plan.table import VllmTable
 from specserve.plan.uses import model_uses
+from specserve.profile.ranks import world_size
 from specserve.profile.schema import Profile
 
 PORT = 8000
@@ -84,8 +85,7 @@ class Deployment:
     @property
     def world(self) -> int:
         """vLLM's ranks over all nodes."""
-        target, ranks = self.profile.target, self.profile.engine.get("data_parallel_size")
-        return target.tensor_parallel_size * target.pipeline_parallel_size * int(ranks or 1)
+        return world_size(self.profile)
 
     @property
     def shm_bytes(self) -> int:

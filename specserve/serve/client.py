@@ -170,6 +170,17 @@ class Client:
             raise failures.no_api(self._endpoint)
         return answer
 
+    def count_tokens(self, body: Mapping[str, Any]) -> int | None:
+        """How many tokens a request's `prompt` or `messages` are, by vLLM's `/tokenize`; None where it cannot tell."""
+        # what is no JSON object with a count is a server that cannot count
+        with contextlib.suppress(TrafficError, LookupError, TypeError), self._failures():
+            answer = self._http.post(
+                f"{self._endpoint.root}/tokenize", json=dict(body), timeout=2 * _CONNECT_S
+            )
+            count = answer.json()["count"] if answer.status_code == 200 else None
+            return count if isinstance(count, int) and count >= 0 else None
+        return None
+
     def close(self) -> None:
         """Break off whatever runs."""
         self._http.close()

@@ -203,8 +203,16 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     assert points_of(Asked(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
     points, at = points_of(Asked(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
-    both, _ = points_of(Asked(prefix_cache="both"), loaded, defaults=DEFAULTS)
-    assert [point.prefix_cache for point in both] == [True, False]
+    both, at = points_of(Asked(prefix_cache="both"), loaded, defaults=DEFAULTS)
+    assert [point.prefix_cache for point in both] == [True, False] and at == (promised,)
+
+
+@pytest.mark.parametrize("asked", [Asked(prefix_cache="off"), Asked(prefix_cache="off", workloads=("code",))])
+def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(profile: Path, asked: Asked) -> None:
+    promise = "expect: [{workload: code, concurrency: 1, temperature: 0, min_speedup: 1}]\n"
+    profile.write_text(profile.read_text() + promise)
+    points, at = points_of(asked, load_profile(profile), defaults=DEFAULTS)
+    assert at == (Point("code", 0.0, 1, prefix_cache=False),) and set(at) <= set(points)
 
 
 def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:

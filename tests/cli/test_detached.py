@@ -22,6 +22,7 @@ from specserve.cli.exposure import refuse_exposed
 from specserve.cli.up import LogFormat
 from specserve.cli.where import where
 from specserve.errors import CheckFailed, LaunchError, UsageError
+from specserve.facts.nvml import Gpu
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.serve import events
@@ -192,6 +193,17 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
     room_beside(
         load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.9}), name="demo"
     )  # it takes its place
+
+
+def test_each_replica_takes_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Gpu(index, f"GPU-{index}", "H100", 80 << 30, 80 << 30, (9, 0)) for index in range(4)]
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: found)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    profile = tmp_path / "p.yaml"
+    profile.write_text("target: {model: m}\nengine: {data_parallel_size: 2}\n")
+    on_gpus = dataclasses.replace(plan(), platform="cuda")
+    room = room_beside(load_profile(profile), on_gpus, name="other")
+    assert room.devices == ("GPU-0", "GPU-1")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ class Script:
     """`error`: an error object in the stream; `cut`: the connection breaks; `rubbish`: no JSON."""
     during: Callable[[int], None] | None = None
     """Called before the piece of this number is sent."""
+    counts: bool = False
+    """Whether it has `/tokenize`: a token a character, ten more around a chat."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     finished: int = 0
@@ -106,6 +108,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/tokenize":
+            self._count(body)
+            return
         if not self._may():
             return
         script, chat = self.script, self.path == "/v1/chat/completions"
@@ -124,6 +129,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             with suppress(ConnectionError):  # a client may leave
                 self._stream(chat)
+
+    def _count(self, body: dict[str, Any]) -> None:
+        """Outside of /v1, where no key is wanted; one must not be sent either."""
+        self.script.headers.append({name.lower(): value for name, value in self.headers.items()})
+        if not self.script.counts:
+            self._send(404, '{"detail": "Not Found"}')
+            return
+        chat = body.get("messages")
+        text = body["prompt"] if chat is None else "".join(part["content"] for part in chat) + 10 * "-"
+        self._send(200, json.dumps({"count": len(text), "max_model_len": 99, "tokens": []}))
 
     def _stream(self, chat: bool) -> None:
         script = self.script

@@ -32,6 +32,8 @@ class Arm:
     """Those that its profile names."""
     memory_bytes: int | None = None
     """Of the host, on the CPU; None where nobody knows."""
+    local_models: tuple[str, ...] = ()
+    """Of its models, those that are folders here."""
 
     @property
     def info(self) -> ArmInfo:
@@ -49,7 +51,21 @@ class Arm:
             num_speculative_tokens=int(k) if isinstance(k, int) else None,
             fingerprint=self.plan.fingerprint,
             argv=self.plan.argv,
+            local_models=self.local_models,
         )
+
+    @property
+    def is_on_accelerators(self) -> bool:
+        """Whether it is started here, and not on the CPU."""
+        return self.plan is not None and self.plan.platform != "cpu"
+
+    @property
+    def visible(self) -> tuple[str, ...] | None:
+        """The accelerators that its launch may see, as CUDA lists them; None: all that we may see."""
+        written = self.plan.env.get("CUDA_VISIBLE_DEVICES") if self.plan is not None else None
+        if isinstance(written, str):
+            return tuple(part.strip() for part in written.split(","))
+        return self.devices
 
     @property
     def is_suffix(self) -> bool:
@@ -112,16 +128,21 @@ def sessions(
             groups = [[name] for name in (names if launch % 2 == 0 else names[::-1])]
         apart = 0 if at_once == 1 else _APART
         found += [
-            Session(launch, tuple(group), _placed(group, slots, launch), number * apart)
+            Session(launch, tuple(group), _placed(group, arms, slots, launch), number * apart)
             for number, group in enumerate(groups)
         ]
     return tuple(found)
 
 
 def _placed(
-    group: Sequence[str], slots: Sequence[tuple[str, ...]], launch: int
+    group: Sequence[str], arms: Sequence[Arm], slots: Sequence[tuple[str, ...]], launch: int
 ) -> dict[str, tuple[str, ...]]:
-    if len(slots) < len(group):
-        return {}
-    used = slots[: len(group)]
-    return {name: used[(index + launch) % len(used)] for index, name in enumerate(group)}
+    """A slot for each server of the group that is started on accelerators; one at a URL has its own."""
+    started = [arm.name for arm in arms if arm.name in group and arm.is_on_accelerators]
+    if len(started) > max(1, len(slots)):
+        raise UsageError(
+            f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
+            hint="start anew with `--one-at-a-time`, or let the run see as many accelerators as when it began",
+        )
+    used = slots[: len(started)]
+    return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}

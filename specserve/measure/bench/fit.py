@@ -50,8 +50,10 @@ def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
 def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
     from specserve.facts.nvml import gpus, selected
 
-    devices = planned[0].devices
-    found = selected(gpus(), devices=devices, environ=os.environ)
+    if len({arm.visible for arm in planned}) > 1:
+        return Fit(1, "the profiles name different devices")
+    # what a profile names wins over our own environment, as in its launch
+    found = selected(gpus(), devices=planned[0].visible, environ=os.environ)
     ranks = max(arm.ranks for arm in planned)
     slots = [
         tuple(gpu.uuid for gpu in found[first : first + ranks])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.figures import figures
 from specserve.measure.bench.promises import limits, promises
 from specserve.measure.bench.records import Pass
-from specserve.measure.bench.result import Cell, Point, Result, Verdict, WorkloadInfo
+from specserve.measure.bench.result import Cell, Point, Promise, Result, Verdict, WorkloadInfo
 from specserve.measure.bench.speedups import compared, invalid_reason, stops_paying
 from specserve.profile.schema import Profile
 
@@ -49,7 +49,7 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
     for point in basis.points:
         for arm in basis.arms:
             own = [each for each in passes if each.point == point and each.arm == arm.name]
-            price = None if basis.price_per_gpu_hour is None else basis.price_per_gpu_hour * arm.ranks
+            price = _price_per_hour(basis, arm)
             found = figures(own, limits=limit.get(point), price_per_hour=price) if own else None
             cells[arm.name, point] = Cell(arm.name, point, found, invalid_reason(own))
     comparisons = tuple(
@@ -61,7 +61,7 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
     infos = [replace(arm.info, model=arm.model or basis.models.get(arm.name, "")) for arm in basis.arms]
     return Result(
         name=basis.name,
-        fingerprint=next((info.fingerprint for info in infos if not info.is_baseline), None),
+        fingerprint=_fingerprint(basis),
         created=basis.created,
         duration_s=basis.duration_s,
         versions=basis.versions,
@@ -73,20 +73,35 @@ def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
         comparisons=comparisons,
         promises=_promises(basis, passes),
         stops_paying=stops_paying(comparisons),
-        notes=(*basis.notes, *cut_answers(passes), *equal_texts(basis, passes), *_crowded(basis)),
+        notes=(
+            *basis.notes,
+            *cut_answers(passes),
+            *equal_texts(basis, passes),
+            *_crowded(basis),
+            *_unpriced(basis),
+        ),
         is_complete=basis.is_complete,
         settings=basis.settings,
     )
 
 
-def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple:  # type: ignore[type-arg]
+def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple[Promise, ...]:
     if basis.profile is None:
         return ()
-    own = next((arm.name for arm in basis.arms if not arm.is_baseline), None)
-    against = basis.arms[0].name if basis.arms[0].is_baseline else None
-    if own is None:
-        return ()
+    own, first = _own(basis.profile), basis.arms[0]
+    against = first.name if first.is_baseline and first.name != own else None
     return promises(basis.profile, passes, at=basis.promised_at, arm=own, against=against)
+
+
+def _fingerprint(basis: Basis) -> str | None:
+    """Of the profile; None where the first arm is a URL."""
+    own = _own(basis.profile) if basis.profile is not None else basis.arms[0].name
+    return next((arm.plan.fingerprint for arm in basis.arms if arm.name == own and arm.plan), None)
+
+
+def _own(profile: Profile) -> str:
+    """The arm that the profile itself is: where it does not speculate, the one without speculation."""
+    return PROFILE if profile.speculation is not None else BASELINE
 
 
 def equal_texts(basis: Basis, passes: Sequence[Pass]) -> list[str]:
@@ -144,6 +159,24 @@ def _crowded(basis: Basis) -> list[str]:
         "this is the acceptance of traffic that repeats itself"
         for arm in basis.arms
         if arm.is_suffix
+    ]
+
+
+def _price_per_hour(basis: Basis, arm: Arm) -> float | None:
+    """Of all accelerators that the arm takes; None without a price, and for a server of others."""
+    if basis.price_per_gpu_hour is None or arm.plan is None:
+        return None
+    return basis.price_per_gpu_hour * arm.ranks
+
+
+def _unpriced(basis: Basis) -> list[str]:
+    """Arms without a price, though one is given."""
+    if basis.price_per_gpu_hour is None:
+        return []
+    return [
+        f"`{arm.name}` has no price: how many accelerators a server takes that ran already is not known"
+        for arm in basis.arms
+        if arm.plan is None
     ]
 
 

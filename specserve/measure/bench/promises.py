@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specserve.measure.bench.figures import invalid, rate_shares, step_shares
 from specserve.measure.bench.records import Pass, Request
@@ -35,10 +36,7 @@ def promises(
             promised = getattr(expectation, key)
             if promised is None:
                 continue
-            is_valid = bool(own) and invalid(own) is None
-            measured = (
-                _measured(key, own, passes, place=place, arm=arm, against=against) if is_valid else None
-            )
+            measured = _measured(key, own, passes, place=place, arm=arm, against=against)
             span = profile.span(f"expect[{index}].{key}")
             where = f"{span.file}:{span.line}" if span.line else span.file
             found.append(Promise(place, key, float(promised), measured, kept(key, promised, measured), where))
@@ -46,8 +44,21 @@ def promises(
 
 
 def limits(profile: Profile | None, at: Sequence[Point]) -> dict[Point, Expectation]:
-    """By point, the promise that limits its requests."""
-    return dict(zip(at, profile.expect, strict=True)) if profile is not None else {}
+    """By point, what limits its requests: of several promises at one point the strictest limit of each kind."""
+    found: dict[Point, Expectation] = {}
+    for place, promise in zip(at, profile.expect if profile is not None else (), strict=True):
+        found[place] = _stricter(found[place], promise) if place in found else promise
+    return found
+
+
+def _stricter(one: Expectation, other: Expectation) -> Expectation:
+    """The first promise with the limits of both."""
+    merged = {}
+    for key in _KEYS:
+        values = [value for value in (getattr(one, key), getattr(other, key)) if value is not None]
+        strictest = min(values, default=None) if key.startswith("max_") else max(values, default=None)
+        merged[key] = strictest
+    return replace(one, **merged)
 
 
 def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
@@ -63,14 +74,23 @@ def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
 def _measured(
     key: str, own: Sequence[Pass], passes: Sequence[Pass], *, place: Point, arm: str, against: str | None
 ) -> Interval | None:
+    """None where a cell that it rests on counts for nothing."""
+    if not _is_valid(own):
+        return None
     if key == "min_speedup":
-        found = speedup(passes, arm=arm, against=against, at=place) if against is not None else None
-        return _interval(found)
+        theirs = [each for each in passes if each.point == place and each.arm == against]
+        if against is None or not _is_valid(theirs):
+            return None
+        return _interval(speedup(passes, arm=arm, against=against, at=place))
     if key == "min_mean_acceptance_length":
         return _interval(rate(step_shares(own)))
     if key == "min_acceptance_rate":
         return _interval(rate(rate_shares(own)))
     return tail(own, _ttft_s if key == "max_ttft_p99_ms" else _tpot_s, at=0.99)
+
+
+def _is_valid(passes: Sequence[Pass]) -> bool:
+    return bool(passes) and invalid(passes) is None
 
 
 def _interval(estimate: Estimate | None) -> Interval | None:

@@ -16,7 +16,7 @@ class Request:
     """One answer; times in seconds, `start_s` since its pass began."""
 
     id: str
-    """Of the prompt; `id#2` is the second copy of it in the same pass."""
+    """Of the prompt; `id#2` is the second copy of it in the same pass. Behind the last `#` stands the copy alone."""
     ok: bool
     prompt_tokens: int
     output_tokens: int
@@ -35,7 +35,7 @@ class Request:
     @property
     def prompt(self) -> str:
         """The prompt's id, whichever copy it was."""
-        return self.id.partition("#")[0]
+        return self.id.rpartition("#")[0] if "#" in self.id else self.id
 
     @property
     def tpot_s(self) -> float | None:

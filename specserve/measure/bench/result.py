@@ -60,6 +60,8 @@ class ArmInfo:
     argv: tuple[str, ...] = ()
     url: str | None = None
     """Only where specserve did not start it."""
+    local_models: tuple[str, ...] = ()
+    """Of model and draft, what was a folder where it was measured: `team/model` may be that as well as a repository."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specserve.errors import Interrupted, SpecserveError
+from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure.bench import news
 from specserve.measure.bench.arms import Arm, Session
 from specserve.measure.bench.driver import Driver
@@ -18,7 +18,7 @@ from specserve.measure.bench.rundir import PROMPTS, RunDirectory
 from specserve.measure.bench.schedule import Block, Sizes, arm_order, blocks
 from specserve.measure.bench.server import Running, connect
 from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload
+from specserve.measure.workloads.workload import Prompt, Workload, digest
 from specserve.plan.launch import with_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
@@ -30,6 +30,7 @@ from specserve.serve.stop import StopRequest
 WARM_UP_TOKENS = 32
 _WARM_UP_MOST = 64
 LOOPBACK = "127.0.0.1"
+GENERATOR = "load generator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +71,40 @@ class Bench:
     """Whether the budget ended it."""
     _spent_s: float = 0.0
     _new: int = 0
+    _tokens: dict[str, int | None] | None = None
+    """Of prompts, as the first servers counted them; None where they did not."""
+    _servers: Mapping[str, Running] = field(default_factory=dict)
+    """Those that count."""
 
     def run(self) -> None:
         """Measure what is not there yet. Raises LaunchError, TrafficError, Interrupted; what was measured is kept."""
-        self.passes = self.directory.passes()
+        self._recall()
         for name, room in self.directory.content.get("room", {}).items():
             self._load(name, **room)
+        goes_on = bool(self.passes)
         for session in self.wish.sessions:
             if not _is_done(self.wish, session, self.passes):
+                if goes_on:
+                    self.directory.update(resumed=int(self.directory.content.get("resumed", 0)) + 1)
+                    goes_on = False
                 self._session(session)
 
     def note(self, text: str) -> None:
         """Keep a note for the result, and tell it now."""
         if text not in self.notes:
             self.notes.append(text)
+            self.directory.update(notes=self.notes)
             self.on_news(news.Noted(text))
+
+    def _recall(self) -> None:
+        """What the directory knows of earlier sessions: a result is of all of them."""
+        content = self.directory.content
+        self.passes = self.directory.passes()
+        self.models |= content.get("models", {})
+        self.notes += [text for text in content.get("notes", ()) if text not in self.notes]
+        self._tokens = content.get("tokens")
+        if "load_generator" in content:
+            self.versions[GENERATOR] = content["load_generator"]
 
     def _session(self, session: Session) -> None:
         """Start its servers, measure all its blocks, stop them."""
@@ -101,11 +121,22 @@ class Bench:
             stack.callback(driver.close)
             stack.callback(self.on_news, news.Stopping(session.arms))
             driver.wait_ready()
-            self.versions["load generator"] = f"vLLM {driver.vllm}"
+            self._refuse_other_generator(f"vLLM {driver.vllm}")
             self._prepare(servers)
             wanted = self._blocks(session)
             self._warm_up(servers, driver)
             self._measure(session, servers, driver, wanted)
+
+    def _refuse_other_generator(self, found: str) -> None:
+        """Raises UsageError where blocks were sent by another version; else it is kept."""
+        before = self.versions.get(GENERATOR)
+        if self.passes and before not in (None, found):
+            raise UsageError(
+                f"the load generator is that of {found}, and the run began with that of {before}",
+                hint=f"install {before} again, or start anew: their figures cannot be compared",
+            )
+        self.versions[GENERATOR] = found
+        self.directory.update(load_generator=found)
 
     @contextmanager
     def _server(self, arm: Arm, session: Session) -> Iterator[Running]:
@@ -128,7 +159,9 @@ class Bench:
 
     def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check, ignore_eos=self.wish.ignore_eos)
-        self.models[arm.name] = server.arm.model
+        if self.models.get(arm.name) != server.arm.model:
+            self.models[arm.name] = server.arm.model
+            self.directory.update(models=self.models)
         if not server.abilities.takes_salt:
             self.note(
                 f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
@@ -142,11 +175,17 @@ class Bench:
         most = min((length for length in lengths if length is not None), default=None)
         room = {"chat": chat, "max_model_len": most}
         names = list(dict.fromkeys(point.workload for point in self.wish.points))
+        self._servers = servers
+        is_first = "room" not in self.directory.content
+        if is_first and all(each.abilities.can_count for each in servers.values()):
+            self._tokens = {}
         for name in names:
             if name not in self.workloads:
                 self._load(name, chat=chat, max_model_len=most)
-        if "room" not in self.directory.content:
-            self.directory.update(room=dict.fromkeys(names, room), sha256=self._digests())
+        if is_first:
+            self.directory.update(
+                room=dict.fromkeys(names, room), sha256=self._digests(), tokens=self._tokens
+            )
             if self.wish.keeps_texts:
                 self.directory.write(PROMPTS, prompt_lines(self.workloads.values()))
 
@@ -155,6 +194,7 @@ class Bench:
             self.wish.sources.get(name, name),
             chat=chat,
             max_model_len=max_model_len,
+            count_prompt=self._count if self._tokens is not None else None,
             max_tokens=self.wish.max_tokens,
             limit=self.wish.limit,
             ignore_eos=self.wish.ignore_eos,
@@ -168,6 +208,16 @@ class Bench:
             )
         for remark in workload.remarks:
             self.note(f"{workload.name}: {remark}")
+
+    def _count(self, prompt: Prompt) -> int | None:
+        """Tokens of a prompt by the server that makes most of it; asked once, so that a resumed run sends the same."""
+        assert self._tokens is not None
+        key = digest([prompt])[:16]
+        if key not in self._tokens:
+            counts = [server.count(prompt) for server in self._servers.values()]
+            known = [count for count in counts if count is not None]
+            self._tokens[key] = max(known) if counts and len(known) == len(counts) else None
+        return self._tokens[key]
 
     def _digests(self) -> dict[str, str]:
         return {name: workload.sha256 for name, workload in self.workloads.items()}

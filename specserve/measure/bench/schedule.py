@@ -37,8 +37,9 @@ class Item:
 
     @property
     def id(self) -> str:
-        """As the records have it."""
-        return self.prompt.id if self.copy == 1 else f"{self.prompt.id}#{self.copy}"
+        """As the records have it: a prompt whose own id has a `#` always gets the number of its copy."""
+        is_plain = self.copy == 1 and "#" not in self.prompt.id
+        return self.prompt.id if is_plain else f"{self.prompt.id}#{self.copy}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,8 @@ from specserve.serve.endpoint import endpoint
 from specserve.serve.failures import Refused
 
 _COUNTERS_S = 2.0
+_NONCE = secrets.token_hex(8)
+"""Of this run of the program: everything else in a salt comes from the seed, and a server may outlive the run."""
 _HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -33,6 +37,8 @@ class Abilities:
     """Whether the target has a chat template."""
     takes_salt: bool
     """Whether requests can be kept from sharing prefixes (`cache_salt`, vLLM 0.9 and later)."""
+    can_count: bool = False
+    """Whether it tells how many tokens a request is (`/tokenize`)."""
 
 
 @dataclass(slots=True)
@@ -60,10 +66,11 @@ class Running:
     def run(self, driver: Driver, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
         """One block. Also returns the answers' texts. Raises TrafficError where none was answered."""
         point = block.point
-        salt = f"{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
+        salt = f"{_NONCE}.{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
         requests = []
         for index, item in enumerate(block.items):
-            shared = f"{salt}.{item.copy if point.prefix_cache else index}" if salt else None
+            part = item.copy if point.prefix_cache else index
+            shared = f"{salt}.{part}.{self._mark}" if salt else None
             seed = (block.seed + index) % 2**31 if point.temperature > 0 else None
             requests.append(self._request(item, shared, seed=seed))
         traffic = self._traffic(
@@ -90,15 +97,23 @@ class Running:
         )
         return done, dict(sent.texts)
 
+    @property
+    def _mark(self) -> str:
+        """What tells its requests from those of another arm at the same URL; as long for every arm."""
+        return hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
+
     def _request(self, item: Item, salt: str | None, *, seed: int | None = None) -> dict[str, Any]:
         prompt, body = item.prompt, {}
         if salt is not None:
             body["cache_salt"] = salt
         extra: dict[str, Any] = {**body, **({"seed": seed} if seed is not None else {})}
         request: dict[str, Any] = {"id": item.id, "max_tokens": prompt.max_tokens, "extra_body": extra}
+        return request | self._content(prompt)
+
+    def _content(self, prompt: Prompt) -> dict[str, Any]:
         if prompt.messages is not None:
-            return request | {"messages": [dict(part) for part in prompt.messages]}
-        return request | {"prompt": prompt.text}
+            return {"messages": [dict(part) for part in prompt.messages]}
+        return {"prompt": prompt.text}
 
     def _traffic(
         self,
@@ -122,6 +137,13 @@ class Running:
             api_key_env=self.arm.api_key_env,
             is_own=self.arm.plan is not None,
         )
+
+    def count(self, prompt: Prompt) -> int | None:
+        """Tokens of a prompt with its template, as the server counts; None where it does not tell."""
+        if not self.abilities.can_count:
+            return None
+        body = self._content(prompt) | {"model": self.abilities.model}
+        return self._client.count_tokens(body)
 
     def _refuse_silence(self, requests: Sequence[Any]) -> None:
         if any(request.ok for request in requests):
@@ -162,7 +184,7 @@ def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool =
 
 
 def _tried(client: Client, abilities: Abilities) -> Abilities:
-    """By one token each: is there a chat template, is a salt taken?"""
+    """By one token each: is there a chat template, is a salt taken? And are tokens counted?"""
     body = {"model": abilities.model, "max_tokens": 1, "temperature": 0}
     try:
         client.post("chat/completions", {**body, "messages": _HELLO}, model=abilities.model)
@@ -174,4 +196,5 @@ def _tried(client: Client, abilities: Abilities) -> Abilities:
     except Refused:
         client.post("completions", hello, model=abilities.model)
         abilities = replace(abilities, takes_salt=False)
-    return abilities
+    counted = client.count_tokens({"model": abilities.model, "prompt": "Hello"})
+    return replace(abilities, can_count=counted is not None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from specserve.measure.bench import resultfile
@@ -12,8 +12,10 @@ from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Res
 
 HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
 VERSION_KEYS = ("specserve", "vllm", "torch", "python")
-LOCAL, INVALID, SERVER = "a local model", "invalid", "server"
+LOCAL, SERVED, INVALID, SERVER = "a local model", "a served model", "invalid", "server"
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
+"""Of a profile; what a server at a URL is called has dots and a port."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:;%=@_()+-]{0,119}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SHIPPED = "specserve"
@@ -33,7 +35,7 @@ def redacted(result: Result) -> Result:
     workloads = _workload_names(result.workloads)
     day = _DATE.match(result.created)
     return Result(
-        name=_plain(result.name) or "unnamed",
+        name=_name(result),
         fingerprint=_hex(result.fingerprint),
         created=day[0] if day else "",
         duration_s=result.duration_s,
@@ -51,6 +53,12 @@ def redacted(result: Result) -> Result:
         is_complete=result.is_complete,
         settings=_kept(result.settings, tuple(key for key in result.settings if _PLAIN.fullmatch(key))),
     )
+
+
+def _name(result: Result) -> str:
+    """The profile's; a run that began with a URL is called after that address."""
+    is_own = all(arm.url is None for arm in result.arms[:1])
+    return result.name if is_own and _NAME.fullmatch(result.name) else "unnamed"
 
 
 def _arm_names(arms: tuple[ArmInfo, ...]) -> dict[str, str]:
@@ -79,9 +87,9 @@ def _arm(arm: ArmInfo, names: Mapping[str, str]) -> ArmInfo:
     return ArmInfo(
         name=names[arm.name],
         is_baseline=arm.is_baseline,
-        model=_model(arm.model) or "",
+        model=SERVED if arm.url is not None else _model(arm.model, local=arm.local_models) or "",
         method=_plain(arm.method),
-        draft_model=_model(arm.draft_model),
+        draft_model=_model(arm.draft_model, local=arm.local_models),
         num_speculative_tokens=arm.num_speculative_tokens,
         fingerprint=_hex(arm.fingerprint),
     )
@@ -120,13 +128,15 @@ def _point(point: Point, workloads: Mapping[str, str]) -> Point:
     return dataclasses.replace(point, workload=workloads.get(point.workload, "own"))
 
 
-def _model(model: str | None) -> str | None:
-    """A repository of the Hub; anything else is a path, which is nobody's business."""
-    if not model:
+def _model(model: str | None, *, local: Collection[str]) -> str | None:
+    """A repository of the Hub; anything else is a path, which is nobody's business.
+
+    `local`: those that were folders where it was measured; one that is a folder here is taken for one, too.
+    """
+    if not model or model in (LOCAL, SERVED):
         return model
-    if model == LOCAL or (_HUB.fullmatch(model) and not Path(model).exists()):
-        return model
-    return LOCAL
+    is_public = _HUB.fullmatch(model) and model not in local and not Path(model).exists()
+    return model if is_public else LOCAL
 
 
 def _kept(values: Mapping[str, str], keys: tuple[str, ...]) -> dict[str, str]:
@@ -135,7 +145,7 @@ def _kept(values: Mapping[str, str], keys: tuple[str, ...]) -> dict[str, str]:
 
 
 def _plain(text: str | None) -> str | None:
-    """A short text of letters, digits and blanks; None for what could be a path, an address or a command."""
+    """A short text of letters, digits and blanks; None for what could be a path or a command."""
     return text if text and _PLAIN.fullmatch(text) else None
 
 

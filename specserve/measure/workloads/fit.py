@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from specserve.measure.workloads.workload import CountTokens, Message, Prompt, estimated_tokens
+from specserve.measure.workloads.workload import CountPrompt, CountTokens, Message, Prompt, estimated_tokens
 
 _SPECIAL_TOKENS = 8
 """What a tokenizer may put around a completion's prompt."""
@@ -18,23 +18,41 @@ _LEAST_ANSWER = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Tokens that are left for an answer, at most its `max_tokens`; negative where the prompt is too long."""
+
+    tokens: int
+    is_estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Room:
     """How long prompt and answer may be together."""
 
     max_model_len: int | None
     count_tokens: CountTokens = estimated_tokens
+    count_prompt: CountPrompt | None = None
+    """Of a whole request with all that stands around it, where somebody can tell."""
 
     def for_answer(self, prompt: Prompt) -> int:
         """Tokens that are left for the answer, at most its `max_tokens`; negative where the prompt is too long."""
+        return self.left(prompt).tokens
+
+    def left(self, prompt: Prompt) -> Left:
+        """The same, with how it is known."""
         if self.max_model_len is None:
-            return prompt.max_tokens
+            return Left(prompt.max_tokens)
         around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
         free = self.max_model_len - around
         if (
             len(prompt.content.encode()) < free - prompt.max_tokens
         ):  # no tokenizer makes more tokens than bytes
-            return prompt.max_tokens
-        return min(prompt.max_tokens, free - self.count_tokens(prompt.content))
+            return Left(prompt.max_tokens)
+        counted = self.count_prompt(prompt) if self.count_prompt is not None else None
+        if counted is not None:
+            return Left(min(prompt.max_tokens, self.max_model_len - counted))
+        tokens = min(prompt.max_tokens, free - self.count_tokens(prompt.content))
+        return Left(tokens, is_estimated=self.count_tokens is estimated_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +76,7 @@ def fitted(drafts: Iterable[Draft], *, room: Room) -> tuple[tuple[Prompt, ...], 
     """The prompts, each as long as it fits with its whole answer; and what was cut, in words."""
     prompts: list[Prompt] = []
     shortened = left_out = 0
+    is_estimated = room.count_tokens is estimated_tokens
     for draft in drafts:
         whole = draft.prompt(draft.blocks)
         if room.for_answer(whole) >= draft.max_tokens:
@@ -69,7 +88,7 @@ def fitted(drafts: Iterable[Draft], *, room: Room) -> tuple[tuple[Prompt, ...], 
             continue
         shortened += 1
         prompts.append(draft.prompt(kept))
-    return tuple(prompts), _told(len(prompts), shortened, left_out, room)
+    return tuple(prompts), _told(len(prompts), shortened, left_out, room, is_estimated=is_estimated)
 
 
 def _most(draft: Draft, room: Room) -> int:
@@ -81,7 +100,7 @@ def _most(draft: Draft, room: Room) -> int:
     return bisect_left(range(1, draft.blocks), True, key=is_too_long)
 
 
-def _told(count: int, shortened: int, left_out: int, room: Room) -> tuple[str, ...]:
+def _told(count: int, shortened: int, left_out: int, room: Room, *, is_estimated: bool) -> tuple[str, ...]:
     remarks = []
     if shortened:
         remarks.append(
@@ -90,7 +109,11 @@ def _told(count: int, shortened: int, left_out: int, room: Room) -> tuple[str, .
     if left_out:
         remarks.append(
             f"{left_out} of {count + left_out} prompts were left out: "
-            f"longer than max_model_len {room.max_model_len} allows"
+            + (
+                f"they may be longer than max_model_len {room.max_model_len} allows (estimated)"
+                if is_estimated
+                else f"longer than max_model_len {room.max_model_len} allows"
+            )
         )
     return tuple(remarks)
 
@@ -98,17 +121,26 @@ def _told(count: int, shortened: int, left_out: int, room: Room) -> tuple[str, .
 def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are told."""
     kept: list[Prompt] = []
-    shorter = 0
+    shorter: list[Left] = []
+    left_out: list[Left] = []
     for prompt in prompts:
-        left = room.for_answer(prompt)
-        if left >= prompt.max_tokens:
+        left = room.left(prompt)
+        if left.tokens >= prompt.max_tokens:
             kept.append(prompt)
-        elif left >= _LEAST_ANSWER:
-            shorter += 1
-            kept.append(dataclasses.replace(prompt, max_tokens=left))
-    remarks = _told(len(kept), 0, len(prompts) - len(kept), room)
+        elif left.tokens >= _LEAST_ANSWER:
+            shorter.append(left)
+            kept.append(dataclasses.replace(prompt, max_tokens=left.tokens))
+        else:
+            left_out.append(left)
+    remarks = _told(len(kept), 0, len(left_out), room, is_estimated=_any_estimated(left_out))
     if shorter:
+        how = " (estimated)" if _any_estimated(shorter) else ""
         remarks += (
-            f"{shorter} of {len(kept)} answers got fewer max_tokens to fit max_model_len {room.max_model_len}",
+            f"{len(shorter)} of {len(kept)} answers got fewer max_tokens "
+            f"to fit max_model_len {room.max_model_len}{how}",
         )
     return tuple(kept), remarks
+
+
+def _any_estimated(found: Iterable[Left]) -> bool:
+    return any(left.is_estimated for left in found)

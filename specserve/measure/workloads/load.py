@@ -12,7 +12,7 @@ from specserve.measure.workloads import userfile
 from specserve.measure.workloads.fit import Draft, Room, fitted, kept_whole
 from specserve.measure.workloads.randomtext import DEFAULT_WORDS, LARGEST_WORDS, NOTE, random_words
 from specserve.measure.workloads.shipped import SHIPPED, warm_up
-from specserve.measure.workloads.workload import CountTokens, Prompt, Workload, estimated_tokens
+from specserve.measure.workloads.workload import CountPrompt, CountTokens, Prompt, Workload, estimated_tokens
 from specserve.profile.problems import did_you_mean, quoted
 
 RANDOM = "random"
@@ -27,6 +27,7 @@ def load(
     chat: bool = True,
     max_model_len: int | None = None,
     count_tokens: CountTokens = estimated_tokens,
+    count_prompt: CountPrompt | None = None,
     max_tokens: int | None = None,
     limit: int | None = None,
     ignore_eos: bool = False,
@@ -34,8 +35,9 @@ def load(
     """The prompts of `chat`, `code`, `summarise`, `json`, `creative`, `long`, `random[:WORDS]`, or of a file.
 
     `chat`: whether the target has a chat template; where it has none the shipped workloads come as completions. A
-    user's file says itself what its prompts are. `max_tokens` caps every answer. Raises UsageError for an unknown
-    name, FactError (with file and line) for a bad file and where no prompt fits `max_model_len`.
+    user's file says itself what its prompts are; `count_prompt` tells their lengths, where somebody can (those of the
+    shipped ones are always estimated, so that they depend on the context alone). `max_tokens` caps every answer. Raises
+    UsageError for an unknown name, FactError (with file and line) for a bad file and where no prompt fits.
     """
     room = Room(max_model_len, count_tokens)
     if name_or_path in SHIPPED or re.fullmatch(rf"{RANDOM}(:\d{{1,7}})?", name_or_path):
@@ -52,12 +54,13 @@ def load(
             dataclasses.replace(item, max_tokens=min(item.max_tokens, max_tokens or item.max_tokens))
             for item in found
         ]
-        prompts, remarks = kept_whole(capped, room=room)
+        prompts, remarks = kept_whole(capped, room=dataclasses.replace(room, count_prompt=count_prompt))
         remarks = (*left_out, *spread, *remarks)
         source, note, name = str(path), None, name_of(path)
     if not prompts:
+        how = " (estimated)" if count_prompt is None and count_tokens is estimated_tokens else ""
         raise UsageError(
-            f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}",
+            f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}{how}",
             hint="take a larger `target.max_model_len`, or a smaller `--max-tokens`",
         )
     if ignore_eos:

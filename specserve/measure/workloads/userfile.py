@@ -104,5 +104,7 @@ def _logged(line: Line) -> Prompt:
         body = parsed(body)
     if not isinstance(body, dict):
         raise ValueError("the body of the request is no JSON object")
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
+    # clients write null for what they do not set
+    told = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in told if value is not None), None)
     return request(body, identity=f"line-{line.number}", max_tokens=limit)

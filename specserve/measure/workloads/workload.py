@@ -30,6 +30,10 @@ class Prompt:
         )
 
 
+CountPrompt = Callable[[Prompt], int | None]
+"""How many tokens the target gets of a whole request, with all that stands around it; None where nobody can tell."""
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Prompts of one kind; all are completions or all are chats."""
@@ -64,5 +68,5 @@ def digest(prompts: Iterable[Prompt]) -> str:
 
 
 def estimated_tokens(text: str) -> int:
-    """How many tokens a text is at most, roughly, where no tokenizer is at hand: two bytes each."""
+    """How many tokens a text is at most, roughly, where nobody counts them: two bytes each, more than most have."""
     return (len(text.encode()) + 1) // 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.records import Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.metrics.acceptance import Acceptance
+from specserve.plan.launchplan import LaunchPlan
 
 POINT = Point("chat", 0.0, 1)
 
@@ -65,3 +67,30 @@ def blocks_of(
         )
         for number, cost in enumerate(seconds)
     ]
+
+
+def planned(
+    name: str,
+    platform: str = "cuda",
+    *,
+    ranks: int = 1,
+    memory: int | None = None,
+    env: Mapping[str, str] | None = None,
+    is_baseline: bool = False,
+) -> Arm:
+    """A server that would be started."""
+    plan = LaunchPlan(
+        name=name,
+        fingerprint=name,
+        vllm="0.33",
+        platform=platform,
+        argv=("vllm", "serve", "m", "--port", "1"),
+        env=env or {},
+        engine_kwargs={},
+        host="127.0.0.1",
+        port=1,
+        model="m",
+        stall_timeout_s=1,
+        shutdown_timeout_s=1,
+    )
+    return Arm(name, plan, is_baseline=is_baseline, model="m", ranks=ranks, memory_bytes=memory)

@@ -10,29 +10,11 @@ import pytest
 from specserve.facts.nvml import Gpu
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.fit import fit, memory_bytes
-from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.load import load_profile
+from tests.measure.bench.making import planned
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 2**30
-
-
-def planned(name: str, platform: str, *, ranks: int = 1, memory: int | None = None) -> Arm:
-    plan = LaunchPlan(
-        name=name,
-        fingerprint=name,
-        vllm="0.33",
-        platform=platform,
-        argv=("vllm", "serve", "m"),
-        env={},
-        engine_kwargs={},
-        host="127.0.0.1",
-        port=1,
-        model="m",
-        stall_timeout_s=1,
-        shutdown_timeout_s=1,
-    )
-    return Arm(name, plan, ranks=ranks, memory_bytes=memory)
 
 
 def gpus(count: int, *, names: tuple[str, ...] = ("H100",)) -> list[Gpu]:
@@ -70,6 +52,22 @@ def test_gpus_of_different_kinds_are_not_compared(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: gpus(2, names=("H100", "L40S")))
     found = fit([planned("a", "cuda"), planned("b", "cuda")])
     assert found.at_once == 1 and "different kinds" in found.why
+
+
+def test_the_devices_that_a_profile_names_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: gpus(4))
+    own = {"CUDA_VISIBLE_DEVICES": "2, 3"}
+    assert fit([planned("a", env=own), planned("b", env=own)]).slots == (("GPU-2",), ("GPU-3",))
+    assert fit([planned("a"), planned("b")]).slots == (("GPU-0",), ("GPU-1",))
+
+
+def test_profiles_that_name_different_devices_keep_them_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: gpus(4))
+    found = fit([planned("a"), planned("b", env={"CUDA_VISIBLE_DEVICES": "2"})])
+    assert (found.at_once, found.slots) == (1, ()) and "different devices" in found.why
 
 
 def test_on_the_cpu_memory_decides() -> None:

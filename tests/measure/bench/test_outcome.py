@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.outcome import Basis, cut_answers, is_missed, is_open, outcome
-from specserve.measure.bench.promises import kept, order_bounds, tail
+from specserve.measure.bench.promises import kept, limits, order_bounds, tail
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Interval, Point, Result, Verdict
 from specserve.measure.bench.resultfile import as_json, from_json
 from specserve.measure.bench.speedups import crossing, stops_paying
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
-from tests.measure.bench.making import POINT, blocks_of, made, request
+from tests.measure.bench.making import POINT, blocks_of, made, planned, request
 
 ARMS = (
     Arm("baseline", url="http://127.0.0.1:9001", is_baseline=True, model="m"),
@@ -41,6 +41,7 @@ def result(
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
     arms: tuple[Arm, ...] = ARMS,
+    price_per_gpu_hour: float | None = None,
 ) -> Result:
     at = tuple(
         Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)
@@ -59,6 +60,7 @@ def result(
         versions={},
         host={},
         settings={},
+        price_per_gpu_hour=price_per_gpu_hour,
     )
     return outcome(basis, passes)
 
@@ -133,6 +135,45 @@ def test_a_promise_is_kept_missed_or_open_by_its_whole_interval(tmp_path: Path) 
     assert is_missed(found)
 
 
+def test_a_speedup_is_not_judged_by_a_baseline_that_counts_for_nothing(tmp_path: Path) -> None:
+    promised = profile(tmp_path, "  - {workload: chat, min_speedup: 3.0, min_mean_acceptance_length: 2.0}\n")
+    broken = [made("baseline", block, request(f"p{block}"), request("x", error="boom")) for block in range(6)]
+    found = result(broken + blocks_of("profile", FAST), promised=promised)
+    states = {promise.key: (promise.measured is None, promise.kept) for promise in found.promises}
+    assert states == {"min_speedup": (True, None), "min_mean_acceptance_length": (False, True)}
+    assert not is_missed(found) and is_open(found)
+
+
+def test_of_several_promises_at_one_point_the_strictest_limits_its_requests(tmp_path: Path) -> None:
+    promised = profile(
+        tmp_path,
+        """\
+          - {workload: chat, max_ttft_p99_ms: 200, min_speedup: 1.1}
+          - {workload: chat, max_ttft_p99_ms: 900, max_tpot_p99_ms: 50, min_speedup: 1.5}
+          - {workload: code, max_ttft_p99_ms: 5}
+        """,
+    )
+    found = limits(promised, (POINT, POINT, Point("code", 0.0, 1)))
+    both = found[POINT]
+    assert (both.max_ttft_p99_ms, both.max_tpot_p99_ms, both.min_speedup) == (200, 50, 1.5)
+    assert found[Point("code", 0.0, 1)].max_ttft_p99_ms == 5
+    assert limits(None, ()) == {}
+
+
+def test_promises_are_those_of_the_profile_and_not_of_its_alternatives(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    head = "target: {model: m}\nalternatives: {lookup: {method: ngram, num_speculative_tokens: 3}}\n"
+    file.write_text(head + "expect: [{workload: chat, max_tpot_p99_ms: 1000, min_speedup: 1.1}]\n")
+    arms = (planned("baseline", "cpu", is_baseline=True), planned("lookup", "cpu"))
+    slow = blocks_of("lookup", [300 * value for value in SLOW])
+    found = result(blocks_of("baseline", SLOW) + slow, promised=load_profile(file), arms=arms)
+    kept_or_not = {promise.key: promise.kept for promise in found.promises}
+    measured = {promise.key: promise.measured for promise in found.promises}
+    assert kept_or_not["max_tpot_p99_ms"] is not False and measured["max_tpot_p99_ms"] is not None
+    assert measured["min_speedup"] is None  # nobody is faster than itself
+    assert found.fingerprint == "baseline"
+
+
 def test_no_promise_is_missed_where_none_is_made() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
     assert not is_missed(found) and not is_open(found)
@@ -177,6 +218,16 @@ def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
         assert below(int(low) + 1) <= 0.025 + 1e-9
     if high < math.inf:
         assert 1 - below(int(high) + 1) <= 0.025 + 1e-9
+
+
+def test_a_price_is_for_all_accelerators_of_a_server_that_was_started_here() -> None:
+    arms = (planned("baseline", ranks=2, is_baseline=True), ARMS[1])
+    passes = blocks_of("baseline", SLOW) + blocks_of("profile", FAST)
+    found = result(passes, arms=arms, price_per_gpu_hour=3.6)
+    prices = [cell.figures and cell.figures.cost_per_million_tokens for cell in found.cells]
+    assert prices == [pytest.approx(2 * 3.6 / 3600 / 50 * 1e6), None]
+    (note,) = [note for note in found.notes if "price" in note]
+    assert note.startswith("`profile` has no price")
 
 
 def test_greedy_answers_that_differ_are_told() -> None:

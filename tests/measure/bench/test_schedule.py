@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm, checked, sessions
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.schedule import Sizes, arm_order, blocks, deal, points, promised_points
+from specserve.measure.bench.schedule import Item, Sizes, arm_order, blocks, deal, points, promised_points
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.profile.schema import Expectation
+from tests.measure.bench.making import planned, request
 
 from specserve.errors import UsageError  # isort: skip
 
@@ -43,7 +44,14 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
     (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2, 0), launch=0)
     assert len({item.id for item in first}) == len(first) == 12
-    assert {item.id.partition("#")[0] for item in first} == {"p0", "p1"}
+    assert {request(item.id).prompt for item in first} == {"p0", "p1"}
+
+
+def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
+    names = ["ticket", "ticket#17", "ticket#18", "ticket#2", "#", ""]
+    every = [Item(Prompt(name, 8, text=name), copy) for name in names for copy in (1, 2)]
+    assert len({item.id for item in every}) == len(every)
+    assert [request(item.id).prompt for item in every] == [item.prompt.id for item in every]
 
 
 def test_one_seed_gives_one_plan_and_another_another() -> None:
@@ -112,9 +120,24 @@ def test_arms_alone_run_forth_and_back_so_that_a_drift_cancels() -> None:
 
 
 def test_accelerators_change_hands_between_launches() -> None:
-    found = sessions(ARMS[:2], launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
+    started = (planned("base"), planned("a"))
+    found = sessions(started, launches=2, at_once=2, slots=(("GPU-0",), ("GPU-1",)))
     assert found[0].devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
     assert found[1].devices == {"base": ("GPU-1",), "a": ("GPU-0",)}
+
+
+def test_a_server_that_runs_already_takes_no_accelerator_from_the_others() -> None:
+    together = (planned("base"), planned("a"), *ARMS[2:])
+    (found,) = sessions(together, launches=1, at_once=3, slots=(("GPU-0",), ("GPU-1",)))
+    assert found.devices == {"base": ("GPU-0",), "a": ("GPU-1",)}
+
+
+@pytest.mark.parametrize("slots", [(), (("GPU-0",),)])
+def test_two_servers_are_never_started_on_one_accelerator(slots: tuple[tuple[str, ...], ...]) -> None:
+    with pytest.raises(UsageError, match=f"there are accelerators for {len(slots)}"):
+        sessions((planned("base"), planned("a")), launches=1, at_once=2, slots=slots)
+    on_cpu = (planned("base", "cpu"), planned("a", "cpu"))
+    assert sessions(on_cpu, launches=1, at_once=2)[0].devices == {}
 
 
 def test_the_baseline_comes_first_and_one_arm_is_nothing_to_compare() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import Result, WorkloadInfo
+from specserve.measure.bench.result import ArmInfo, Result, WorkloadInfo
 from specserve.measure.bench.sharing import redacted, text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -73,6 +73,32 @@ def test_a_repository_that_is_a_folder_here_is_a_path(
     monkeypatch.chdir(tmp_path)
     arms = tuple(dataclasses.replace(arm, model="demo/wide") for arm in example().arms)
     assert redacted(dataclasses.replace(example(), arms=arms)).arms[0].model == "a local model"
+
+
+def test_what_was_a_folder_where_it_was_measured_is_a_path_everywhere() -> None:
+    arms = tuple(dataclasses.replace(arm, model="demo/wide", draft_model=None) for arm in example().arms)
+    known = tuple(dataclasses.replace(arm, local_models=("demo/wide",)) for arm in arms)
+    assert redacted(dataclasses.replace(example(), arms=arms)).arms[0].model == "demo/wide"
+    assert {arm.model for arm in redacted(dataclasses.replace(example(), arms=known)).arms} == {
+        "a local model"
+    }
+
+
+@pytest.mark.parametrize("name", ["10.0.0.7:8000", "corp.internal", "gpubox:8000", "gpubox", "[::1]:8000"])
+def test_a_run_that_began_with_a_url_gives_away_neither_address_nor_what_is_served_there(name: str) -> None:
+    first, *others = example().arms
+    at_url = ArmInfo(name, model="acme/support-bot", url=f"http://{name}")
+    renamed = dataclasses.replace(example(), name=name, arms=(at_url, *others), cells=(), comparisons=())
+    shared = redacted(renamed)
+    assert shared.name == "unnamed" and shared.arms[0].name == "server"
+    assert shared.arms[0].model == "a served model" and first.model in {arm.model for arm in shared.arms}
+    assert name not in text(renamed) and "acme" not in text(renamed)
+    assert redacted(shared) == shared
+
+
+@pytest.mark.parametrize("name", ["10.0.0.7:8000", "corp.internal:8000", "10.0.0.7"])
+def test_an_address_is_no_name_of_a_result_whoever_wrote_it(name: str) -> None:
+    assert redacted(dataclasses.replace(example(), name=name)).name == "unnamed"
 
 
 def test_two_arms_of_one_method_stay_apart() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError, SpecserveError, UsageError
 from specserve.measure.workloads.load import load
+from specserve.measure.workloads.workload import Prompt
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -152,11 +153,42 @@ def test_a_users_prompt_is_never_cut_but_left_out_or_given_less_room(tmp_path: P
     workload = load(file, max_model_len=512)
     assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [("x", 256), ("y", 104)]
     assert workload.remarks == (
-        "1 of 3 prompts were left out: longer than max_model_len 512 allows",
-        "1 of 2 answers got fewer max_tokens to fit max_model_len 512",
+        "1 of 3 prompts were left out: they may be longer than max_model_len 512 allows (estimated)",
+        "1 of 2 answers got fewer max_tokens to fit max_model_len 512 (estimated)",
     )
     with pytest.raises(UsageError, match="fits max_model_len 16"):
         load(file, max_model_len=16)
+
+
+def test_what_the_server_counts_is_believed_in_the_place_of_an_estimate(tmp_path: Path) -> None:
+    file = written(tmp_path, {"prompt": "x" * 900}, {"prompt": "y" * 1900}, {"prompt": "z" * 4000})
+
+    def counted(prompt: Prompt) -> int | None:
+        return len(prompt.content) // 4
+
+    workload = load(file, max_model_len=512, count_prompt=counted)
+    assert [(item.content[0], item.max_tokens) for item in workload.prompts] == [("x", 256), ("y", 37)]
+    assert workload.remarks == (
+        "1 of 3 prompts were left out: longer than max_model_len 512 allows",
+        "1 of 2 answers got fewer max_tokens to fit max_model_len 512",
+    )
+    untold = load(file, max_model_len=512, count_prompt=lambda _: None)
+    assert untold == load(file, max_model_len=512) != workload
+
+
+@pytest.mark.parametrize(
+    ("told", "limit"),
+    [
+        ({"max_completion_tokens": None, "max_tokens": 30}, 30),
+        ({"max_completion_tokens": 20, "max_tokens": 30}, 20),
+        ({"max_completion_tokens": None, "max_tokens": None}, 256),
+    ],
+)
+def test_a_limit_that_a_client_left_open_does_not_hide_the_other(
+    tmp_path: Path, told: dict[str, int | None], limit: int
+) -> None:
+    (prompt,) = load(written(tmp_path, {"body": {"model": "m", "prompt": "p", **told}})).prompts
+    assert prompt.max_tokens == limit
 
 
 @settings(max_examples=300, deadline=None)

@@ -1,0 +1,178 @@
+"""A benchmark that is interrupted and resumed: measured once, told whole.
+
+Servers and load generator stand in; tests/engine/test_bench_traffic.py does it with vLLM's own load generator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specserve.errors import Interrupted, UsageError
+from specserve.measure.bench import run as subject
+from specserve.measure.bench.arms import Arm, sessions
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.run import Bench, Wish
+from specserve.measure.bench.rundir import RunDirectory, create, resume
+from specserve.measure.bench.schedule import Block, Sizes
+from specserve.measure.bench.server import Abilities
+from specserve.measure.workloads.workload import Prompt
+from specserve.serve.stop import StopRequest
+from tests.measure.bench.making import request
+
+ARMS = (Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2"))
+POINT = Point("mine", 0.0, 1)
+
+
+@dataclass
+class World:
+    """What the servers can, and what was asked of them."""
+
+    abilities: Abilities = field(
+        default_factory=lambda: Abilities("served", None, has_chat=True, takes_salt=False)
+    )
+    vllm: str = "0.32.0"
+    ends_after: int | None = None
+    """Passes until somebody interrupts."""
+    connected: int = 0
+    sent: list[Block] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
+
+    def connect(self, arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool) -> Any:
+        """In the place of a server's first questions."""
+        del url, check, ignore_eos
+        self.connected += 1
+
+        def send(_driver: object, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
+            if self.ends_after is not None and len(self.sent) >= self.ends_after:
+                raise Interrupted("stopped by SIGINT", signal_number=2)
+            self.sent.append(block)
+            requests = tuple(request(item.id) for item in block.items)
+            return Pass(launch, block.number, block.point, arm.name, 1.0, 0.1, requests), {}
+
+        def count(prompt: Prompt) -> int:
+            self.counted.append(prompt.id)
+            return len(prompt.content) // 4
+
+        return SimpleNamespace(
+            arm=replace(arm, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
+            check=lambda: None, warm_up=lambda *_, **__: None,
+        )  # fmt: skip
+
+    def driver(self, **_: object) -> Any:
+        """In the place of the load generator."""
+        return SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm=self.vllm)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    here = World()
+    monkeypatch.setattr(subject, "connect", here.connect)
+    monkeypatch.setattr(subject, "Driver", here.driver)
+    return here
+
+
+@pytest.fixture
+def wish(tmp_path: Path) -> Wish:
+    """Two servers, one point, three blocks of three prompts: short, middling, long."""
+    file = tmp_path / "mine.jsonl"
+    lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return Wish(
+        ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), Sizes(3, 0, per_block=3), {"mine": str(file)}
+    )
+
+
+def bench(wish: Wish, directory: RunDirectory) -> Bench:
+    return Bench(wish, directory, lambda _: None, StopRequest())
+
+
+def interrupted(wish: Wish, world: World, folder: Path, *, after: int) -> None:
+    """A run that ends after so many passes."""
+    world.ends_after = after
+    with create(folder, {}) as directory, pytest.raises(Interrupted):
+        bench(wish, directory).run()
+    world.ends_after = None
+
+
+def test_a_resumed_run_knows_what_its_first_session_learned(wish: Wish, world: World, tmp_path: Path) -> None:
+    interrupted(wish, world, tmp_path / "run", after=3)
+    world.abilities = replace(world.abilities, takes_salt=True)
+    with resume(tmp_path / "run") as directory:
+        again = bench(wish, directory)
+        again.run()
+        assert directory.content["resumed"] == 1
+    assert len(again.passes) == 6
+    assert again.models == {"a": "served", "b": "served"}
+    assert again.versions == {"load generator": "vLLM 0.32.0"}
+    assert sum("cache_salt" in note for note in again.notes) == 2
+
+
+def test_what_is_measured_already_is_told_again_without_asking_anybody(
+    wish: Wish, world: World, tmp_path: Path
+) -> None:
+    with create(tmp_path / "run", {}) as directory:
+        first = bench(wish, directory)
+        first.run()
+        assert world.connected == 2
+    with resume(tmp_path / "run") as directory:
+        again = bench(wish, directory)
+        again.run()
+        assert "resumed" not in directory.content
+    assert world.connected == 2
+    assert (again.models, again.versions, again.notes) == (first.models, first.versions, first.notes)
+    assert again.passes == first.passes and again.workloads == first.workloads
+
+
+def test_a_run_that_was_interrupted_before_its_first_block_was_not_resumed(
+    wish: Wish, world: World, tmp_path: Path
+) -> None:
+    interrupted(wish, world, tmp_path / "run", after=0)
+    with resume(tmp_path / "run") as directory:
+        bench(wish, directory).run()
+        assert "resumed" not in directory.content
+
+
+def test_blocks_of_two_load_generators_are_not_mixed(wish: Wish, world: World, tmp_path: Path) -> None:
+    interrupted(wish, world, tmp_path / "run", after=2)
+    world.vllm = "0.33.0"
+    with (
+        resume(tmp_path / "run") as directory,
+        pytest.raises(UsageError, match=r"of vLLM 0\.33\.0, and the run began with that of vLLM 0\.32\.0"),
+    ):
+        bench(wish, directory).run()
+    assert len(world.sent) == 2
+
+
+def test_a_server_that_counts_tokens_says_which_prompts_fit(wish: Wish, world: World, tmp_path: Path) -> None:
+    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
+    interrupted(wish, world, tmp_path / "run", after=3)
+    # the short one fits by its bytes alone; the others are counted once by each server
+    assert sorted(world.counted) == ["ticket#4000", "ticket#4000", "ticket#900", "ticket#900"]
+    with resume(tmp_path / "run") as directory:
+        again = bench(wish, directory)
+        again.run()
+    assert len(world.counted) == 4
+    assert [prompt.id for prompt in again.workloads["mine"].prompts] == ["ticket#10", "ticket#900"]
+    assert again.notes == ["mine: 1 of 3 prompts were left out: longer than max_model_len 512 allows"]
+    assert {item.prompt for done in again.passes for item in done.requests} == {"ticket#10", "ticket#900"}
+
+
+def test_where_one_server_cannot_count_lengths_are_estimated(
+    wish: Wish, world: World, tmp_path: Path
+) -> None:
+    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True)
+    with create(tmp_path / "run", {}) as directory:
+        first = bench(wish, directory)
+        first.run()
+    assert not world.counted
+    assert first.notes[0] == (
+        "mine: 1 of 3 prompts were left out: they may be longer than max_model_len 512 allows (estimated)"
+    )

@@ -1,0 +1,88 @@
+"""What an arm is sent: the same as the others, and nothing that an earlier run or another arm left in a cache."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from specserve.measure.bench import server
+from specserve.measure.bench.arms import Arm
+from specserve.measure.bench.driver import Driver, Sent, Traffic
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.schedule import Block, Item
+from specserve.measure.bench.server import Abilities, Running, connect
+from specserve.measure.workloads.workload import Prompt
+from specserve.serve.client import Client
+from tests.measure.bench.making import request
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from openai_server import Script, serving
+
+URL = "http://127.0.0.1:9"
+PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in range(3))
+
+
+def salts(name: str, *, prefix_cache: bool = True, takes_salt: bool = True) -> list[str | None]:
+    """Of the requests of one block, as they are sent to an arm."""
+    sent: list[Traffic] = []
+
+    def send(traffic: Traffic) -> Sent:
+        sent.append(traffic)
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
+
+    client = cast(Client, SimpleNamespace(metrics=lambda: None))
+    abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
+    running = Running(Arm(name, url=URL), URL, abilities, lambda: None, _client=client)
+    block = Block(3, Point("chat", 0.0, 1, prefix_cache=prefix_cache), tuple(map(Item, PROMPTS)), seed=7)
+    running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
+    return [cast(dict[str, Any], item["extra_body"]).get("cache_salt") for item in sent[0].requests]
+
+
+def test_requests_of_a_block_may_share_prefixes_or_each_has_a_salt_of_its_own() -> None:
+    assert len(set(salts("a"))) == 1
+    assert len(set(salts("a", prefix_cache=False))) == 3
+    assert salts("a", takes_salt=False) == [None] * 3
+
+
+def test_two_arms_at_one_url_find_nothing_of_each_other() -> None:
+    (one,), (other,) = set(salts("a")), set(salts("a much longer name"))
+    assert one != other and len(one or "") == len(other or "")
+
+
+def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = salts("a")
+    assert salts("a") == earlier
+    monkeypatch.setattr(server, "_NONCE", "drawn anew")
+    assert not set(salts("a")) & set(earlier)
+
+
+CHAT = Prompt("chat", 8, messages=({"role": "user", "content": "hello"},))
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
+    counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "k")
+    script = Script(counts=counts, key="k")
+    with serving(script) as url:
+        running = connect(Arm("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None)
+        with running._client:
+            assert running.abilities.can_count == counts
+            told = [running.count(CHAT), running.count(PROMPTS[0])]
+    assert told == ([15, 6] if counts else [None, None])
+    # the key is for /v1 alone
+    assert {header.get("authorization") for header in script.headers[-1:]} == {None}
+
+
+def test_a_server_that_stops_to_tell_is_not_believed() -> None:
+    script = Script(counts=True)
+    with serving(script) as url:
+        running = connect(Arm("a", url=url), url, check=lambda: None)
+        script.counts = False
+        with running._client:
+            assert running.abilities.can_count and running.count(CHAT) is None
