@@ -35,6 +35,7 @@ def arm(
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
     from specserve.measure.bench.fit import memory_bytes
+    from specserve.profile.ranks import world_size
 
     profile, plan = prepare(
         path,
@@ -54,7 +55,7 @@ def arm(
         is_baseline=baseline,
         model=profile.target.model,
         api_key_env=key_variable(plan),
-        ranks=profile.target.tensor_parallel_size * profile.target.pipeline_parallel_size,
+        ranks=world_size(profile),
         devices=tuple(map(str, named)) if named else None,
         memory_bytes=memory_bytes(profile) if plan.platform == "cpu" else None,
     )
