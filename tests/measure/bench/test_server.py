@@ -74,7 +74,8 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
         with running._client:
             assert running.abilities.can_count == counts
             told = [running.count(CHAT), running.count(PROMPTS[0])]
-    assert told == ([15, 6] if counts else [None, None])
+    wanted: list[int | None] = [15, 6] if counts else [None, None]
+    assert told == wanted
     # the key is for /v1 alone
     assert {header.get("authorization") for header in script.headers[-1:]} == {None}
 

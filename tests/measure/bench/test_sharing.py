@@ -75,7 +75,10 @@ def test_a_repository_that_is_a_folder_here_is_a_path(
     assert redacted(dataclasses.replace(example(), arms=arms)).arms[0].model == "a local model"
 
 
-def test_what_was_a_folder_where_it_was_measured_is_a_path_everywhere() -> None:
+def test_what_was_a_folder_where_it_was_measured_is_a_path_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     arms = tuple(dataclasses.replace(arm, model="demo/wide", draft_model=None) for arm in example().arms)
     known = tuple(dataclasses.replace(arm, local_models=("demo/wide",)) for arm in arms)
     assert redacted(dataclasses.replace(example(), arms=arms)).arms[0].model == "demo/wide"
