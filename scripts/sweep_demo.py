@@ -45,7 +45,7 @@ WORKLOADS = ("code", "json", "chat")
 LOADS = (1, 2, 4, 8)
 MOST_TOKENS = 8
 REQUESTS = 8
-"""Of a block; twice the load where that is more. Its end, where fewer run, is left out of the rates."""
+"""Of a block; twice the load where that is more. Rates are those while as many run as should."""
 WIDEST = 0.02
 """Half a 95 % interval of a speedup, as a share, above which a point needs more blocks."""
 

@@ -1,33 +1,54 @@
-"""The part of a pass in which as many requests ran as were meant to. Pure.
+"""What a pass would have been, had as many requests run to its end as were meant to. Pure.
 
 A closed loop of so many requests ends with fewer and fewer of them: where answers are long for the time that a pass
-takes, that end would make a rate at a high load partly one at a low load, and by more with speculation, where requests
-that began together end apart.
+takes, that end makes a rate at a high load partly one at a low load, and by more with speculation, where requests that
+began together end apart.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from specserve.measure.bench.records import Pass, Request
 
 _LEAST_SHARE = 0.25
-"""Of a pass: less says nothing, and the whole of it is taken."""
+"""Of a pass at the full load: less says nothing, and the pass is taken as it is."""
 
 
 def steady(done: Pass) -> Pass:
-    """The pass up to where for the last time as many ran as should: tokens and times after that are left out.
+    """The pass at its full load: each request goes on as it went until the load fell, and one follows another.
 
-    Requests that failed stay as they are. The whole pass where it has no load, or where hardly anything would be left.
+    A rate of it is the load times the tokens over the requests' times (Little's law). Requests that failed stay as
+    they are. The pass itself where it has no load above 1, or was hardly ever at it.
     """
+    load = done.point.concurrency
     good = [request for request in done.requests if request.ok]
-    if done.point.concurrency is None or done.point.concurrency < 2 or not good:
+    if load is None or load < 2 or not good:
         return done
-    end_s = _last_full_s(good, load=done.point.concurrency)
-    if end_s < _LEAST_SHARE * done.duration_s or end_s >= done.duration_s:
+    end_s = _last_full_s(good, load=load)
+    parts = {request.id: _until(request, end_s) for request in good}
+    decoding_s = math.fsum(part.time_s for part in parts.values())
+    chunks = sum(part.tokens for part in parts.values())
+    if end_s < _LEAST_SHARE * done.duration_s or chunks <= 0:
         return done
-    return replace(done, duration_s=end_s, requests=tuple(_until(each, end_s) for each in done.requests))
+    usual_s = decoding_s / chunks
+    requests = tuple(
+        _gone_on(request, parts[request.id], usual_s=usual_s) if request.ok else request
+        for request in done.requests
+    )
+    whole_s = math.fsum(request.latency_s for request in requests if request.ok)
+    return replace(done, duration_s=whole_s / load, requests=requests)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Of one request, what lies after its first token and before the load fell."""
+
+    time_s: float
+    tokens: float
+    chunks: int
 
 
 def _last_full_s(requests: Sequence[Request], *, load: int) -> float:
@@ -46,22 +67,24 @@ def _last_full_s(requests: Sequence[Request], *, load: int) -> float:
     return found_s
 
 
-def _until(request: Request, end_s: float) -> Request:
-    """What a request had got by then: its tokens in as many parts as its chunks are."""
-    left_s = end_s - request.start_s
-    if not request.ok or request.latency_s <= left_s:
-        return request
-    came, at_s = 0, request.ttft_s
+def _until(request: Request, end_s: float) -> _Part:
+    """Up to the last chunk that came by then; a chunk is an equal part of the tokens."""
+    left_s = end_s - request.start_s - request.ttft_s + 1e-6
+    came, time_s = 0, 0.0
     for gap_ms in request.chunk_gaps_ms:
-        at_s += gap_ms / 1000
-        if at_s > left_s:
+        if time_s + gap_ms / 1000 > left_s:
             break
+        time_s += gap_ms / 1000
         came += 1
     share = came / len(request.chunk_gaps_ms) if request.chunk_gaps_ms else 0.0
-    tokens = 1 + round((request.output_tokens - 1) * share) if request.ttft_s <= left_s else 0
-    return replace(
-        request,
-        output_tokens=min(tokens, request.output_tokens),
-        latency_s=left_s,
-        chunk_gaps_ms=request.chunk_gaps_ms[:came],
-    )
+    return _Part(time_s, (request.output_tokens - 1) * share, came)
+
+
+def _gone_on(request: Request, part: _Part, *, usual_s: float) -> Request:
+    """The whole request at the pace of its part, or at the usual one where it had none."""
+    rest = request.output_tokens - 1 - part.tokens
+    if rest <= 0:
+        return request
+    pace_s = part.time_s / part.tokens if part.tokens else usual_s
+    latency_s = request.ttft_s + part.time_s + rest * pace_s
+    return replace(request, latency_s=latency_s, chunk_gaps_ms=request.chunk_gaps_ms[: part.chunks])

@@ -28,7 +28,7 @@ class Observed:
     step_s: float | None
     """From one chunk of a stream to its next, while all requests ran: the median. None where that was too short."""
     tokens_per_s: float
-    """Output tokens over the time while as many requests ran as should."""
+    """Output tokens over the time that they take while as many requests run as should."""
     output_tokens: float
     """Of a request, on average."""
     held_up_s: float
@@ -103,17 +103,15 @@ def _stepped(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[St
 
 
 def _held_up_s(passes: Sequence[Pass], *, step_s: float | None, per_step: float | None) -> float:
-    """Of requests that ran at the full load to their end: their time less that of their steps."""
+    """Their time at the full load, less that of their steps."""
     if step_s is None or per_step is None:
         return 0.0
     whole = [
         (request.latency_s, request.output_tokens)
         for done in passes
-        for request, cut in zip(done.requests, steady(done).requests, strict=True)
-        if request.ok and request.output_tokens and cut.latency_s == request.latency_s
+        for request in steady(done).requests
+        if request.ok and request.output_tokens
     ]
-    if not whole:
-        return 0.0
     took_s, tokens = (statistics.fmean(values) for values in zip(*whole, strict=True))
     return max(0.0, took_s - (tokens - 1) / per_step * step_s)
 
