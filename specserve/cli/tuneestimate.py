@@ -10,6 +10,7 @@ from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.facts.accelerators import CPU, Machine
 from specserve.facts.accelerators import assume as machine_of
 from specserve.measure.tune.estimated import DEFAULT_CONTEXT, estimate
+from specserve.profile.ranks import world_size
 from specserve.profile.schema import Profile
 from specserve.report.console import out, say
 
@@ -101,7 +102,7 @@ def _machine(profile: Profile, accelerator: str | None) -> Machine:
             "nothing can be estimated for `cpu`: what its memory and cores do is not in the catalogue",
             hint="`specserve tune` without `--estimate` measures here",
         )
-    ranks = profile.target.tensor_parallel_size * profile.target.pipeline_parallel_size
+    ranks = world_size(profile)
     return replace(machine, count=ranks) if machine.count * machine.nodes < ranks else machine
 
 

@@ -16,6 +16,12 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers that run on this machine, and what is left of others, are none of a test's business."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture
 def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
     """Without models, and with caches of its own, whatever the surroundings say."""

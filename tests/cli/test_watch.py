@@ -118,7 +118,7 @@ def test_the_promises_of_the_profile_decide(
     """)
     options = ["--profile", str(file), *(["--strict"] if strict else [])]
     with traffic(script):
-        assert run(["watch", url, "--for", "1.5s", "--interval", "0.2s", *options]) == code
+        assert run(["watch", url, "--for", "4s", "--interval", "0.2s", *options]) == code
     out = " ".join(capsys.readouterr().out.split())
     kept = "kept" if code == 0 else "missed"
     assert f"promise {kept}: `min_mean_acceptance_length` {promised:g}, measured 3.20" in out
