@@ -102,7 +102,7 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
     factor = _factor(measured, load, tokens, steps)
     speedup = rate / base * factor
     spread = _spread(measured, load, length, is_timed=seen is not None and seen.step_s is not None)
-    tpot_s = goodput.time_per_token_s(length.value, step_s=step_s)
+    tpot_s = goodput.time_per_token_s(length.value, step_s=step_s) + _waiting_s(plain)
     return Row(
         candidate=measured.candidate,
         workload=plain.workload,
@@ -170,6 +170,14 @@ def _basis(measured: Measured, tokens: int) -> str:
     return "measured" if tokens == measured.most_tokens else "stitched"
 
 
+def _waiting_s(plain: Observed) -> float:
+    """Seconds of each token after the first that a request waits for the prefills of others."""
+    if plain.output_tokens <= 1 or not plain.first_s:
+        return 0.0
+    later_s = plain.held_up_s - math.fsum(plain.first_s) / len(plain.first_s)
+    return max(0.0, later_s / (plain.output_tokens - 1))
+
+
 def _rate(plain: Observed, *, mean_length: float, step_s: float, load: int) -> float:
     """Of a closed loop: what prefills took without speculation they take with it, and steps come on top."""
     return goodput.closed_loop_tokens_per_s(
@@ -214,7 +222,9 @@ def _within(measured: Measured, load: int, tokens: int, *, step_s: float, later_
     return share_within(
         measured.limits.get(load),
         tpots_s=[
-            step_s * each.steps_with(tokens) / each.tokens for each in _requests(measured) if each.tokens
+            step_s * each.steps_with(tokens) / each.tokens + _waiting_s(measured.plain[load])
+            for each in _requests(measured)
+            if each.tokens
         ],
         ttfts_s=[first_s + later_s for first_s in measured.plain[load].first_s],
     )

@@ -109,8 +109,9 @@ class Tune:
         blocks = confirming(self.wish, self.held_out)
         both = [self.wish.baseline, arm]
         self._confirms = False
-        self._total = self._done + len(blocks) * 2
-        if all(self._is_confirmed(launch, block, each.name) for block in blocks for each in both):
+        left = sum(not self._is_confirmed(launch, block, each.name) for block in blocks for each in both)
+        self._total = self._done + left
+        if not left:
             self.is_interleaved = bool(self.directory.content.get("is_interleaved"))
             return
         with self._traffic(f"confirm-{launch}", both) as (stack, driver, servers):
