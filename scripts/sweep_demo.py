@@ -33,9 +33,9 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
 from specserve.measure.bench.rundir import RunDirectory, create, resume
 from specserve.measure.bench.schedule import Sizes, points
-from specserve.measure.bench.steady import steady
 from specserve.measure.bench.surroundings import host, versions
 from specserve.measure.student import quantile
+from specserve.measure.tune.steady import steady
 from specserve.profile.load import load_profile
 from specserve.serve.stop import stop_on_signals
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.cli.tuneideas import Idea, situation
+from specserve.cli.tuneideas import Idea, situation, without_k
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _planned(
     requests = profile.engine.get("max_num_seqs")
     most_requests = requests if isinstance(requests, int) else MOST_REQUESTS
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
-    keys = {**_without_k(idea.keys), "num_speculative_tokens": most}
+    keys = {**without_k(idea.keys), "num_speculative_tokens": most}
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
     whole = Candidate(
         name=idea.name,
@@ -155,7 +155,7 @@ def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
     if not asked.check:
         return None
     assert asked.profile is not None
-    keys = {**_without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
+    keys = {**without_k(idea.keys), "num_speculative_tokens": most_tokens(asked, idea)}
     settings = (*asked.settings, _as_setting(keys), *_env(idea.env))
     try:
         profile = load_profile(asked.profile, settings=settings)
@@ -187,11 +187,6 @@ def _preflight(asked: Asked, settings: Sequence[str]) -> str | None:
         first = error.findings[0] if error.findings else None
         return f"{first.code}: {first.message}" if first is not None else error.message
     return None
-
-
-def _without_k(keys: Mapping[str, Any]) -> dict[str, Any]:
-    without = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
-    return {name: value for name, value in keys.items() if name not in without}
 
 
 def _as_setting(keys: Mapping[str, Any]) -> str:

@@ -61,11 +61,13 @@ def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float], plan
 
 def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two blocks speculate in the same way, whatever their K."""
+    return without_k(one) == without_k(other)
+
+
+def without_k(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A block without what says how many tokens are drafted."""
     without = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
-    first, second = (
-        {key: value for key, value in each.items() if key not in without} for each in (one, other)
-    )
-    return first == second
+    return {name: value for name, value in keys.items() if name not in without}
 
 
 def _named_apart(found: Sequence[Idea]) -> list[Idea]:

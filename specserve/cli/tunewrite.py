@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from specserve.errors import FactError, SpecserveError, UsageError
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.result import Point
     from specserve.measure.tune.result import TuneResult
 
 
@@ -58,18 +57,13 @@ def remark(result: TuneResult) -> str:
         return f"{head}: {result.choice.reason}"
     told = [
         f"{each.comparison.speedup.value:.2f}x at {each.comparison.point.concurrency}"
-        f" ({each.comparison.point.workload}{_temperature(each.comparison.point, result)})"
+        f" ({result.place(each.comparison.point, lead='T = ')})"
         for each in result.confirmed
         if each.comparison.speedup is not None
     ]
     if told:
         return f"{head}: measured {', '.join(told)}"
     return f"{head}: predicted {result.choice.reason}"
-
-
-def _temperature(point: Point, result: TuneResult) -> str:
-    several = len({row.temperature for row in result.rows}) > 1
-    return f", T = {point.temperature:g}" if several else ""
 
 
 def _exchange(file: Path, text: str, *, wanted: object) -> None:

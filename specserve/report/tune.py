@@ -82,21 +82,16 @@ def _latency(row: Row | None, found: TuneResult) -> str:
     if row is None:
         return f"{'-':>14}"
     within = f" ({row.within_limits:.0%})" if row.within_limits is not None else ""
-    mark = "*" if _is_chosen(row, found) else " "
+    mark = "*" if found.is_chosen(row) else " "
     if row.tokens and row.measured_tpot_ms is not None:
         return f"{mark}{row.tpot_ms:.0f}~{row.measured_tpot_ms:.1f} m{within}".rjust(14)
     return f"{mark}{row.tpot_ms:.1f} {'p' if row.tokens else 'm'}{within}".rjust(14)
 
 
-def _is_chosen(row: Row, found: TuneResult) -> bool:
-    chosen = found.choice
-    return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
-
-
 def _cell(row: Row | None, found: TuneResult) -> str:
     if row is None:
         return f"{'-':>14}"
-    mark = "*" if _is_chosen(row, found) else " "
+    mark = "*" if found.is_chosen(row) else " "
     if row.measured_tokens_per_s is not None:
         return f"{mark}{row.tokens_per_s:.0f}~{row.measured_tokens_per_s:.1f} m".rjust(14)
     return f"{mark}{row.tokens_per_s:.1f} p".rjust(14)
@@ -138,15 +133,9 @@ def _zero_cost(found: TuneResult) -> float:
     return (mine.zero_cost if mine else None) or 1.0
 
 
-def _place(workload: str, temperature: float, found: TuneResult) -> str:
-    """A workload, and its temperature where there are several."""
-    several = len({row.temperature for row in found.rows}) > 1
-    return f"{clean(workload)}, T = {temperature:g}" if several else clean(workload)
-
-
 def _told(row: Row, found: TuneResult) -> str:
     length = row.mean_length.value if row.mean_length else 0.0
-    place = _place(row.workload, row.temperature, found)
+    place = clean(found.place(row, lead="T = "))
     return (
         f"  {row.concurrency:>3} at once, {place}: K = {row.tokens}, {row.speedup.value:.2f}x predicted "
         f"({row.speedup.low:.2f}-{row.speedup.high:.2f}); {length:.2f} tokens a step, {row.break_even:.2f} needed"
@@ -169,7 +158,7 @@ def _confirmed(found: TuneResult) -> Iterator[str]:
 def _confirmation(each: Confirmed, found: TuneResult) -> str:
     item = each.comparison
     point = item.point
-    where = f"  {point.concurrency or 0:>3} at once, {_place(point.workload, point.temperature, found)}"
+    where = f"  {point.concurrency or 0:>3} at once, {clean(found.place(point, lead='T = '))}"
     if item.speedup is None:
         return f"{where}: not measured"
     kept = ""

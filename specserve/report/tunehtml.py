@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
-from specserve.measure.bench.result import Interval, Point
+from specserve.measure.bench.result import Interval
 from specserve.measure.tune.result import Row, TuneResult
 from specserve.report.charts import COLOURS, Series, Value, Words, bars, clean_value, intervals, mark
 from specserve.report.figures import NONE, moment, number, spread, took
@@ -87,7 +87,7 @@ def _confirmed(found: TuneResult) -> str:
         measured = _with_bounds(item.speedup)
         rows.append(
             [
-                escaped(_where(item.point, found)), escaped(item.point.concurrency), escaped(measured),
+                escaped(found.place(item.point)), escaped(item.point.concurrency), escaped(measured),
                 chip(str(item.verdict)), f"{each.predicted_speedup:.2f}x",
                 f"{each.miss:+.0%}" if item.speedup is not None else NONE,
             ]
@@ -95,12 +95,6 @@ def _confirmed(found: TuneResult) -> str:
     how = "turn by turn with" if found.is_interleaved else "after"
     caption = f"Confirmed on other prompts, {how} the server without speculation (95 % interval)"
     return table(columns, rows, caption=caption, stacks=True)
-
-
-def _where(point: Point, found: TuneResult) -> str:
-    """A workload, and its temperature where there are several."""
-    several = len({row.temperature for row in found.rows}) > 1
-    return f"{point.workload}, temperature {point.temperature:g}" if several else point.workload
 
 
 def _with_bounds(speedup: Interval | None) -> str:
@@ -184,12 +178,11 @@ def _table(found: TuneResult, rows: Sequence[Row]) -> str:
         if row.concurrency != last:
             starts.append(len(shown))
             last = row.concurrency
-        chosen = found.choice
-        is_chosen = chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
         measured = row.measured_tokens_per_s
         shown.append(
             [
-                escaped(row.concurrency), f"<b>{row.tokens}</b> chosen" if is_chosen else escaped(row.tokens),
+                escaped(row.concurrency),
+                f"<b>{row.tokens}</b> chosen" if found.is_chosen(row) else escaped(row.tokens),
                 number(row.mean_length.value) if row.mean_length else "unknown", number(row.break_even),
                 number(row.step_ms), escaped(_with_bounds(row.speedup)), number(row.tokens_per_s),
                 number(measured) if measured is not None else NONE, number(row.tpot_ms),

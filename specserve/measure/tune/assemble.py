@@ -9,13 +9,13 @@ from specserve.measure.bench.figures import figures, is_within
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Cell, Point
 from specserve.measure.bench.speedups import compared, invalid_reason
-from specserve.measure.bench.steady import steady
 from specserve.measure.tune import predict
 from specserve.measure.tune.choose import Ready
 from specserve.measure.tune.limits import limits_at
 from specserve.measure.tune.observe import Observed, observed
 from specserve.measure.tune.predict import Measured
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
+from specserve.measure.tune.steady import steady
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.wish import BASELINE, TUNED, Candidate, Wish, small_tokens
 from specserve.profile.schema import Expectation

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.records import Pass, Request
-from specserve.measure.bench.steady import steady
+from specserve.measure.tune.steady import steady
 from specserve.measure.tune.walk import Steps, steps_of
 from specserve.metrics.acceptance import Acceptance, total
 
@@ -61,7 +61,8 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
         return None
     point = passes[0].point
     gaps = [gap for each in passes for gap in steady_gaps_s(each)]
-    stepped = _stepped(good, counted=_counted(passes)) if tokens else ()
+    counted = _counted(passes)
+    stepped = _stepped(good, counted=counted) if tokens else ()
     made = sum(each.tokens for each in stepped)
     steps = sum(len(each.accepted) + each.plain for each in stepped)
     step_s = statistics.median(gaps) if len(gaps) >= _LEAST_GAPS else None
@@ -74,11 +75,11 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
         step_s=step_s,
         tokens_per_s=sum(each.output_tokens for part in kept for each in part.requests if each.ok) / seconds,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
-        held_up_s=_held_up_s(passes, step_s=step_s, per_step=per_step),
+        held_up_s=_held_up_s(kept, step_s=step_s, per_step=per_step),
         tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
         first_s=tuple(each.ttft_s for each in good),
         requests=stepped,
-        counted=_counted(passes),
+        counted=counted,
         tokens_per_step=per_step,
     )
 
@@ -102,14 +103,14 @@ def _stepped(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[St
     return tuple(each for each in found if each.tokens)
 
 
-def _held_up_s(passes: Sequence[Pass], *, step_s: float | None, per_step: float | None) -> float:
-    """Their time at the full load, less that of their steps."""
+def _held_up_s(kept: Sequence[Pass], *, step_s: float | None, per_step: float | None) -> float:
+    """Of a request at the full load: its time less that of its steps."""
     if step_s is None or per_step is None:
         return 0.0
     whole = [
         (request.latency_s, request.output_tokens)
-        for done in passes
-        for request in steady(done).requests
+        for done in kept
+        for request in done.requests
         if request.ok and request.output_tokens
     ]
     took_s, tokens = (statistics.fmean(values) for values in zip(*whole, strict=True))

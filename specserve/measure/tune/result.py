@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from specserve.measure.bench.result import Comparison, Interval
+from specserve.measure.bench.result import Comparison, Interval, Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +147,13 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     per_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""
+
+    def is_chosen(self, row: Row) -> bool:
+        """Whether a row is what was chosen for its load."""
+        chosen = self.choice
+        return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
+
+    def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
+        """A workload, and its temperature where there are several."""
+        several = len({row.temperature for row in self.rows}) > 1
+        return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload
