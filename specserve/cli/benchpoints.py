@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from specserve.errors import UsageError
 if TYPE_CHECKING:
     from specserve.cli.benchprepare import Asked
     from specserve.measure.bench.result import Point
-    from specserve.measure.bench.run import Wish
     from specserve.profile.schema import Profile
 
 _CACHES = {"profile": (True,), "off": (False,), "both": (True, False)}
@@ -49,16 +48,18 @@ def points_of(
     return every, promised
 
 
-def prompts_of(wish: Wish) -> dict[str, int]:
+def prompts_of(
+    names: Iterable[str], sources: Mapping[str, str], *, limit: int | None = None
+) -> dict[str, int]:
     """How many prompts each workload has. Raises UsageError, FactError for one that is none: before any launch."""
     from specserve.measure.workloads.load import load
 
     found = {}
-    for name in dict.fromkeys(point.workload for point in wish.points):
+    for name in dict.fromkeys(names):
         try:
-            found[name] = len(load(wish.sources.get(name, name), limit=wish.limit).prompts)
+            found[name] = len(load(sources.get(name, name), limit=limit).prompts)
         except UsageError as error:
-            if name not in wish.sources:
+            if name not in sources:
                 error.hint = (
                     f"`expect` names it: `-w {name}.jsonl` gives its prompts, `-w chat` measures others"
                 )

@@ -116,7 +116,8 @@ def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -
         budget_s=budget_s,
         keeps_texts=asked.include_prompts,
     )
-    return Prepared(asked, profile, wish, room, promised_at, launches, prompts_of(wish))
+    prompts = prompts_of((point.workload for point in points), wish.sources, limit=wish.limit)
+    return Prepared(asked, profile, wish, room, promised_at, launches, prompts)
 
 
 def with_places(asked: Asked) -> Asked:

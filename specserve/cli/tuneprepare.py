@@ -76,7 +76,7 @@ class Prepared:
 
 def prepared(asked: Asked, *, starts: bool) -> Prepared:
     """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError."""
-    from specserve.cli.benchpoints import sources
+    from specserve.cli.benchpoints import prompts_of, sources
     from specserve.cli.durations import seconds
     from specserve.cli.tunecandidates import arm, candidates
     from specserve.cli.tuneideas import ideas, situation, unasked
@@ -86,6 +86,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     own, plan = _launched(asked, starts=starts)
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
+    prompts_of(workloads, names)  # one that is none is refused before any launch
     wanted = ideas(own, asked, temperatures=temperatures, plan=plan)
     found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts)
     if not found:

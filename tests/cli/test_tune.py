@@ -100,6 +100,7 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
         (["--dry-run", "--method", "magic"], "`--method magic` is not known here", "ngram, suffix"),
         (["--dry-run", "--budget", "soon"], "is no time", "such as"),
         (["--max-launches", "1", "--dry-run"], "", ""),
+        (["--dry-run", "-w", "cod"], "no workload and no file `cod`", "did you mean `code`?"),
         (
             ["--objective", "goodput", "--dry-run", "--no-check"],
             "no promise of the profile",
