@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.errors import SpecserveError, UsageError
+from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.bench.arms import Arm
@@ -79,6 +79,8 @@ def obstacle(asked: Asked) -> str | None:
     """What would keep the same command from starting on this machine, in one clause."""
     try:
         prepared(asked)
+    except CheckFailed as error:
+        return f"{error.message}: {error.findings[0].message}" if error.findings else error.message
     except SpecserveError as error:
         return error.message
     return None
