@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,6 +51,8 @@ class Wish:
     budget_s: float | None = None
     """Of measuring; launches come on top. Blocks that would begin later are left out."""
     keeps_texts: bool = False
+    still: Callable[[Block, Sequence[Pass]], Collection[str]] | None = None
+    """Which arms a block is still wanted of, by what is there; None: of all. Asked when its turn comes."""
 
 
 @dataclass(slots=True)
@@ -257,7 +259,10 @@ class Bench:
             if share_s is not None and time.monotonic() - began > share_s:
                 self.is_cut = True
                 break
+            still = None if self.wish.still is None else self.wish.still(block, self.passes)
             for name in arm_order(block, session.arms):
+                if still is not None and name not in still:
+                    continue
                 done, texts = servers[name].run(driver, block, launch=session.launch)
                 self.directory.append(done, texts=texts if self.wish.keeps_texts else None)
                 self.passes = [each for each in self.passes if each.key != done.key] + [done]

@@ -26,6 +26,8 @@ class Sizes:
     seed: int
     per_block: int | None = None
     """Requests; None: as the load wants it."""
+    is_whole: bool = False
+    """Whether every block is all prompts of its workload, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def deal(prompts: Sequence[Prompt], point: Point, *, sizes: Sizes, launch: int) 
     Prompts are shuffled anew for each time through, with one seed for all arms.
     """
     rng = seeded(f"{sizes.seed} deal {point} {launch}")
+    if sizes.is_whole:
+        return [_copies(rng.sample(prompts, len(prompts))) for _ in range(sizes.blocks)]
     rounds = max(1, math.ceil(sizes.blocks * _least(point, sizes) / len(prompts)))
     line: list[Prompt] = []
     for _ in range(rounds):

@@ -1,0 +1,211 @@
+"""What a sweep over K found: rates by point and K, with the half-widths that its own repeats give."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specserve.measure.bench.arms import BASELINE
+from specserve.measure.bench.records import Pass
+from specserve.measure.bench.result import Point
+from specserve.measure.student import quantile
+from specserve.measure.tune.steady import steady
+
+WIDEST = 0.02
+"""Half a 95 % interval of a speedup, as a share, above which a K that may be the best needs more blocks."""
+BEHIND = 0.03
+"""A K that is behind the best by more than this and both half-widths gets no more blocks."""
+FAR_BEHIND = 0.12
+"""The same while nothing is known of the widths."""
+_SEPARATOR = "."
+_UNKNOWN = 9.0
+
+Row = dict[str, Any]
+Place = tuple[str, float, int]
+
+
+def group_name(workload: str, load: int, number: int) -> str:
+    """Of the prompts that make a block: the same ones come again, so that repeats can be told from prompts."""
+    return _SEPARATOR.join((workload, str(load), str(number)))
+
+
+def place(point: Point) -> Place:
+    """Workload, temperature, load."""
+    return point.workload.partition(_SEPARATOR)[0], point.temperature, point.concurrency or 0
+
+
+def by_place(passes: Sequence[Pass]) -> dict[Place, list[Pass]]:
+    """Passes by their place, in its order."""
+    found: dict[Place, list[Pass]] = {}
+    for done in sorted(passes, key=lambda each: place(each.point)):
+        found.setdefault(place(done.point), []).append(done)
+    return found
+
+
+def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
+    """One for each K of a place, K = 0 first.
+
+    Within a group of prompts a pass's log rate is one of its server plus one of its block, and noise (a two-way
+    layout, by least squares); the noise is taken to be alike in all groups of a place.
+    """
+    groups = [_fitted(rates) for rates in _rates(passes).values()]
+    groups = [group for group in groups if len(group.arms) > 1]
+    if not groups:
+        return []
+    freedom = sum(group.freedom for group in groups)
+    spread = math.inf
+    if freedom:
+        variance = math.fsum(group.squares for group in groups) / freedom
+        spread = math.sqrt(variance) * quantile(0.975, freedom=freedom)
+    arms = sorted(set().union(*(group.arms for group in groups)) - {BASELINE}, key=_tokens)
+    plain = _together(group.level for group in groups)
+    found = [_row(at, 0, plain, 1.0, 0.0, _blocks(groups, BASELINE))]
+    for arm in arms:
+        held = [group for group in groups if arm in group.arms]
+        gain = _together(group.level + group.gain[arm] for group in held) / _together(
+            group.level for group in held
+        )
+        width = math.sqrt(math.fsum(group.variance[arm] for group in held)) / len(held)
+        half = spread * width if math.isfinite(spread) else _UNKNOWN
+        found.append(_row(at, _tokens(arm), plain * gain, gain, half, _blocks(held, arm)))
+    return found
+
+
+def wanted(found: Sequence[Row]) -> frozenset[str]:
+    """The servers that a place needs more blocks of: those that may have the best K, and the one without speculation.
+
+    None where all of them are known well enough, or where none comes near to no speculation.
+    """
+    best = max(found, key=lambda row: row["speedup"])
+    near = [row for row in found if row["num_speculative_tokens"] and not _is_behind(row, best)]
+    if all(row["half_width"] <= WIDEST for row in near):
+        return frozenset()
+    return frozenset({BASELINE, *(arm_name(row["num_speculative_tokens"]) for row in near)})
+
+
+def arm_name(tokens: int) -> str:
+    """Of the server with so many draft tokens."""
+    return f"k{tokens}"
+
+
+def data(passes: Sequence[Pass], about: Mapping[str, Any]) -> dict[str, Any]:
+    """All rows, as they are kept."""
+    points = [row for at, held in by_place(passes).items() for row in rows(at, held)]
+    return {"version": 2, "what": "every K on the demo pair, measured", **about, "points": points}
+
+
+def table(found: Mapping[str, Any]) -> Iterator[str]:
+    """For a person: speedups, the best marked."""
+    for (workload, load), held in by_load(found["points"]).items():
+        best = max(held, key=lambda row: row["speedup"])
+        yield f"{workload}, {load} at once: {held[0]['output_tokens_per_s']:.1f} tokens/s without speculation"
+        for row in held[1:]:
+            mark = "*" if row is best else " "
+            told = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
+            more = ""
+            if _is_behind(row, best):
+                more = ", behind"
+            elif row["half_width"] > WIDEST:
+                more = ", needs more"
+            yield f"  {mark} K = {row['num_speculative_tokens']}: {told}{more}"
+
+
+def by_load(points: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
+    """Rows by workload and load, in the order of K."""
+    found: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in points:
+        found.setdefault((row["workload"], row["concurrency"]), []).append(row)
+    return {at: sorted(held, key=lambda row: row["num_speculative_tokens"]) for at, held in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The repeats of one group of prompts. `variance`: of a gain, in units of the noise's."""
+
+    arms: frozenset[str]
+    level: float
+    gain: Mapping[str, float]
+    variance: Mapping[str, float]
+    blocks: Mapping[str, int]
+    squares: float
+    freedom: int
+
+
+def _rates(passes: Sequence[Pass]) -> dict[str, dict[tuple[int, str], float]]:
+    """Log tokens/s at full load by block and server, for each group; blocks without a baseline are left out."""
+    found: dict[str, dict[tuple[int, str], float]] = {}
+    for done in map(steady, passes):
+        if done.output_tokens:
+            rate = math.log(done.output_tokens / done.duration_s)
+            found.setdefault(done.point.workload, {})[done.block, done.arm] = rate
+    return {
+        name: {key: rate for key, rate in held.items() if (key[0], BASELINE) in held}
+        for name, held in found.items()
+    }
+
+
+def _fitted(rates: Mapping[tuple[int, str], float]) -> _Group:
+    arms = sorted({arm for _, arm in rates}, key=_tokens)
+    blocks = sorted({block for block, _ in rates})
+    design = np.zeros((len(rates), len(arms) + len(blocks)))
+    for line, (block, arm) in enumerate(rates):
+        design[line, arms.index(arm)] = 1.0
+        design[line, len(arms) + blocks.index(block)] = 1.0
+    wanted_rates = np.array(list(rates.values()))
+    inverse = np.linalg.pinv(design.T @ design)
+    effects = inverse @ design.T @ wanted_rates
+    others = [arm for arm in arms if arm != BASELINE]
+    contrasts = np.zeros((len(others), design.shape[1]))
+    for line, arm in enumerate(others):
+        contrasts[line, arms.index(arm)] = 1.0
+        contrasts[line, arms.index(BASELINE)] = -1.0
+    variances = np.einsum("ij,jk,ik->i", contrasts, inverse, contrasts)
+    rest = wanted_rates - design @ effects
+    return _Group(
+        arms=frozenset(arms),
+        level=statistics.fmean(rate for (_, arm), rate in rates.items() if arm == BASELINE),
+        gain=dict(zip(others, map(float, contrasts @ effects), strict=True)),
+        variance=dict(zip(others, map(float, variances), strict=True)),
+        blocks={arm: sum(1 for _, each in rates if each == arm) for arm in arms},
+        squares=float(rest @ rest),
+        freedom=len(rates) - (len(arms) + len(blocks) - 1),
+    )
+
+
+def _together(log_rates: Iterator[float] | Any) -> float:
+    """Tokens/s over groups that write as many tokens each: their times add up."""
+    return 1 / statistics.fmean(math.exp(-rate) for rate in log_rates)
+
+
+def _blocks(groups: Sequence[_Group], arm: str) -> int:
+    return sum(group.blocks[arm] for group in groups)
+
+
+def _is_behind(row: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    if row["half_width"] >= _UNKNOWN:
+        return bool(row["speedup"] < best["speedup"] * (1 - FAR_BEHIND))
+    slack = BEHIND + row["half_width"] + best["half_width"]
+    return bool(row["speedup"] < best["speedup"] * (1 - slack))
+
+
+def _tokens(arm: str) -> int:
+    return 0 if arm == BASELINE else int(arm.removeprefix("k"))
+
+
+def _row(at: Place, tokens: int, value: float, gain: float, half: float, blocks: int) -> Row:
+    workload, temperature, load = at
+    return {
+        "workload": workload,
+        "temperature": temperature,
+        "concurrency": load,
+        "num_speculative_tokens": tokens,
+        "output_tokens_per_s": round(value, 3),
+        "speedup": round(gain, 4),
+        "half_width": round(min(half, _UNKNOWN), 4),
+        "blocks": blocks,
+    }
