@@ -28,6 +28,8 @@ from specserve.serve.stop import StopRequest
 
 _LOOK_EVERY_S = 15.0
 _LOOK_AT_NODES_EVERY_S = 2.0
+_DYING_S = 10.0
+_DYING_LOOK_S = 0.1
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
 
@@ -118,6 +120,15 @@ class Server:
         if not self.child.is_running():
             raise self._died()
 
+    def check_soon(self) -> None:
+        """As `check`, and of one that answers no more: it is waited for, since its processes end after its port."""
+        ends_s = time.monotonic() + _DYING_S
+        while self.child.is_running() and not self._stop.count and time.monotonic() < ends_s:
+            if not self.plan.answers or health.is_healthy(self.url):
+                return
+            time.sleep(_DYING_LOOK_S)
+        self.check()
+
     def end(self) -> None:
         """Stop it, by force where needed, and remove what it leaves. Safe to call on a dead server."""
         began = time.monotonic()
@@ -203,10 +214,10 @@ def running(
         server.start()
         try:
             yield server
-        except Exception as error:
-            if child.is_running() or isinstance(error, LaunchError):
-                raise
-            server.check()  # the server's death explains what went wrong with it
+        except LaunchError:
+            raise
+        except Exception:
+            server.check_soon()  # the server's death explains what went wrong with it
             raise
         else:
             if not stop.count:

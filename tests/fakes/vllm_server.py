@@ -30,6 +30,7 @@ FAULTS = (
     "ignore-sigterm",  # once it serves
     "ignore-signals",  # SIGINT and SIGTERM, from the start
     "exit-zero",  # ends by itself soon after it serves, with code 0
+    "exit-slowly",  # the same, but its port closes a second before
     "kill-self",  # SIGKILL soon after it serves; the engine process lives on
     "unhealthy",  # answers 503 for a second
     "orphan",  # leaves its engine process behind when it is told to stop
@@ -160,9 +161,10 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
         def log_message(self, *_args: object) -> None:
             pass
 
-    if args.fault in {"exit-zero", "kill-self"}:
-        threading.Timer(0.7, _end, kwargs={"engine": engine, "fault": args.fault}).start()
     server = http.server.ThreadingHTTPServer((args.host, args.port), Handler)
+    if args.fault in {"exit-zero", "exit-slowly", "kill-self"}:
+        ending = {"engine": engine, "fault": args.fault, "server": server}
+        threading.Timer(0.7, _end, kwargs=ending).start()
     server.serve_forever()
     del mapped
 
@@ -172,9 +174,13 @@ def _files() -> tuple[Path, Path]:
     return Path(f"/dev/shm/psm_fake{os.getpid()}"), Path(tempfile.gettempdir()) / f"fake-{os.getpid()}"
 
 
-def _end(*, engine: subprocess.Popen[bytes], fault: str) -> None:
+def _end(*, engine: subprocess.Popen[bytes], fault: str, server: http.server.HTTPServer) -> None:
     if fault == "kill-self":
         os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "exit-slowly":
+        server.shutdown()
+        server.server_close()
+        time.sleep(1.0)
     engine.kill()
     os._exit(0)
 

@@ -1,106 +1,150 @@
 """The sweep's figures: speedups free of the machine's drift, half-widths for the prompts that were sent."""
 
-import importlib.util
-import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
+from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Point
+from specserve.measure.bench.schedule import Block
 from tests.measure.bench.making import request
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = Point("code", 0.0, 1)
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import sweep_demo
+import sweepcompare
+import sweepdata
+from sweepdata import Row
+
 GAINS = {1: 1.4, 2: 1.7, 3: 1.9, 4: 2.0, 5: 1.95, 6: 1.8, 7: 1.6, 8: 1.5}
-SESSIONS = ((1, 2, 3, 4), (5, 6, 7, 8))
+EVERY = frozenset({BASELINE, *map(sweepdata.arm_name, GAINS)})
+GROUPS = 3
+AT = ("code", 0.0, 1)
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("sweep_demo", ROOT / "scripts" / "sweep_demo.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def point(group: int) -> Point:
+    return Point(sweepdata.group_name("code", 1, group), 0.0, 1)
 
 
-def passes(*, blocks: int, noise: float, seed: int = 0, drift: float = 0.2) -> Iterator[Pass]:
-    """Two sessions of a server without speculation at 10 tokens/s and four K; each block has a mood of its own."""
+def block_of(
+    number: int, arms: Collection[str], *, rng: random.Random, noise: float, drift: float
+) -> Iterator[Pass]:
+    """One turn of all arms: 10 tokens/s without speculation, in a mood that all of them share.
+
+    Groups of prompts are not alike: the later ones are drafted better.
+    """
+    mood = math.exp(rng.uniform(-drift, drift))
+    group = number % GROUPS
+    for arm in sorted(arms):
+        gain = 1.0 if arm == BASELINE else GAINS[int(arm[1:])] * (1 + 0.2 * (group - 1))
+        rate = 10 * gain * mood * math.exp(rng.gauss(0, noise))
+        yield Pass(
+            launch=0,
+            block=number,
+            point=point(group),
+            arm=arm,
+            duration_s=100 / rate,
+            client_cpu=0.1,
+            requests=(request(tokens=100),),
+        )
+
+
+def passes(*, rounds: int, noise: float, seed: int = 0, drift: float = 0.2) -> list[Pass]:
+    """All arms in every block."""
     rng = random.Random(seed)
-    for session, block in itertools.product(range(2), range(blocks)):
-        mood = math.exp(rng.uniform(-drift, drift))
-        for tokens in (0, *SESSIONS[session]):
-            rate = 10 * GAINS.get(tokens, 1.0) * mood * math.exp(rng.gauss(0, noise))
-            yield Pass(
-                launch=0,
-                block=1000 * session + block,
-                point=CODE,
-                arm=f"k{tokens}" if tokens else "baseline",
-                duration_s=100 / rate,
-                client_cpu=0.1,
-                requests=(request(tokens=100),),
-            )
+    numbers = range(rounds * GROUPS)
+    return [each for number in numbers for each in block_of(number, EVERY, rng=rng, noise=noise, drift=drift)]
 
 
-def rows(script: ModuleType, found: Sequence[Pass]) -> dict[int, dict[str, Any]]:
-    return {row["num_speculative_tokens"]: row for row in script._rows(CODE, found)}
+def rows(found: Sequence[Pass]) -> dict[int, Row]:
+    return {row["num_speculative_tokens"]: row for row in sweepdata.rows(AT, found)}
 
 
-def test_a_drift_of_the_machine_is_not_in_the_speedups(script: ModuleType) -> None:
-    told = rows(script, list(passes(blocks=2, noise=0.0)))
-    for tokens, gain in GAINS.items():
-        assert told[tokens]["speedup"] == pytest.approx(gain, rel=1e-4)
-        assert told[tokens]["half_width"] == pytest.approx(0, abs=1e-4)
+def truth(tokens: int) -> float:
+    """Of prompts that are written one after another: times add up, not speeds."""
+    return 3 / sum(1 / (GAINS[tokens] * (1 + 0.2 * (group - 1))) for group in range(GROUPS))
+
+
+def test_a_drift_of_the_machine_is_not_in_the_speedups() -> None:
+    told = rows(passes(rounds=2, noise=0.0))
     assert sorted(told) == list(range(9))
+    for tokens in GAINS:
+        assert told[tokens]["half_width"] == pytest.approx(0, abs=1e-4)
+    told = rows(passes(rounds=2, noise=0.0, drift=0.0))
+    for tokens in GAINS:
+        assert told[tokens]["speedup"] == pytest.approx(truth(tokens), rel=1e-4)
 
 
-def test_the_half_width_covers_the_truth_in_95_of_100_sweeps(script: ModuleType) -> None:
+def test_the_half_width_covers_the_truth_in_95_of_100_sweeps() -> None:
     held = wide = 0
     for seed in range(150):
-        told = rows(script, list(passes(blocks=2, noise=0.02, seed=seed)))
+        told = rows(passes(rounds=2, noise=0.02, seed=seed, drift=0.0))
         for tokens in (1, 5):
-            held += abs(math.log(told[tokens]["speedup"] / GAINS[tokens])) <= told[tokens]["half_width"]
+            held += abs(math.log(told[tokens]["speedup"] / truth(tokens))) <= told[tokens]["half_width"]
             wide += 1
     assert 0.91 < held / wide < 0.985
 
 
-def test_one_block_says_nothing_of_its_width(script: ModuleType) -> None:
-    assert rows(script, list(passes(blocks=1, noise=0.02)))[4]["half_width"] == 9.0
+def test_one_round_says_nothing_of_its_width() -> None:
+    assert rows(passes(rounds=1, noise=0.02))[4]["half_width"] == 9.0
 
 
-def test_a_block_that_was_cut_short_is_left_out(script: ModuleType) -> None:
-    whole = list(passes(blocks=3, noise=0.02))
-    cut = [each for each in whole if each.block != 2 or each.arm in ("baseline", "k1")]
-    told = rows(script, cut)
-    assert told[1]["blocks"] == 2
-    assert told[5]["blocks"] == 3
+def test_a_block_without_the_server_without_speculation_is_left_out() -> None:
+    whole = passes(rounds=3, noise=0.02)
+    cut = [each for each in whole if each.block != 8 or each.arm == "k1"]
+    told = rows(cut)
+    assert told[1]["blocks"] == told[5]["blocks"] == 8
 
 
-def test_a_tune_is_compared_with_the_best_of_each_point(script: ModuleType) -> None:
-    sweep = {"points": list(rows(script, list(passes(blocks=2, noise=0.0, drift=0.0))).values())}
+def test_k_that_fall_behind_get_no_more_blocks_and_the_best_ones_get_them_until_they_are_known() -> None:
+    rng = random.Random(3)
+    found: list[Pass] = []
+    asked: list[frozenset[str]] = []
+    for number in range(30 * GROUPS):
+        arms = frozenset(sweep_demo.still(Block(number, point(number % GROUPS), (), 0), found))
+        asked.append(arms)
+        found += block_of(number, arms, rng=rng, noise=0.02, drift=0.2)
+    assert asked[:GROUPS] == [EVERY] * GROUPS
+    assert asked[-1] == frozenset()
+    assert all(BASELINE in arms for arms in asked if arms)
+    told = rows(found)
+    assert told[4]["half_width"] <= sweepdata.WIDEST
+    assert told[1]["blocks"] < told[4]["blocks"]
+    assert "* K = 4" in "\n".join(sweepdata.table(sweepdata.data(found, {})))
+
+
+def test_a_block_that_is_there_is_not_measured_again() -> None:
+    found = passes(rounds=1, noise=0.02)
+    assert not sweep_demo.still(Block(0, point(0), (), 0), found)
+
+
+def test_a_tune_is_compared_with_the_best_of_each_point() -> None:
+    sweep = {"points": list(rows(passes(rounds=2, noise=0.0, drift=0.0)).values())}
     said = [
         {
             "workload": "code",
             "concurrency": 1,
             "num_speculative_tokens": tokens,
-            "predicted": {"speedup": {"value": gain * 1.05}, "output_tokens_per_s": gain * 10 * 1.08},
+            "predicted": {
+                "speedup": {"value": truth(tokens) * 1.05},
+                "output_tokens_per_s": truth(tokens) * sweep["points"][0]["output_tokens_per_s"] * 1.08,
+            },
         }
-        for tokens, gain in GAINS.items()
+        for tokens in GAINS
     ]
     tune = {
         "choice": {"num_speculative_tokens_by_concurrency": {"1": 5}},
         "points": said,
         "launches": 3,
     }
-    told = "\n".join(script.compared(sweep, [tune]))
+    told = "\n".join(sweepcompare.compared(sweep, [tune]))
     assert "chose K = 5" in told
-    assert "best K = 4, 2.000x: 2.5% less" in told
+    assert "best K = 4, 1.946x: 2.5% less" in told
     assert "predicted best K = 4" in told
     assert "best by prediction: 0.0% below the best in the median, 0.0% at most" in told
     assert "speedup predicted against measured: 5.0% off in the median of 8" in told

@@ -277,15 +277,16 @@ def test_an_error_of_the_user_of_the_server_is_raised_after_the_server_is_gone(
     assert nothing_is_left(watched.session, plan)
 
 
+@pytest.mark.parametrize("fault", ["exit-zero", "exit-slowly"])
 def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
-    fake_plan: FakePlan, tmp_path: Path
+    fake_plan: FakePlan, tmp_path: Path, fault: str
 ) -> None:
     def use(server: Server) -> None:
         while is_healthy(server.url):
             time.sleep(0.05)
         raise ConnectionError
 
-    plan = fake_plan("--fault", "exit-zero")
+    plan = fake_plan("--fault", fault)
     with pytest.raises(LaunchError, match="while serving"), running(plan, log_path=tmp_path / "l") as server:
         use(server)
 

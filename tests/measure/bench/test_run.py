@@ -6,7 +6,7 @@ Servers and load generator stand in; tests/engine/test_bench_traffic.py does it 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,6 +129,18 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
     assert world.connected == 2
     assert (again.models, again.versions, again.notes) == (first.models, first.versions, first.notes)
     assert again.passes == first.passes and again.workloads == first.workloads
+
+
+def test_arms_that_are_wanted_no_more_are_left_out_of_a_block(
+    wish: Wish, world: World, tmp_path: Path
+) -> None:
+    def still(_block: Block, passes: Sequence[Pass]) -> Collection[str]:
+        return {"a", "b"} if len(passes) < 2 else {"a"} if len(passes) < 3 else ()
+
+    with create(tmp_path / "run", {}) as directory:
+        again = bench(replace(wish, still=still), directory)
+        again.run()
+    assert sorted((done.block, done.arm) for done in again.passes) == [(0, "a"), (0, "b"), (1, "a")]
 
 
 def test_a_run_that_was_interrupted_before_its_first_block_was_not_resumed(

@@ -41,6 +41,12 @@ def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
+def test_a_block_may_be_all_prompts_once_whatever_the_load() -> None:
+    dealt = deal(prompts(5), Point("chat", 0.0, 2), sizes=Sizes(3, 0, is_whole=True), launch=0)
+    assert [sorted(item.id for item in block) for block in dealt] == [[f"p{index}" for index in range(5)]] * 3
+    assert len({tuple(item.id for item in block) for block in dealt}) > 1
+
+
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
     (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2, 0), launch=0)
     assert len({item.id for item in first}) == len(first) == 12
