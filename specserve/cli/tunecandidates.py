@@ -117,7 +117,6 @@ def _planned(
         most_tokens=most,
         rungs=rungs,
         why_no_ladder=reason,
-        follows_schedule=reason is None,
         is_own=idea.is_own,
     )
     if rungs or most < 3:

@@ -40,7 +40,7 @@ class Candidate:
     rungs: Mapping[int, int] = field(default_factory=dict)
     """K by batch size, where several are measured in this launch; else K_max at all."""
     why_no_ladder: str | None = None
-    follows_schedule: bool = True
+    """Why it has one K at every load; None: it follows a schedule by batch size."""
     is_own: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     """What its launch has beside the profile's."""
@@ -48,6 +48,11 @@ class Candidate:
     """vLLM's model runner."""
     small: bool = False
     """A second launch with a small K, where one launch has only one K."""
+
+    @property
+    def follows_schedule(self) -> bool:
+        """Whether it drafts as many tokens as a schedule by batch size says."""
+        return self.why_no_ladder is None
 
     def tokens_at(self, load: int) -> int:
         """What it drafts at this load."""

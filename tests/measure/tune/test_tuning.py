@@ -52,7 +52,7 @@ def known_of_two_launches(truth: StepModel, *, chance: float) -> tuple[Known, di
         machine.run(cell.block, arm="few", launch=2, tokens_at=few.tokens_at, speculates=True)
         for cell in cells(wanted, chosen, candidate=few)
     ]
-    found = known_of(wanted, passes, replace(own, follows_schedule=False), launches=[1, 2])
+    found = known_of(wanted, passes, replace(own, why_no_ladder="it has none"), launches=[1, 2])
     return found, swept(machine, wanted, chosen)
 
 
