@@ -9,12 +9,13 @@ The servers of all K run at the same time as the one without speculation and tak
 the same prompts on every server, right after one another, so that a drift of the machine is in the rates and not in the
 speedups. Twelve prompts drawn from each workload make the blocks, and come again: what their repeats differ by is the
 half-width, which is therefore one for these prompts. A K that is behind the best by more than 3 % and the half-widths
-gets no more blocks; the others get them until their half-widths are 2 %.
+gets no more blocks; the others get them until their half-widths over all workloads are 2 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -102,6 +103,7 @@ def _found(directory: RunDirectory) -> dict[str, Any]:
 def measure(asked: argparse.Namespace) -> int:
     """Measure what is not there yet; 1 where points still need more blocks."""
     arms = [_arm(asked.profile, None), *(_arm(asked.profile, int(each)) for each in asked.tokens.split(","))]
+    workloads = len(asked.workloads.split(","))
     with _directory(asked.output, asked.max_tokens) as directory, stop_on_signals() as stop:
         files = dict(_groups(asked, directory.path / "prompts"))
         wish = Wish(
@@ -114,23 +116,23 @@ def measure(asked: argparse.Namespace) -> int:
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
-            still=still,
+            still=functools.partial(still, workloads=workloads),
         )
         Bench(wish, directory, _tell, stop).run()
         passes = directory.passes()
         sys.stdout.write("\n".join(table(_found(directory))) + "\n")
-    return int(any(wanted(rows(at, held)) for at, held in by_place(passes).items()))
+    return int(any(wanted(rows(at, held), workloads=workloads) for at, held in by_place(passes).items()))
 
 
-def still(block: Block, passes: Sequence[Pass]) -> Collection[str]:
-    """The servers that a block is still wanted of: all while each group of its place had less than one."""
+def still(block: Block, passes: Sequence[Pass], *, workloads: int = 1) -> Collection[str]:
+    """The servers that a block is still wanted of."""
     if any(done.block == block.number and done.arm == BASELINE for done in passes):
         return ()
     here = [done for done in passes if place(done.point) == place(block.point)]
-    every = frozenset({BASELINE, *(arm_name(tokens) for tokens in range(1, MOST_TOKENS + 1))})
-    if not any(done.point == block.point for done in here):
-        return every
-    return wanted(rows(place(block.point), here))
+    found = wanted(rows(place(block.point), here), workloads=workloads)
+    if found is None:
+        return frozenset({BASELINE, *(arm_name(tokens) for tokens in range(1, MOST_TOKENS + 1))})
+    return found
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:

@@ -17,11 +17,12 @@ from specserve.measure.student import quantile
 from specserve.measure.tune.steady import steady
 
 WIDEST = 0.02
-"""Half a 95 % interval of a speedup, as a share, above which a K that may be the best needs more blocks."""
+"""Half a 95 % interval of a K's speedup over all workloads, as a share, that is wanted where it may be the best."""
 BEHIND = 0.03
 """A K that is behind the best by more than this and both half-widths gets no more blocks."""
-FAR_BEHIND = 0.12
-"""The same while nothing is known of the widths."""
+FAR_BEHIND = 0.15
+"""The same while nothing is known of the widths, after two blocks."""
+_LEAST_BLOCKS = 2
 _SEPARATOR = "."
 _UNKNOWN = 9.0
 
@@ -51,7 +52,8 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
     """One for each K of a place, K = 0 first.
 
     Within a group of prompts a pass's log rate is one of its server plus one of its block, and noise (a two-way
-    layout, by least squares); the noise is taken to be alike in all groups of a place.
+    layout, by least squares); the noise is taken to be alike in all groups of a place. A K that has not been measured
+    in a group is taken to be as far from the K that was measured most as it is elsewhere.
     """
     groups = [_fitted(rates) for rates in _rates(passes).values()]
     groups = [group for group in groups if len(group.arms) > 1]
@@ -63,27 +65,33 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
         variance = math.fsum(group.squares for group in groups) / freedom
         spread = math.sqrt(variance) * quantile(0.975, freedom=freedom)
     arms = sorted(set().union(*(group.arms for group in groups)) - {BASELINE}, key=_tokens)
+    most = max(arms, key=lambda arm: _blocks([group for group in groups if arm in group.arms], arm))
+    groups = [group for group in groups if most in group.arms]
     plain = _together(group.level for group in groups)
     found = [_row(at, 0, plain, 1.0, 0.0, _blocks(groups, BASELINE))]
     for arm in arms:
         held = [group for group in groups if arm in group.arms]
-        gain = _together(group.level + group.gain[arm] for group in held) / _together(
-            group.level for group in held
-        )
+        if not held:
+            continue
+        off = statistics.fmean(group.gain[arm] - group.gain[most] for group in held)
+        rate = _together(group.level + group.gain.get(arm, group.gain[most] + off) for group in groups)
         width = math.sqrt(math.fsum(group.variance[arm] for group in held)) / len(held)
         half = spread * width if math.isfinite(spread) else _UNKNOWN
-        found.append(_row(at, _tokens(arm), plain * gain, gain, half, _blocks(held, arm)))
+        found.append(_row(at, _tokens(arm), rate, rate / plain, half, _blocks(held, arm)))
     return found
 
 
-def wanted(found: Sequence[Row]) -> frozenset[str]:
+def wanted(found: Sequence[Row], *, workloads: int) -> frozenset[str] | None:
     """The servers that a place needs more blocks of: those that may have the best K, and the one without speculation.
 
-    None where all of them are known well enough, or where none comes near to no speculation.
+    Empty where they are known well enough (over so many workloads), or where none comes near to no speculation. None:
+    all of them, while there is too little to tell.
     """
+    if not found or found[0]["blocks"] < _LEAST_BLOCKS:
+        return None
     best = max(found, key=lambda row: row["speedup"])
     near = [row for row in found if row["num_speculative_tokens"] and not _is_behind(row, best)]
-    if all(row["half_width"] <= WIDEST for row in near):
+    if all(row["half_width"] <= WIDEST * math.sqrt(workloads) for row in near):
         return frozenset()
     return frozenset({BASELINE, *(arm_name(row["num_speculative_tokens"]) for row in near)})
 
@@ -100,19 +108,41 @@ def data(passes: Sequence[Pass], about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:
-    """For a person: speedups, the best marked."""
-    for (workload, load), held in by_load(found["points"]).items():
-        best = max(held, key=lambda row: row["speedup"])
+    """For a person: speedups by workload and over all of them, the best marked."""
+    places = by_load(found["points"])
+    loads = sorted({load for _, load in places})
+    for (workload, load), held in places.items():
         yield f"{workload}, {load} at once: {held[0]['output_tokens_per_s']:.1f} tokens/s without speculation"
-        for row in held[1:]:
-            mark = "*" if row is best else " "
-            told = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
-            more = ""
-            if _is_behind(row, best):
-                more = ", behind"
-            elif row["half_width"] > WIDEST:
-                more = ", needs more"
-            yield f"  {mark} K = {row['num_speculative_tokens']}: {told}{more}"
+        yield from _lines(held)
+    for load in loads:
+        yield f"all workloads, {load} at once"
+        yield from _lines(over_all([held for (_, each), held in places.items() if each == load]))
+
+
+def _lines(held: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    best = max(held, key=lambda row: row["speedup"])
+    for row in held[1:]:
+        mark = "*" if row is best else " "
+        told = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
+        more = ", behind" if _is_behind(row, best) else ""
+        yield f"  {mark} K = {row['num_speculative_tokens']}: {told}{more}"
+
+
+def over_all(workloads: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
+    """Rows of one load over its workloads: geometric means, K that all of them have."""
+    shared = set.intersection(*({row["num_speculative_tokens"] for row in held} for held in workloads))
+    found = []
+    for tokens in sorted(shared):
+        rows_of = [row for held in workloads for row in held if row["num_speculative_tokens"] == tokens]
+        found.append(
+            {
+                "num_speculative_tokens": tokens,
+                "speedup": math.exp(statistics.fmean(math.log(row["speedup"]) for row in rows_of)),
+                "half_width": math.sqrt(math.fsum(row["half_width"] ** 2 for row in rows_of)) / len(rows_of),
+                "blocks": sum(row["blocks"] for row in rows_of),
+            }
+        )
+    return found
 
 
 def by_load(points: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[Mapping[str, Any]]]:

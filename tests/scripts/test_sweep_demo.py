@@ -109,13 +109,28 @@ def test_k_that_fall_behind_get_no_more_blocks_and_the_best_ones_get_them_until_
         arms = frozenset(sweep_demo.still(Block(number, point(number % GROUPS), (), 0), found))
         asked.append(arms)
         found += block_of(number, arms, rng=rng, noise=0.02, drift=0.2)
-    assert asked[:GROUPS] == [EVERY] * GROUPS
+    assert asked[:2] == [EVERY] * 2
     assert asked[-1] == frozenset()
     assert all(BASELINE in arms for arms in asked if arms)
     told = rows(found)
     assert told[4]["half_width"] <= sweepdata.WIDEST
     assert told[1]["blocks"] < told[4]["blocks"]
     assert "* K = 4" in "\n".join(sweepdata.table(sweepdata.data(found, {})))
+
+
+def test_a_k_that_is_not_measured_in_a_group_stays_as_far_from_the_others_as_it_is_elsewhere() -> None:
+    cut = [
+        each for each in passes(rounds=2, noise=0.0, drift=0.0) if each.arm != "k1" or each.block % GROUPS < 2
+    ]
+    assert rows(cut)[1]["speedup"] == pytest.approx(truth(1), rel=1e-4)
+    assert rows(cut)[1]["blocks"] == 4
+
+
+def test_over_three_workloads_a_half_width_is_less_by_the_root_of_three() -> None:
+    of_one = [{"num_speculative_tokens": 1, "speedup": 2.0, "half_width": 0.03, "blocks": 4}]
+    (row,) = sweepdata.over_all([of_one] * 3)
+    assert row["half_width"] == pytest.approx(0.03 / math.sqrt(3))
+    assert row["speedup"] == pytest.approx(2.0) and row["blocks"] == 12
 
 
 def test_a_block_that_is_there_is_not_measured_again() -> None:
