@@ -18,7 +18,7 @@ import pytest
 from specserve.profile.load import load_profile
 from tests.engine.conftest import ROOT, tiny_profile
 
-pytestmark = [pytest.mark.engine, pytest.mark.soak]
+pytestmark = pytest.mark.engine
 QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--prompts", "2", "--max-tokens", "12"]
 LIMIT_S = 600.0
 
