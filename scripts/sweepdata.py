@@ -173,10 +173,11 @@ def _rates(passes: Sequence[Pass]) -> dict[str, dict[tuple[int, str], float]]:
         if done.output_tokens:
             rate = math.log(done.output_tokens / done.duration_s)
             found.setdefault(done.point.workload, {})[done.block, done.arm] = rate
-    return {
+    whole = {
         name: {key: rate for key, rate in held.items() if (key[0], BASELINE) in held}
         for name, held in found.items()
     }
+    return {name: held for name, held in whole.items() if held}
 
 
 def _fitted(rates: Mapping[tuple[int, str], float]) -> _Group:

@@ -99,6 +99,7 @@ def test_a_block_without_the_server_without_speculation_is_left_out() -> None:
     cut = [each for each in whole if each.block != 8 or each.arm == "k1"]
     told = rows(cut)
     assert told[1]["blocks"] == told[5]["blocks"] == 8
+    assert not rows([each for each in whole if each.arm == "k1"])
 
 
 def test_k_that_fall_behind_get_no_more_blocks_and_the_best_ones_get_them_until_they_are_known() -> None:
