@@ -7,9 +7,9 @@
 
 The servers of all K run at the same time as the one without speculation and take turns of a few seconds: a block is
 the same prompts on every server, right after one another, so that a drift of the machine is in the rates and not in the
-speedups. Twelve prompts drawn from each workload make the blocks, and come again: what their repeats differ by is the
-half-width, which is therefore one for these prompts. A K that is behind the best by more than 3 % and the half-widths
-gets no more blocks; the others get them until their half-widths over all workloads are 2 %.
+speedups. Six to twelve prompts drawn from each workload make the blocks, and come again: what their repeats differ by
+is the half-width, which is therefore one for these prompts. A K that is behind the best by more than 3 % and the
+half-widths gets no more blocks; the others get them until their half-widths over all workloads are 2 %.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ PROFILE = ROOT / "configs" / "demo.yaml"
 WORKLOADS = ("code", "json", "chat")
 PER_BLOCK = {1: 2, 2: 4, 4: 12, 8: 12}
 """Requests of a block by load: few, so that servers take turns before the machine drifts. Rates are at full load."""
-PROMPTS = 12
+PROMPTS = {1: 6, 2: 8, 4: 12, 8: 12}
+"""Of a workload by load: drawn once, those of a low load are among those of a high one."""
 MOST_TOKENS = 8
 KV_CACHE = "128M"
 """Of each server, so that nine of them fit into 24 GiB: 43,000 tokens of the demo's, of which a block holds 12,000."""
@@ -136,15 +137,15 @@ def still(block: Block, passes: Sequence[Pass], *, workloads: int = 1) -> Collec
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:
-    """By name, the load and the file of prompts of every group: twelve of a workload, drawn once."""
+    """By name, the load and the file of prompts of every group."""
     folder.mkdir(exist_ok=True)
     most = load_profile(str(asked.profile)).target.max_model_len
     for workload in asked.workloads.split(","):
         every = load(workload, chat=False, max_model_len=most, max_tokens=asked.max_tokens)
-        drawn = seeded(f"sweep {workload}").sample(every.prompts, PROMPTS)
+        drawn = seeded(f"sweep {workload}").sample(every.prompts, max(PROMPTS.values()))
         for at_once in map(int, asked.loads.split(",")):
             size = PER_BLOCK[at_once]
-            for number, first in enumerate(range(0, PROMPTS, size)):
+            for number, first in enumerate(range(0, PROMPTS[at_once], size)):
                 name = group_name(workload, at_once, number)
                 file = folder / f"{name}.jsonl"
                 file.write_text("".join(map(_line, drawn[first : first + size])), encoding="utf-8")

@@ -20,7 +20,7 @@ WIDEST = 0.02
 """Half a 95 % interval of a K's speedup over all workloads, as a share, that is wanted where it may be the best."""
 BEHIND = 0.03
 """A K that is behind the best by more than this and both half-widths gets no more blocks."""
-FAR_BEHIND = 0.15
+FAR_BEHIND = 0.2
 """The same while nothing is known of the widths, after two blocks."""
 _LEAST_BLOCKS = 2
 _SEPARATOR = "."

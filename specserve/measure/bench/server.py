@@ -22,6 +22,7 @@ from specserve.serve.endpoint import endpoint
 from specserve.serve.failures import Refused
 
 _COUNTERS_S = 2.0
+_WAKING_TOKENS = 4
 _NONCE = secrets.token_hex(8)
 """Of this run of the program: everything else in a salt comes from the seed, and a server may outlive the run."""
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -80,7 +81,7 @@ class Running:
             request_rate=point.request_rate,
             seed=block.seed,
         )
-        before = self._client.metrics()
+        before = self._wake(salt)
         sent = driver.send(traffic)
         self.check()
         self._refuse_silence(sent.requests)
@@ -145,6 +146,23 @@ class Running:
         body = self._content(prompt) | {"model": self.abilities.model}
         return self._client.count_tokens(body)
 
+    def _wake(self, salt: str | None) -> Metrics | None:
+        """A few tokens that are not measured, and the counters after them.
+
+        A server that had nothing to do while others had their turn is slow at first: its memory was taken from it, or
+        its clocks fell. On two cores with a kernel that reclaims idle memory that was 0.9 s.
+        """
+        before = self._client.metrics()
+        extra = {"cache_salt": f"{salt}.wake"} if salt else {}
+        body = {
+            "model": self.abilities.model,
+            "prompt": "Hello",
+            "max_tokens": _WAKING_TOKENS,
+            "temperature": 0,
+        }
+        self._client.post("completions", {**body, **extra}, model=self.abilities.model)
+        return None if before is None else self._settled(before, 1)
+
     def _refuse_silence(self, requests: Sequence[Any]) -> None:
         if any(request.ok for request in requests):
             return
@@ -155,18 +173,23 @@ class Running:
         )
 
     def _gained(self, before: Metrics | None, requests: int) -> Acceptance | None:
-        """The counters' gain; they hold a request a moment after its last chunk."""
+        """The counters' gain."""
         if before is None:
             return None
+        now = self._settled(before, requests)
+        if now is None or not now.speculates:
+            return None
+        gained = since_by_engine(before.acceptance, now=now.acceptance)
+        return gained if gained.drafts else None
+
+    def _settled(self, before: Metrics, requests: int) -> Metrics | None:
+        """The counters with so many requests more: they hold one a moment after its last chunk."""
         deadline = time.monotonic() + _COUNTERS_S
         while (now := self._client.metrics()) is not None:
             if now.finished_requests >= before.finished_requests + requests or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        if now is None or not now.speculates:
-            return None
-        gained = since_by_engine(before.acceptance, now=now.acceptance)
-        return gained if gained.drafts else None
+        return now
 
 
 def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool = False) -> Running:
