@@ -93,6 +93,8 @@ class Script:
     status: int = 200
     fault: str | None = None
     """`endless`, `huge`, `drip` (headers), `trickle` (body), `cut`, `gzip`, `silent`, `rubbish`, `elsewhere`."""
+    good_answers: int = 0
+    """Before the fault."""
     headers: list[dict[str, str]] = field(default_factory=list)
 
     @property
@@ -109,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.script.headers.append({name.lower(): value for name, value in self.headers.items()})
         with suppress(OSError):
-            self._answer(self.script.fault)
+            is_good = len(self.script.headers) <= self.script.good_answers
+            self._answer(None if is_good else self.script.fault)
 
     def _answer(self, fault: str | None) -> None:
         if fault == "silent":

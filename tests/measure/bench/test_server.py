@@ -16,6 +16,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.bench.server import Abilities, Running, connect
 from specserve.measure.workloads.workload import Prompt
+from specserve.metrics.acceptance import Acceptance
 from specserve.serve.client import Client
 from tests.measure.bench.making import request
 
@@ -34,7 +35,7 @@ def salts(name: str, *, prefix_cache: bool = True, takes_salt: bool = True) -> l
         sent.append(traffic)
         return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
 
-    client = cast(Client, SimpleNamespace(metrics=lambda: None))
+    client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
     running = Running(Arm(name, url=URL), URL, abilities, lambda: None, _client=client)
     block = Block(3, Point("chat", 0.0, 1, prefix_cache=prefix_cache), tuple(map(Item, PROMPTS)), seed=7)
@@ -58,6 +59,34 @@ def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: p
     assert salts("a") == earlier
     monkeypatch.setattr(server, "_NONCE", "drawn anew")
     assert not set(salts("a")) & set(earlier)
+
+
+def test_a_server_is_woken_before_a_pass_and_that_is_not_measured() -> None:
+    """Each finished request has one draft of four tokens."""
+    finished = 5
+    told: list[str] = []
+
+    def metrics() -> Any:
+        told.append("counters")
+        acceptance = {"0": Acceptance(finished, 4 * finished, 0)}
+        return SimpleNamespace(finished_requests=finished, speculates=True, acceptance=acceptance)
+
+    def answered(what: str, requests: int) -> None:
+        nonlocal finished
+        told.append(what)
+        finished += requests
+
+    def send(traffic: Traffic) -> Sent:
+        answered("pass", len(traffic.requests))
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
+
+    client = cast(Client, SimpleNamespace(metrics=metrics, post=lambda *_, **__: answered("wake", 1)))
+    abilities = Abilities("m", None, has_chat=False, takes_salt=True)
+    running = Running(Arm("a", url=URL), URL, abilities, lambda: None, _client=client)
+    block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
+    done, _ = running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
+    assert told == ["counters", "wake", "counters", "pass", "counters"]
+    assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
 
 
 CHAT = Prompt("chat", 8, messages=({"role": "user", "content": "hello"},))
