@@ -21,6 +21,9 @@ MOVES = {
     "memory": "a smaller draft, a smaller K, or more memory for the KV cache",
 }
 
+_IMPLAUSIBLE = 0.95
+"""Plain steps that a step with more tokens cannot take less than, but for drift."""
+
 
 def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = None) -> tuple[Cause, ...]:
     """What limits one K at one load, the largest first. `kv_tokens`: of the cache with and without speculation."""
@@ -38,7 +41,7 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
     whole = math.fsum(max(0.0, value) for value in lost.values()) or 1.0
     told = {
         "acceptance": f"{length:.2f} of {tokens + 1} tokens a step",
-        "verification cost": f"verifying {load * (tokens + 1)} tokens takes {verify_s / plain_s:.2f} plain steps",
+        "verification cost": _verification(load * (tokens + 1), verify_s / plain_s),
         "draft cost": f"{tokens} draft steps take {(step_s - verify_s) / step_s:.0%} of a step, "
         f"{(step_s - verify_s) / tokens / plain_s:.2f} plain steps each",
         "prefill": f"decoding alone is {decoding:.2f}x, whole requests are {row.speedup.value:.2f}x",
@@ -48,6 +51,15 @@ def causes(row: Row, *, steps: StepModel, kv_tokens: tuple[int, int] | None = No
         for name, value in sorted(lost.items(), key=lambda item: -item[1])
     ]
     return (*found, *_memory(kv_tokens))
+
+
+def _verification(tokens: int, plain_steps: float) -> str:
+    told = f"verifying {tokens} tokens takes {plain_steps:.2f} plain steps"
+    if plain_steps < _IMPLAUSIBLE:
+        told += (
+            ": less than one, so the machine was slower without speculation, or it is slow with single tokens"
+        )
+    return told
 
 
 def _memory(kv_tokens: tuple[int, int] | None) -> Sequence[Cause]:

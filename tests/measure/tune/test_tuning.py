@@ -202,6 +202,18 @@ def test_causes_account_for_all_of_what_is_missing(truth: StepModel) -> None:
         assert told[-1].told == "KV cache of 90 tokens instead of 100 (-10%)"
 
 
+def test_a_verification_that_takes_less_than_a_plain_step_is_told_to_be_none() -> None:
+    found, _, _ = known(MEMORY_BOUND, chance=0.7)
+    row, model = found.rows[0], next(iter(found.models.values()))
+    plain_ms = 1000 * model.at(row.concurrency, 0)
+    said = {
+        share: " ".join(cause.told for cause in causes(replace(row, step_ms=share * plain_ms), steps=model))
+        for share in (0.8, 1.2)
+    }
+    assert "takes 0.80 plain steps: less than one, so the machine was slower" in said[0.8]
+    assert "less than one" not in said[1.2]
+
+
 def test_the_largest_cause_is_the_one_that_was_made() -> None:
     def largest(truth: StepModel, chance: float, load: int) -> str:
         found, _, _ = known(truth, chance=chance)
