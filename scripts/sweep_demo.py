@@ -5,8 +5,8 @@
   scripts/sweep_demo.py data build/sweep > scripts/sweep_demo.json
   scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
-The servers of all K run at the same time as the one without speculation and take turns of a few seconds: a block is
-the same prompts on every server, right after one another, so that a drift of the machine is in the rates and not in the
+A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
+prompts on every server, right after one another, so that a drift of the machine is in the rates and not in the
 speedups. Six to twelve prompts drawn from each workload make the blocks, and come again: what their repeats differ by
 is the half-width, which is therefore one for these prompts. A K that is behind the best by more than 3 % and the
 half-widths gets no more blocks; the others get them until their half-widths over all workloads are 2 %.
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from sweepcompare import compared
-from sweepdata import arm_name, by_place, data, group_name, place, rows, table, wanted
+from sweepdata import by_place, data, group_name, place, rows, table, wanted
 
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
-from specserve.measure.bench.arms import BASELINE, Arm, sessions
+from specserve.measure.bench.arms import BASELINE, Arm, Session, sessions
 from specserve.measure.bench.fit import memory_bytes
 from specserve.measure.bench.news import News, Noted, Passed, Ready
 from specserve.measure.bench.records import Pass
@@ -50,7 +50,7 @@ PROMPTS = {1: 6, 2: 8, 4: 12, 8: 12}
 """Of a workload by load: drawn once, those of a low load are among those of a high one."""
 MOST_TOKENS = 8
 KV_CACHE = "128M"
-"""Of each server, so that nine of them fit into 24 GiB: 43,000 tokens of the demo's, of which a block holds 12,000."""
+"""Of each server: 43,000 tokens of the demo's, of which a block holds 12,000. Much more would crowd out the others."""
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
     )
     run.add_argument("--temperature", type=float, default=0.0)
     run.add_argument("--max-tokens", type=int, default=48)
-    run.add_argument("--at-once", type=int, default=MOST_TOKENS + 1, help="servers at the same time")
+    run.add_argument("--at-once", type=int, default=5, help="servers at the same time")
     run.add_argument("--profile", type=Path, default=PROFILE)
     for name in ("table", "data"):
         commands.add_parser(name).add_argument("run", type=Path)
@@ -83,7 +83,7 @@ def main() -> int:
     if asked.command == "compare":
         sys.stdout.write("\n".join(compared(_read(asked.sweep), list(map(_read, asked.tunes)))) + "\n")
         return 0
-    found = _found(resume(asked.run))
+    found = _found(asked.run)
     if asked.command == "data":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
     else:
@@ -96,20 +96,26 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
-def _found(directory: RunDirectory) -> dict[str, Any]:
-    about = {name: directory.content.get(name) for name in ("versions", "host", "max_tokens")}
-    return data(directory.passes(), about)
+def _found(path: Path) -> dict[str, Any]:
+    about: dict[str, Any] = {}
+    passes: list[Pass] = []
+    for each in sorted(path.glob("*/run.json")):
+        with resume(each.parent) as directory:
+            about = {name: directory.content.get(name) for name in ("versions", "host", "max_tokens")}
+            passes += directory.passes()
+    return data(passes, about)
 
 
 def measure(asked: argparse.Namespace) -> int:
     """Measure what is not there yet; 1 where points still need more blocks."""
     arms = [_arm(asked.profile, None), *(_arm(asked.profile, int(each)) for each in asked.tokens.split(","))]
+    found = sessions(arms, launches=1, at_once=asked.at_once)
     workloads = len(asked.workloads.split(","))
-    with _directory(asked.output, asked.max_tokens) as directory, stop_on_signals() as stop:
+    with _directory(asked) as directory, stop_on_signals() as stop:
         files = dict(_groups(asked, directory.path / "prompts"))
         wish = Wish(
             arms=tuple(arms),
-            sessions=sessions(arms, launches=1, at_once=asked.at_once),
+            sessions=found,
             points=tuple(
                 Point(name, asked.temperature, at_once, None, True) for name, (at_once, _) in files.items()
             ),
@@ -117,23 +123,30 @@ def measure(asked: argparse.Namespace) -> int:
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
-            still=functools.partial(still, workloads=workloads),
+            still=functools.partial(still, sessions=found, workloads=workloads),
         )
         Bench(wish, directory, _tell, stop).run()
         passes = directory.passes()
-        sys.stdout.write("\n".join(table(_found(directory))) + "\n")
-    return int(any(wanted(rows(at, held), workloads=workloads) for at, held in by_place(passes).items()))
+    names = [arm.name for arm in arms]
+    missing = [
+        at for at, held in by_place(passes).items() if wanted(rows(at, held), names, workloads=workloads)
+    ]
+    for workload, _, at_once in missing:
+        sys.stderr.write(f"{workload}, {at_once} at once: needs more blocks\n")
+    return int(bool(missing))
 
 
-def still(block: Block, passes: Sequence[Pass], *, workloads: int = 1) -> Collection[str]:
+def still(
+    block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session], workloads: int = 1
+) -> Collection[str]:
     """The servers that a block is still wanted of."""
     if any(done.block == block.number and done.arm == BASELINE for done in passes):
         return ()
     here = [done for done in passes if place(done.point) == place(block.point)]
-    found = wanted(rows(place(block.point), here), workloads=workloads)
-    if found is None:
-        return frozenset({BASELINE, *(arm_name(tokens) for tokens in range(1, MOST_TOKENS + 1))})
-    return found
+    there = max(
+        (each for each in sessions if each.first_block <= block.number), key=lambda each: each.first_block
+    )
+    return wanted(rows(place(block.point), here), there.arms, workloads=workloads)
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:
@@ -156,10 +169,12 @@ def _line(prompt: Prompt) -> str:
     return json.dumps({"id": prompt.id, "prompt": prompt.text, "max_tokens": prompt.max_tokens}) + "\n"
 
 
-def _directory(path: Path, max_tokens: int) -> RunDirectory:
+def _directory(asked: argparse.Namespace) -> RunDirectory:
+    """One for each combination of points: the numbers of blocks are theirs."""
+    path = asked.output / f"{asked.workloads}-{asked.loads}-{asked.temperature:g}".replace(",", "_")
     if (path / "run.json").exists():
         return resume(path)
-    about = {"versions": versions(), "host": host(platform_of_arms="cpu"), "max_tokens": max_tokens}
+    about = {"versions": versions(), "host": host(platform_of_arms="cpu"), "max_tokens": asked.max_tokens}
     return create(path, {"name": "sweep", "spent_s": 0.0, **about})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,19 +81,20 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
     return found
 
 
-def wanted(found: Sequence[Row], *, workloads: int) -> frozenset[str] | None:
-    """The servers that a place needs more blocks of: those that may have the best K, and the one without speculation.
+def wanted(found: Sequence[Row], arms: Collection[str], *, workloads: int) -> frozenset[str]:
+    """Of these servers, those that a place needs more blocks of: those that may have the best K, or are hardly known.
 
-    Empty where they are known well enough (over so many workloads), or where none comes near to no speculation. None:
-    all of them, while there is too little to tell.
+    None where half-widths are small enough (over so many workloads), or where none comes near to no speculation; else
+    the one without speculation is among them.
     """
-    if not found or found[0]["blocks"] < _LEAST_BLOCKS:
-        return None
-    best = max(found, key=lambda row: row["speedup"])
-    near = [row for row in found if row["num_speculative_tokens"] and not _is_behind(row, best)]
-    if all(row["half_width"] <= WIDEST * math.sqrt(workloads) for row in near):
-        return frozenset()
-    return frozenset({BASELINE, *(arm_name(row["num_speculative_tokens"]) for row in near)})
+    blocks = {arm_name(row["num_speculative_tokens"]): row["blocks"] for row in found}
+    need = {arm for arm in arms if arm != BASELINE and blocks.get(arm, 0) < _LEAST_BLOCKS}
+    if found:
+        best = max(found, key=lambda row: row["speedup"])
+        near = [row for row in found if row["num_speculative_tokens"] and not _is_behind(row, best)]
+        if any(row["half_width"] > WIDEST * math.sqrt(workloads) for row in near):
+            need |= {arm_name(row["num_speculative_tokens"]) for row in near}.intersection(arms)
+    return frozenset(need | {BASELINE}) if need else frozenset()
 
 
 def arm_name(tokens: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench.arms import BASELINE
+from specserve.measure.bench.arms import BASELINE, Session
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block
@@ -25,6 +25,7 @@ GAINS = {1: 1.4, 2: 1.7, 3: 1.9, 4: 2.0, 5: 1.95, 6: 1.8, 7: 1.6, 8: 1.5}
 EVERY = frozenset({BASELINE, *map(sweepdata.arm_name, GAINS)})
 GROUPS = 3
 AT = ("code", 0.0, 1)
+TOGETHER = (Session(0, tuple(sorted(EVERY))),)
 
 
 def point(group: int) -> Point:
@@ -107,7 +108,9 @@ def test_k_that_fall_behind_get_no_more_blocks_and_the_best_ones_get_them_until_
     found: list[Pass] = []
     asked: list[frozenset[str]] = []
     for number in range(30 * GROUPS):
-        arms = frozenset(sweep_demo.still(Block(number, point(number % GROUPS), (), 0), found))
+        arms = frozenset(
+            sweep_demo.still(Block(number, point(number % GROUPS), (), 0), found, sessions=TOGETHER)
+        )
         asked.append(arms)
         found += block_of(number, arms, rng=rng, noise=0.02, drift=0.2)
     assert asked[:2] == [EVERY] * 2
@@ -134,9 +137,18 @@ def test_over_three_workloads_a_half_width_is_less_by_the_root_of_three() -> Non
     assert row["speedup"] == pytest.approx(2.0) and row["blocks"] == 12
 
 
+def test_a_session_asks_for_its_own_k_and_for_none_of_another() -> None:
+    first, second = Session(0, (BASELINE, "k3", "k4")), Session(0, (BASELINE, "k5", "k6"), first_block=100)
+    found = [each for each in passes(rounds=1, noise=0.02) if each.arm in first.arms]
+    asked = sweep_demo.still(Block(101, point(0), (), 0), found, sessions=(first, second))
+    assert set(asked) == set(second.arms)
+    asked = sweep_demo.still(Block(5, point(0), (), 0), found, sessions=(first, second))
+    assert set(asked) == set(first.arms)
+
+
 def test_a_block_that_is_there_is_not_measured_again() -> None:
     found = passes(rounds=1, noise=0.02)
-    assert not sweep_demo.still(Block(0, point(0), (), 0), found)
+    assert not sweep_demo.still(Block(0, point(0), (), 0), found, sessions=TOGETHER)
 
 
 def test_a_tune_is_compared_with_the_best_of_each_point() -> None:
