@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from specserve.cli.commands import run
 from specserve.errors import SpecserveError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from loopback import Loopback
 from model_server import Model, serving
 
 QUICK = ("--no-smoke", "--temperature", "0", "--max-tokens", "16")
@@ -355,7 +356,7 @@ class Rubbish(BaseHTTPRequestHandler):
 )  # fmt: skip
 def test_a_server_that_sends_rubbish_is_an_error_in_words(status: int, body: bytes) -> None:
     handler = type("Handler", (Rubbish,), {"status": status, "body": body})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = Loopback(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -13,11 +13,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from loopback import Loopback
 
 FAULTS = (
     "500",  # on every request
@@ -87,7 +89,7 @@ class HubServer:
         class Handler(_Handler):
             server_of = hub
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = Loopback(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -115,13 +117,6 @@ class HubServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:  # a client went away
-        pass
 
 
 class _Handler(BaseHTTPRequestHandler):

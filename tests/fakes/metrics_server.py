@@ -8,7 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from loopback import Loopback
 
 
 @dataclass
@@ -152,13 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(0.02)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_args: object) -> None:
-        pass
-
-
 @contextmanager
 def serving(script: Script, *, port: int = 0) -> Iterator[str]:
     """The URL at which it answers."""
@@ -191,11 +186,11 @@ def traffic(script: Script, shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.3)) ->
         thread.join()
 
 
-def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> _Server:
+def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> Loopback:
     deadline = time.monotonic() + 5
     while True:
         try:
-            return _Server(("127.0.0.1", port), handler)
+            return Loopback(("127.0.0.1", port), handler)
         except OSError:
             if time.monotonic() > deadline:
                 raise

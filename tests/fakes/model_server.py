@@ -15,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from loopback import Loopback
 
 LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 SIZE = 60
@@ -262,8 +264,7 @@ def _logprobs(model: Model, ids: list[int], written: list[int], *, is_chat: bool
 def serving(model: Model) -> Iterator[str]:
     """The URL of a server with this model, on a free port of loopback."""
     handler = type("Handler", (_Handler,), {"model": model})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
+    server = Loopback(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -279,7 +280,7 @@ def main() -> None:
     port, faults = int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
     model = Model(**{name: float(value) for name, value in faults.items()})  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"model": model})).serve_forever()
+    Loopback(("127.0.0.1", port), type("Handler", (_Handler,), {"model": model})).serve_forever()
 
 
 if __name__ == "__main__":

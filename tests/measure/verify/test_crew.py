@@ -15,8 +15,9 @@ def nothing() -> None:
     """Of ticks."""
 
 
-def test_every_job_is_done_once_and_no_more_run_than_asked_for() -> None:
-    running, most, lock = 0, 0, threading.Lock()
+def test_every_job_is_done_once_and_as_many_run_as_asked_for_and_no_more() -> None:
+    """Each waits for two others: with fewer at once none would end."""
+    running, most, lock, three = 0, 0, threading.Lock(), threading.Barrier(3)
 
     def job(number: int) -> Callable[[], int]:
         def do() -> int:
@@ -24,15 +25,15 @@ def test_every_job_is_done_once_and_no_more_run_than_asked_for() -> None:
             with lock:
                 running += 1
                 most = max(most, running)
-            time.sleep(0.005)
+            three.wait(timeout=60)
             with lock:
                 running -= 1
             return number
 
         return do
 
-    found = list(Crew((job(number) for number in range(20)), concurrency=3).results(on_tick=nothing))
-    assert sorted(found) == list(range(20))
+    found = list(Crew((job(number) for number in range(21)), concurrency=3).results(on_tick=nothing))
+    assert sorted(found) == list(range(21))
     assert most == 3
 
 
