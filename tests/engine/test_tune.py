@@ -18,7 +18,10 @@ import pytest
 from specserve.profile.load import load_profile
 from tests.engine.conftest import ROOT, tiny_profile
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.soak,
+]  # minutes; test_bench_traffic.py interrupts the same code in CI
 QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--prompts", "2", "--max-tokens", "12"]
 LIMIT_S = 600.0
 
@@ -95,7 +98,6 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
     assert content["candidates"][0]["has_ladder"]
 
 
-@pytest.mark.soak
 def test_a_whole_tune_starts_three_servers_and_writes_what_it_chose(profile: Path) -> None:
     text = profile.read_text()
     profile.write_text(f"# mine\n{text}")
@@ -113,7 +115,6 @@ def test_a_whole_tune_starts_three_servers_and_writes_what_it_chose(profile: Pat
         assert len(content["confirmed"]) == 2
 
 
-@pytest.mark.soak
 def test_a_draft_as_large_as_the_target_is_told_to_gain_nothing(profile: Path) -> None:
     same = f"speculation.model={ROOT / 'demo' / 'target'}"
     content = json.loads(finished(tune(profile, "--set", same, "--no-confirm", "--format", "json")))
