@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.engine
 PROMPTS = demo_prompts(32)
-BF16_PROMPTS = PROMPTS[::2]
+BF16_PROMPTS = PROMPTS[::3]
 BF16 = {
     "target": {"dtype": "bfloat16"},
     "speculation": {"draft_sample_method": "probabilistic"},
@@ -106,7 +106,7 @@ def test_sampled_text_decodes_cleanly(bf16: tuple[Written, Written]) -> None:
     assert all(texts)
     # A byte-level model may once in a while write half a character by itself; at the end it is the token limit.
     broken = [text for text in texts if "\ufffd" in text.rstrip("\ufffd")]
-    assert len(broken) <= len(texts) // 32, broken
+    assert len(broken) <= 1, broken
 
 
 def test_sampled_tokens_are_as_likely_as_those_sampled_without_speculation(
