@@ -149,8 +149,8 @@ class Running:
     def _wake(self, salt: str | None) -> Metrics | None:
         """A few tokens that are not measured, and the counters after them.
 
-        A server that had nothing to do while others had their turn is slow at first, by 0.9 s where it was measured (five
-        servers on two cores); assumed: its memory was taken from it, or its clocks fell.
+        A server that had nothing to do while others had their turn is slow at first: by 0.9 s where it was measured
+        (five servers on two cores). Assumed: its memory was taken from it, or its clocks fell.
         """
         before = self._client.metrics()
         extra = {"cache_salt": f"{salt}.wake"} if salt else {}
