@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from sweepcompare import compared
-from sweepdata import by_place, data, group_name, place, rows, table, wanted
+from sweepdata import arm_name, by_place, data, group_name, place, rows, table, wanted
 
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
@@ -64,7 +64,7 @@ def main() -> int:
     run.add_argument("--minutes", type=float, default=80.0, help="of measuring")
     run.add_argument("--blocks", type=int, default=12, help="of each group of prompts, at most")
     run.add_argument("--workloads", default=",".join(WORKLOADS))
-    run.add_argument("--loads", default=",".join(map(str, PER_BLOCK)))
+    run.add_argument("--loads", default=",".join(map(str, PER_BLOCK)), help="of these, such as 4,8")
     run.add_argument(
         "--tokens", default=",".join(map(str, range(1, MOST_TOKENS + 1))), help="K, such as 1,4,8"
     )
@@ -79,6 +79,8 @@ def main() -> int:
     compare.add_argument("tunes", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "run":
+        if not set(asked.loads.split(",")) <= set(map(str, PER_BLOCK)):
+            parser.error(f"--loads takes some of {', '.join(map(str, PER_BLOCK))}, not {asked.loads!r}")
         return measure(asked)
     if asked.command == "compare":
         sys.stdout.write("\n".join(compared(_read(asked.sweep), list(map(_read, asked.tunes)))) + "\n")
@@ -186,7 +188,7 @@ def _arm(profile: Path, tokens: int | None) -> Arm:
     loaded, plan = prepare(
         str(profile), settings=settings, port=0, baseline=tokens is None, check=False, use_lock=False
     )
-    name = BASELINE if tokens is None else f"k{tokens}"
+    name = BASELINE if tokens is None else arm_name(tokens)
     loaded = loaded if tokens is not None else load_profile(str(profile))
     return Arm(
         name=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
         variance = math.fsum(group.squares for group in groups) / freedom
         spread = math.sqrt(variance) * quantile(0.975, freedom=freedom)
     arms = sorted(set().union(*(group.arms for group in groups)) - {BASELINE}, key=_tokens)
-    most = max(arms, key=lambda arm: _blocks([group for group in groups if arm in group.arms], arm))
+    most = max(arms, key=lambda arm: _blocks(groups, arm))
     groups = [group for group in groups if most in group.arms]
     plain = _together(group.level for group in groups)
     found = [_row(at, 0, plain, 1.0, 0.0, _blocks(groups, BASELINE))]
@@ -77,7 +77,7 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
         rate = _together(group.level + group.gain.get(arm, group.gain[most] + off) for group in groups)
         width = math.sqrt(math.fsum(group.variance[arm] for group in held)) / len(held)
         half = spread * width if math.isfinite(spread) else _UNKNOWN
-        found.append(_row(at, _tokens(arm), rate, rate / plain, half, _blocks(held, arm)))
+        found.append(_row(at, _tokens(arm), rate, rate / plain, half, _blocks(groups, arm)))
     return found
 
 
@@ -209,13 +209,13 @@ def _fitted(rates: Mapping[tuple[int, str], float]) -> _Group:
     )
 
 
-def _together(log_rates: Iterator[float] | Any) -> float:
+def _together(log_rates: Iterable[float]) -> float:
     """Tokens/s over groups that write as many tokens each: their times add up."""
     return 1 / statistics.fmean(math.exp(-rate) for rate in log_rates)
 
 
 def _blocks(groups: Sequence[_Group], arm: str) -> int:
-    return sum(group.blocks[arm] for group in groups)
+    return sum(group.blocks.get(arm, 0) for group in groups)
 
 
 def _is_behind(row: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
