@@ -6,10 +6,11 @@
   scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
 A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
-prompts on every server, right after one another, so that a drift of the machine is in the rates and not in the
-speedups. Six to twelve prompts drawn from each workload make the blocks, and come again: what their repeats differ by
-is the half-width, which is therefore one for these prompts. A K that is behind the best by more than 3 % and the
-half-widths gets no more blocks; the others get them until their half-widths over all workloads are 2 %.
+prompts on every server, right after one another. Steps are taken to be as long as on the calm machine
+(scripts/sweepcalm.py); other drifts of the machine are in the rates and not in the speedups. Four to twelve prompts
+drawn from each workload make the blocks, and come again: what their repeats differ by is the half-width, which is
+therefore one for these prompts. A K that is behind the best by more than 3 % and the half-widths gets no more blocks;
+the others get them until their half-widths over all workloads are 2 %.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from sweepcompare import compared
-from sweepdata import arm_name, by_place, data, group_name, place, rows, table, wanted
+from sweepdata import arm_name, data, group_name, place, table, told, wanted
 
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
@@ -44,9 +45,9 @@ from specserve.serve.stop import stop_on_signals
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "configs" / "demo.yaml"
 WORKLOADS = ("code", "json", "chat")
-PER_BLOCK = {1: 2, 2: 4, 4: 12, 8: 12}
+PER_BLOCK = {1: 2, 2: 4, 4: 8, 8: 12}
 """Requests of a block by load: few, so that servers take turns before the machine drifts. Rates are at full load."""
-PROMPTS = {1: 6, 2: 8, 4: 12, 8: 12}
+PROMPTS = {1: 4, 2: 8, 4: 8, 8: 12}
 """Of a workload by load: drawn once, those of a low load are among those of a high one."""
 MOST_TOKENS = 8
 KV_CACHE = "128M"
@@ -130,9 +131,7 @@ def measure(asked: argparse.Namespace) -> int:
         Bench(wish, directory, _tell, stop).run()
         passes = directory.passes()
     names = [arm.name for arm in arms]
-    missing = [
-        at for at, held in by_place(passes).items() if wanted(rows(at, held), names, workloads=workloads)
-    ]
+    missing = [at for at, held in told(passes).items() if wanted(held, names, workloads=workloads)]
     for workload, _, at_once in missing:
         sys.stderr.write(f"{workload}, {at_once} at once: needs more blocks\n")
     return int(bool(missing))
@@ -144,11 +143,12 @@ def still(
     """The servers that a block is still wanted of."""
     if any(done.block == block.number and done.arm == BASELINE for done in passes):
         return ()
-    here = [done for done in passes if place(done.point) == place(block.point)]
+    at = place(block.point)
+    alike = [done for done in passes if place(done.point)[1:] == at[1:]]
     there = max(
         (each for each in sessions if each.first_block <= block.number), key=lambda each: each.first_block
     )
-    return wanted(rows(place(block.point), here), there.arms, workloads=workloads)
+    return wanted(told(alike).get(at, []), there.arms, workloads=workloads)
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:

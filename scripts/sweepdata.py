@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from sweepcalm import Server, calm, doubts
 
 from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.student import quantile
-from specserve.measure.tune.steady import steady
 
 WIDEST = 0.02
 """Half a 95 % interval of a K's speedup over all workloads, as a share, that is wanted where it may be the best."""
@@ -23,10 +24,13 @@ BEHIND = 0.03
 FAR_BEHIND = 0.2
 """The same while nothing is known of the widths, after two blocks."""
 _LEAST_BLOCKS = 2
+_HUBER = 1.345
+_ROUNDS = 20
 _SEPARATOR = "."
 _UNKNOWN = 9.0
 
 Row = dict[str, Any]
+Floats = NDArray[np.float64]
 Place = tuple[str, float, int]
 
 
@@ -48,22 +52,23 @@ def by_place(passes: Sequence[Pass]) -> dict[Place, list[Pass]]:
     return found
 
 
-def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
-    """One for each K of a place, K = 0 first.
+def told(passes: Sequence[Pass]) -> dict[Place, list[Row]]:
+    """The rows of every place, on the calm machine."""
+    doubt = doubts(passes)
+    return {at: rows(at, held, doubt) for at, held in by_place(calm(passes)).items()}
+
+
+def rows(at: Place, passes: Sequence[Pass], doubt: Mapping[Server, float]) -> list[Row]:
+    """One for each K of a place, K = 0 first. `doubt`: half-widths of the calm steps.
 
     Within a group of prompts a pass's log rate is one of its server plus one of its block, and noise (a two-way
-    layout, by least squares); the noise is taken to be alike in all groups of a place. A K that has not been measured
-    in a group is taken to be as far from the K that was measured most as it is elsewhere.
+    layout), which is taken to be alike in all groups of a place but for a few passes in which the machine stood still
+    (Huber's M-estimate). A K that has not been measured in a group is taken to be as far from the K that was measured
+    most as it is elsewhere.
     """
-    groups = [_fitted(rates) for rates in _rates(passes).values()]
-    groups = [group for group in groups if len(group.arms) > 1]
+    groups, spread = _robust([held for held in _rates(passes).values() if len({arm for _, arm in held}) > 1])
     if not groups:
         return []
-    freedom = sum(group.freedom for group in groups)
-    spread = math.inf
-    if freedom:
-        variance = math.fsum(group.squares for group in groups) / freedom
-        spread = math.sqrt(variance) * quantile(0.975, freedom=freedom)
     arms = sorted(set().union(*(group.arms for group in groups)) - {BASELINE}, key=_tokens)
     most = max(arms, key=lambda arm: _blocks(groups, arm))
     groups = [group for group in groups if most in group.arms]
@@ -77,7 +82,8 @@ def rows(at: Place, passes: Sequence[Pass]) -> list[Row]:
         rate = _together(group.level + group.gain.get(arm, group.gain[most] + off) for group in groups)
         width = math.sqrt(math.fsum(group.variance[arm] for group in held)) / len(held)
         half = spread * width if math.isfinite(spread) else _UNKNOWN
-        found.append(_row(at, _tokens(arm), rate, rate / plain, half, _blocks(groups, arm)))
+        steps = math.hypot(*(doubt.get((each, *at[1:]), 0.0) for each in (BASELINE, arm)))
+        found.append(_row(at, _tokens(arm), rate, rate / plain, half, _blocks(groups, arm), steps=steps))
     return found
 
 
@@ -92,7 +98,7 @@ def wanted(found: Sequence[Row], arms: Collection[str], *, workloads: int) -> fr
     if found:
         best = max(found, key=lambda row: row["speedup"])
         near = [row for row in found if row["num_speculative_tokens"] and not _is_behind(row, best)]
-        if any(row["half_width"] > WIDEST * math.sqrt(workloads) for row in near):
+        if any(_joint([row] * workloads) > WIDEST for row in near):
             need |= {arm_name(row["num_speculative_tokens"]) for row in near}.intersection(arms)
     return frozenset(need | {BASELINE}) if need else frozenset()
 
@@ -104,8 +110,8 @@ def arm_name(tokens: int) -> str:
 
 def data(passes: Sequence[Pass], about: Mapping[str, Any]) -> dict[str, Any]:
     """All rows, as they are kept."""
-    points = [row for at, held in by_place(passes).items() for row in rows(at, held)]
-    return {"version": 2, "what": "every K on the demo pair, measured", **about, "points": points}
+    points = [row for held in told(passes).values() for row in held]
+    return {"version": 3, "what": "every K on the demo pair, measured", **about, "points": points}
 
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:
@@ -124,9 +130,9 @@ def _lines(held: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     best = max(held, key=lambda row: row["speedup"])
     for row in held[1:]:
         mark = "*" if row is best else " "
-        told = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
+        speedup = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
         more = ", behind" if _is_behind(row, best) else ""
-        yield f"  {mark} K = {row['num_speculative_tokens']}: {told}{more}"
+        yield f"  {mark} K = {row['num_speculative_tokens']}: {speedup}{more}"
 
 
 def over_all(workloads: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
@@ -139,11 +145,19 @@ def over_all(workloads: Sequence[Sequence[Mapping[str, Any]]]) -> list[Row]:
             {
                 "num_speculative_tokens": tokens,
                 "speedup": math.exp(statistics.fmean(math.log(row["speedup"]) for row in rows_of)),
-                "half_width": math.sqrt(math.fsum(row["half_width"] ** 2 for row in rows_of)) / len(rows_of),
+                "half_width": _joint(rows_of),
                 "blocks": sum(row["blocks"] for row in rows_of),
             }
         )
     return found
+
+
+def _joint(rows_of: Sequence[Mapping[str, Any]]) -> float:
+    """Of workloads together: what is in doubt of a step is so in all of them."""
+    own = math.fsum(row["half_width"] ** 2 - row["half_width_of_steps"] ** 2 for row in rows_of)
+    return math.hypot(
+        math.sqrt(own) / len(rows_of), statistics.fmean(row["half_width_of_steps"] for row in rows_of)
+    )
 
 
 def by_load(points: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
@@ -163,14 +177,17 @@ class _Group:
     gain: Mapping[str, float]
     variance: Mapping[str, float]
     blocks: Mapping[str, int]
-    squares: float
+    rest: Floats
+    """What the effects leave of each pass's log rate, as far as it would vary were they known."""
+    tells: NDArray[np.bool_]
+    """Which passes leave anything at all: a server's only pass in a group is met exactly."""
     freedom: int
 
 
 def _rates(passes: Sequence[Pass]) -> dict[str, dict[tuple[int, str], float]]:
-    """Log tokens/s at full load by block and server, for each group; blocks without a baseline are left out."""
+    """Log tokens/s by block and server, for each group; blocks without a baseline are left out."""
     found: dict[str, dict[tuple[int, str], float]] = {}
-    for done in map(steady, passes):
+    for done in passes:
         if done.output_tokens:
             rate = math.log(done.output_tokens / done.duration_s)
             found.setdefault(done.point.workload, {})[done.block, done.arm] = rate
@@ -181,30 +198,59 @@ def _rates(passes: Sequence[Pass]) -> dict[str, dict[tuple[int, str], float]]:
     return {name: held for name, held in whole.items() if held}
 
 
-def _fitted(rates: Mapping[tuple[int, str], float]) -> _Group:
+def _robust(places: Sequence[Mapping[tuple[int, str], float]]) -> tuple[list[_Group], float]:
+    """The groups by Huber's M-estimate, and half a 95 % interval for a variance of 1; infinite without repeats.
+
+    Of residuals beyond 1.345 deviations only the sign counts: 95 % of the efficiency of least squares on normal noise.
+    Variance as in Huber & Ronchetti, Robust Statistics (2009), 7.6; residuals by the median of their absolutes.
+    """
+    groups = [_fitted(held, np.ones(len(held))) for held in places]
+    freedom = sum(group.freedom for group in groups)
+    if not freedom:
+        return groups, math.inf
+    edge = math.inf
+    for _ in range(_ROUNDS):
+        rest = np.concatenate([group.rest[group.tells] for group in groups])
+        edge = max(_HUBER * 1.4826 * float(np.median(np.abs(rest))), 1e-12)
+        groups = [
+            _fitted(held, edge / np.maximum(np.abs(group.rest), edge))
+            for held, group in zip(places, groups, strict=True)
+        ]
+    rest = np.abs(np.concatenate([group.rest[group.tells] for group in groups]))
+    inside = float(np.mean(rest <= edge))
+    deviation = math.sqrt(float(np.mean(np.minimum(rest, edge) ** 2))) / inside
+    correction = 1 + (1 - freedom / rest.size) * (1 - inside) / inside
+    return groups, correction * deviation * quantile(0.975, freedom=freedom)
+
+
+def _fitted(rates: Mapping[tuple[int, str], float], weights: Floats) -> _Group:
+    """By weighted least squares; `variance` is that of equal weights."""
     arms = sorted({arm for _, arm in rates}, key=_tokens)
     blocks = sorted({block for block, _ in rates})
     design = np.zeros((len(rates), len(arms) + len(blocks)))
     for line, (block, arm) in enumerate(rates):
         design[line, arms.index(arm)] = 1.0
         design[line, len(arms) + blocks.index(block)] = 1.0
-    wanted_rates = np.array(list(rates.values()))
-    inverse = np.linalg.pinv(design.T @ design)
-    effects = inverse @ design.T @ wanted_rates
+    measured = np.array(list(rates.values()))
+    weighted = design * weights[:, None]
+    effects = np.linalg.pinv(weighted.T @ design) @ weighted.T @ measured
     others = [arm for arm in arms if arm != BASELINE]
     contrasts = np.zeros((len(others), design.shape[1]))
     for line, arm in enumerate(others):
         contrasts[line, arms.index(arm)] = 1.0
         contrasts[line, arms.index(BASELINE)] = -1.0
+    inverse = np.linalg.pinv(design.T @ design)
     variances = np.einsum("ij,jk,ik->i", contrasts, inverse, contrasts)
-    rest = wanted_rates - design @ effects
+    varies = 1 - np.einsum("ij,jk,ik->i", design, inverse, design)
+    tells = varies > 1e-6
     return _Group(
         arms=frozenset(arms),
-        level=statistics.fmean(rate for (_, arm), rate in rates.items() if arm == BASELINE),
+        level=float(effects[arms.index(BASELINE)] + np.mean(effects[len(arms) :])),
         gain=dict(zip(others, map(float, contrasts @ effects), strict=True)),
         variance=dict(zip(others, map(float, variances), strict=True)),
         blocks={arm: sum(1 for _, each in rates if each == arm) for arm in arms},
-        squares=float(rest @ rest),
+        rest=np.where(tells, (measured - design @ effects) / np.sqrt(np.where(tells, varies, 1.0)), 0.0),
+        tells=tells,
         freedom=len(rates) - (len(arms) + len(blocks) - 1),
     )
 
@@ -229,7 +275,9 @@ def _tokens(arm: str) -> int:
     return 0 if arm == BASELINE else int(arm.removeprefix("k"))
 
 
-def _row(at: Place, tokens: int, value: float, gain: float, half: float, blocks: int) -> Row:
+def _row(
+    at: Place, tokens: int, value: float, gain: float, half: float, blocks: int, *, steps: float = 0.0
+) -> Row:
     workload, temperature, load = at
     return {
         "workload": workload,
@@ -238,6 +286,7 @@ def _row(at: Place, tokens: int, value: float, gain: float, half: float, blocks:
         "num_speculative_tokens": tokens,
         "output_tokens_per_s": round(value, 3),
         "speedup": round(gain, 4),
-        "half_width": round(min(half, _UNKNOWN), 4),
+        "half_width": round(min(math.hypot(half, steps), _UNKNOWN), 4),
+        "half_width_of_steps": round(steps, 4),
         "blocks": blocks,
     }

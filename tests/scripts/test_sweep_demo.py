@@ -4,6 +4,7 @@ import math
 import random
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def passes(
 
 
 def rows(found: Sequence[Pass]) -> dict[int, Row]:
-    return {row["num_speculative_tokens"]: row for row in sweepdata.rows(AT, found)}
+    return {row["num_speculative_tokens"]: row for row in sweepdata.rows(AT, found, {})}
 
 
 def truth(tokens: int) -> float:
@@ -96,6 +97,20 @@ def test_the_half_width_covers_the_truth_in_95_of_100_sweeps() -> None:
             held += abs(math.log(told[tokens]["speedup"] / GAINS[tokens])) <= told[tokens]["half_width"]
             wide += 1
     assert 0.91 < held / wide < 0.985
+
+
+def test_a_pass_in_which_the_machine_stood_still_hardly_moves_anything() -> None:
+    whole = passes(rounds=4, noise=0.01, unlike=0.0)
+    late = [
+        replace(each, duration_s=each.duration_s * 1.5)
+        if (each.block, each.arm) in {(2, "k4"), (7, "k3")}
+        else each
+        for each in whole
+    ]
+    calm, told = rows(whole), rows(late)
+    for tokens in GAINS:
+        assert told[tokens]["speedup"] == pytest.approx(calm[tokens]["speedup"], rel=0.01)
+        assert told[tokens]["half_width"] < 2 * calm[tokens]["half_width"]
 
 
 def test_one_round_says_nothing_of_its_width() -> None:
@@ -137,10 +152,18 @@ def test_a_k_that_is_not_measured_in_a_group_stays_as_far_from_the_others_as_it_
     assert rows(cut)[1]["blocks"] == 4
 
 
-def test_over_three_workloads_a_half_width_is_less_by_the_root_of_three() -> None:
-    of_one = [{"num_speculative_tokens": 1, "speedup": 2.0, "half_width": 0.03, "blocks": 4}]
+def test_over_three_workloads_a_half_width_is_less_by_the_root_of_three_but_for_that_of_steps() -> None:
+    of_one = [
+        {
+            "num_speculative_tokens": 1,
+            "speedup": 2.0,
+            "half_width": 0.05,
+            "half_width_of_steps": 0.04,
+            "blocks": 4,
+        }
+    ]
     (row,) = sweepdata.over_all([of_one] * 3)
-    assert row["half_width"] == pytest.approx(0.03 / math.sqrt(3))
+    assert row["half_width"] == pytest.approx(math.hypot(0.03 / math.sqrt(3), 0.04))
     assert row["speedup"] == pytest.approx(2.0) and row["blocks"] == 12
 
 

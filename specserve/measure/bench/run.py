@@ -145,7 +145,8 @@ class Bench:
         """The arm's server: started here, or the one at its URL."""
         if arm.plan is None:
             assert arm.url is not None
-            yield self._connected(arm, arm.url, check=lambda: None)
+            with self._connected(arm, arm.url, check=lambda: None) as connected:
+                yield connected
             return
         plan = _placed(arm.plan, session.devices.get(arm.name))
         log_path = self.directory.log(f"{_file_name(arm.name)}-{session.launch}-{session.first_block}")
@@ -157,7 +158,8 @@ class Bench:
 
         with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
             self.on_news(news.Ready(arm.name, time.monotonic() - began))
-            yield self._connected(arm, server.url, check=server.check)
+            with self._connected(arm, server.url, check=server.check) as connected:
+                yield connected
 
     def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
         server = connect(arm, url, check=check, ignore_eos=self.wish.ignore_eos)

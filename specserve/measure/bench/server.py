@@ -22,7 +22,6 @@ from specserve.serve.endpoint import endpoint
 from specserve.serve.failures import Refused
 
 _COUNTERS_S = 2.0
-_WAKING_TOKENS = 4
 _NONCE = secrets.token_hex(8)
 """Of this run of the program: everything else in a salt comes from the seed, and a server may outlive the run."""
 _HELLO = [{"role": "user", "content": "Hello"}]
@@ -44,7 +43,7 @@ class Abilities:
 
 @dataclass(slots=True)
 class Running:
-    """An arm's server, ready for passes. `check` raises where it is gone."""
+    """An arm's server, ready for passes; a context manager. `check` raises where it is gone."""
 
     arm: Arm
     url: str
@@ -53,16 +52,25 @@ class Running:
     ignore_eos: bool = False
     _client: Client = field(repr=False, kw_only=True)
 
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._client.close()
+
     def warm_up(
         self, driver: Driver, prompts: Sequence[Prompt], *, concurrency: int, temperature: float
     ) -> None:
-        """Send prompts whose answers are not kept."""
+        """Send prompts whose answers are not kept, and wait until the counters hold them."""
         items = [
             Item(prompt, copy) for copy in range(1, -(-concurrency // len(prompts)) + 1) for prompt in prompts
         ]
         requests = [self._request(item, None) for item in items]
+        before = self._client.metrics()
         sent = driver.send(self._traffic(requests, temperature=temperature, concurrency=concurrency))
         self._refuse_silence(sent.requests)
+        if before is not None:
+            self._settled(before, len(sent.requests))
 
     def run(self, driver: Driver, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
         """One block. Also returns the answers' texts. Raises TrafficError where none was answered."""
@@ -81,7 +89,7 @@ class Running:
             request_rate=point.request_rate,
             seed=block.seed,
         )
-        before = self._wake(salt)
+        before = self._client.metrics()
         sent = driver.send(traffic)
         self.check()
         self._refuse_silence(sent.requests)
@@ -145,23 +153,6 @@ class Running:
             return None
         body = self._content(prompt) | {"model": self.abilities.model}
         return self._client.count_tokens(body)
-
-    def _wake(self, salt: str | None) -> Metrics | None:
-        """A few tokens that are not measured, and the counters after them.
-
-        A server that had nothing to do while others had their turn is slow at first: by 0.9 s where it was measured
-        (five servers on two cores). Assumed: its memory was taken from it, or its clocks fell.
-        """
-        before = self._client.metrics()
-        extra = {"cache_salt": f"{salt}.wake"} if salt else {}
-        body = {
-            "model": self.abilities.model,
-            "prompt": "Hello",
-            "max_tokens": _WAKING_TOKENS,
-            "temperature": 0,
-        }
-        self._client.post("completions", {**body, **extra}, model=self.abilities.model)
-        return None if before is None else self._settled(before, 1)
 
     def _refuse_silence(self, requests: Sequence[Any]) -> None:
         if any(request.ok for request in requests):

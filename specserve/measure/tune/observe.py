@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.records import Pass, Request
+from specserve.measure.tune.gaps import LEAST, steady_gaps_s
 from specserve.measure.tune.steady import steady
 from specserve.measure.tune.walk import Steps, steps_of
 from specserve.metrics.acceptance import Acceptance, total
-
-_LEAST_GAPS = 8
-_TINY_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     stepped = _stepped(good, counted=counted) if tokens else ()
     made = sum(each.tokens for each in stepped)
     steps = sum(len(each.accepted) + each.plain for each in stepped)
-    step_s = statistics.median(gaps) if len(gaps) >= _LEAST_GAPS else None
+    step_s = statistics.median(gaps) if len(gaps) >= LEAST else None
     per_step = made / steps if steps else (None if tokens else 1.0)
     return Observed(
         workload=point.workload,
@@ -115,41 +112,3 @@ def _held_up_s(kept: Sequence[Pass], *, step_s: float | None, per_step: float | 
     ]
     took_s, tokens = (statistics.fmean(values) for values in zip(*whole, strict=True))
     return max(0.0, took_s - (tokens - 1) / per_step * step_s)
-
-
-def steady_gaps_s(done: Pass) -> list[float]:
-    """Seconds between chunks while just as many requests ran as were meant to, and none was in its prefill.
-
-    A chunk is a step. Where there is no such time, all gaps at that load; where there is none of it either, all.
-    """
-    good = [request for request in done.requests if request.ok and request.chunk_gaps_ms]
-    load = _Load(good)
-    at_load: list[float] = []
-    alone: list[float] = []
-    every: list[float] = []
-    for request in good:
-        at = request.start_s + request.ttft_s
-        for gap in request.chunk_gaps_ms:
-            began, at = at, at + gap / 1000
-            every.append(gap / 1000)
-            if load.at(began + _TINY_S) == load.at(at - _TINY_S) == (done.point.concurrency or 1):
-                at_load.append(gap / 1000)
-                if not load.prefills(began, at):
-                    alone.append(gap / 1000)
-    return next((found for found in (alone, at_load) if len(found) >= _LEAST_GAPS), every)
-
-
-class _Load:
-    """How many requests ran when."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._starts = sorted(request.start_s for request in requests)
-        self._ends = sorted(request.start_s + request.latency_s for request in requests)
-        self._firsts = sorted(request.start_s + request.ttft_s for request in requests)
-
-    def at(self, time_s: float) -> int:
-        return bisect_right(self._starts, time_s) - bisect_right(self._ends, time_s)
-
-    def prefills(self, begin_s: float, end_s: float) -> bool:
-        """Whether some request waited for its first token in that time."""
-        return bisect_right(self._starts, end_s - _TINY_S) > bisect_right(self._firsts, begin_s + _TINY_S)

@@ -254,7 +254,8 @@ class Tune:
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update(kv_tokens=self.kv_tokens)
-            yield connect(arm, server.url, check=server.check)
+            with connect(arm, server.url, check=server.check) as connected:
+                yield connected
 
     def _prepare(self, server: Running) -> None:
         """The prompts, as this server can take them; kept, so that a resumed tune sends the same."""

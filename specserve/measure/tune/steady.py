@@ -8,34 +8,35 @@ began together end apart.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specserve.measure.bench.records import Pass, Request
+from specserve.measure.tune.gaps import steady_gaps_s
 
 _LEAST_SHARE = 0.25
 """Of a pass at the full load: less says nothing, and the pass is taken as it is."""
 
 
 def steady(done: Pass) -> Pass:
-    """The pass at its full load: each request goes on as it went until the load fell, and one follows another.
+    """The pass at its full load: each request goes on in its steps, and one follows another.
 
-    A rate of it is the load times the tokens over the requests' times (Little's law). Requests that failed stay as
-    they are. The pass itself where it has no load above 1, or was hardly ever at it.
+    A rate of it is the load times the tokens over the requests' times (Little's law). Waits for prefills stay those
+    that were: each prefill came while all requests ran, and what it took of each of them is there once. Requests that
+    failed stay as they are. The pass itself where it has no load above 1, or was hardly ever at it.
     """
     load = done.point.concurrency
     good = [request for request in done.requests if request.ok]
     if load is None or load < 2 or not good:
         return done
     end_s = _last_full_s(good, load=load)
-    parts = {request.id: _until(request, end_s) for request in good}
-    decoding_s = math.fsum(part.time_s for part in parts.values())
-    chunks = sum(part.tokens for part in parts.values())
-    if end_s < _LEAST_SHARE * done.duration_s or chunks <= 0:
+    gaps_s = steady_gaps_s(done)
+    if end_s < _LEAST_SHARE * done.duration_s or not gaps_s:
         return done
-    usual_s = decoding_s / chunks
+    step_s = statistics.median(gaps_s)
     requests = tuple(
-        _gone_on(request, parts[request.id], usual_s=usual_s) if request.ok else request
+        _gone_on(request, _until(request, end_s), step_s=step_s) if request.ok else request
         for request in done.requests
     )
     whole_s = math.fsum(request.latency_s for request in requests if request.ok)
@@ -47,7 +48,6 @@ class _Part:
     """Of one request, what lies after its first token and before the load fell."""
 
     time_s: float
-    tokens: float
     chunks: int
 
 
@@ -68,7 +68,7 @@ def _last_full_s(requests: Sequence[Request], *, load: int) -> float:
 
 
 def _until(request: Request, end_s: float) -> _Part:
-    """Up to the last chunk that came by then; a chunk is an equal part of the tokens."""
+    """Up to the last chunk that came by then."""
     left_s = end_s - request.start_s - request.ttft_s + 1e-6
     came, time_s = 0, 0.0
     for gap_ms in request.chunk_gaps_ms:
@@ -76,15 +76,13 @@ def _until(request: Request, end_s: float) -> _Part:
             break
         time_s += gap_ms / 1000
         came += 1
-    share = came / len(request.chunk_gaps_ms) if request.chunk_gaps_ms else 0.0
-    return _Part(time_s, (request.output_tokens - 1) * share, came)
+    return _Part(time_s, came)
 
 
-def _gone_on(request: Request, part: _Part, *, usual_s: float) -> Request:
-    """The whole request at the pace of its part, or at the usual one where it had none."""
-    rest = request.output_tokens - 1 - part.tokens
-    if rest <= 0:
+def _gone_on(request: Request, part: _Part, *, step_s: float) -> Request:
+    """The whole request, each of its other chunks after a step of the full load."""
+    rest = len(request.chunk_gaps_ms) - part.chunks
+    if not rest:
         return request
-    pace_s = part.time_s / part.tokens if part.tokens else usual_s
-    latency_s = request.ttft_s + part.time_s + rest * pace_s
+    latency_s = request.ttft_s + part.time_s + rest * step_s
     return replace(request, latency_s=latency_s, chunk_gaps_ms=request.chunk_gaps_ms[: part.chunks])

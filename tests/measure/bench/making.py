@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Self
 
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.records import Pass, Request
@@ -94,3 +96,15 @@ def planned(
         shutdown_timeout_s=1,
     )
     return Arm(name, plan, is_baseline=is_baseline, model="m", ranks=ranks, memory_bytes=memory)
+
+
+class Connected(SimpleNamespace):
+    """In the place of a server's connection: what it is made of, and whether it is closed."""
+
+    is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True

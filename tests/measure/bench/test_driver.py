@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -60,6 +63,19 @@ def test_a_pass_is_its_requests_and_its_time(tmp_path: Path) -> None:
         assert (request.output_tokens, request.tpot_s, request.finish_reason) == (5, 0.1, "stop")
         assert request.acceptance is not None and request.acceptance.accepted_tokens == 3
         assert sent.texts == {"p1": "hello"}
+
+
+def test_before_another_server_has_its_turn_the_last_one_falls_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested_s: list[float] = []
+    clock = SimpleNamespace(sleep=rested_s.append, monotonic=lambda: 100 + math.fsum(rested_s))
+    monkeypatch.setattr("specserve.measure.bench.driver.time", clock)
+    other = replace(TRAFFIC, url="http://127.0.0.1:2")
+    with driver(tmp_path, GOOD) as generator:
+        for traffic, wanted_s in ((TRAFFIC, 0.0), (TRAFFIC, 0.0), (other, 1.1), (other, 1.1), (TRAFFIC, 2.2)):
+            generator.send(traffic)
+            assert math.fsum(rested_s) == pytest.approx(wanted_s)
 
 
 def test_a_pass_that_cannot_be_sent_is_told_and_the_next_one_can(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.bench.server import Abilities
 from specserve.measure.workloads.workload import Prompt
 from specserve.serve.stop import StopRequest
-from tests.measure.bench.making import request
+from tests.measure.bench.making import Connected, request
 
 ARMS = (Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2"))
 POINT = Point("mine", 0.0, 1)
@@ -41,14 +41,13 @@ class World:
     vllm: str = "0.32.0"
     ends_after: int | None = None
     """Passes until somebody interrupts."""
-    connected: int = 0
+    connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
 
     def connect(self, arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool) -> Any:
         """In the place of a server's first questions."""
         del url, check, ignore_eos
-        self.connected += 1
 
         def send(_driver: object, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
             if self.ends_after is not None and len(self.sent) >= self.ends_after:
@@ -61,10 +60,13 @@ class World:
             self.counted.append(prompt.id)
             return len(prompt.content) // 4
 
-        return SimpleNamespace(
-            arm=replace(arm, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
-            check=lambda: None, warm_up=lambda *_, **__: None,
+        self.connections.append(
+            Connected(
+                arm=replace(arm, model=self.abilities.model), abilities=self.abilities, run=send, count=count,
+                check=lambda: None, warm_up=lambda *_, **__: None,
+            )
         )  # fmt: skip
+        return self.connections[-1]
 
     def driver(self, **_: object) -> Any:
         """In the place of the load generator."""
@@ -121,12 +123,12 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
     with create(tmp_path / "run", {}) as directory:
         first = bench(wish, directory)
         first.run()
-        assert world.connected == 2
+        assert len(world.connections) == 2 and all(each.is_closed for each in world.connections)
     with resume(tmp_path / "run") as directory:
         again = bench(wish, directory)
         again.run()
         assert "resumed" not in directory.content
-    assert world.connected == 2
+    assert len(world.connections) == 2
     assert (again.models, again.versions, again.notes) == (first.models, first.versions, first.notes)
     assert again.passes == first.passes and again.workloads == first.workloads
 

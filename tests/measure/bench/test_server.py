@@ -61,31 +61,32 @@ def test_a_run_with_the_same_seed_finds_nothing_of_an_earlier_one(monkeypatch: p
     assert not set(salts("a")) & set(earlier)
 
 
-def test_a_server_is_woken_before_a_pass_and_that_is_not_measured() -> None:
-    """Each finished request has one draft of four tokens."""
-    finished = 5
-    told: list[str] = []
+def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() -> None:
+    """Each finished request has one draft of four tokens; the counters hold the last one a moment after its end."""
+    finished, late = 5, 0
 
     def metrics() -> Any:
-        told.append("counters")
-        acceptance = {"0": Acceptance(finished, 4 * finished, 0)}
-        return SimpleNamespace(finished_requests=finished, speculates=True, acceptance=acceptance)
-
-    def answered(what: str, requests: int) -> None:
-        nonlocal finished
-        told.append(what)
-        finished += requests
+        nonlocal finished, late
+        told = SimpleNamespace(
+            finished_requests=finished,
+            speculates=True,
+            acceptance={"0": Acceptance(finished, 4 * finished, 0)},
+        )
+        finished, late = finished + late, 0
+        return told
 
     def send(traffic: Traffic) -> Sent:
-        answered("pass", len(traffic.requests))
+        nonlocal finished, late
+        finished, late = finished + len(traffic.requests) - 1, 1
         return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
 
-    client = cast(Client, SimpleNamespace(metrics=metrics, post=lambda *_, **__: answered("wake", 1)))
+    client = cast(Client, SimpleNamespace(metrics=metrics))
     abilities = Abilities("m", None, has_chat=False, takes_salt=True)
     running = Running(Arm("a", url=URL), URL, abilities, lambda: None, _client=client)
+    generator = cast(Driver, SimpleNamespace(send=send))
+    running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
-    done, _ = running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
-    assert told == ["counters", "wake", "counters", "pass", "counters"]
+    done, _ = running.run(generator, block, launch=0)
     assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
 
 
@@ -98,11 +99,12 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
 ) -> None:
     monkeypatch.setenv("MY_KEY", "k")
     script = Script(counts=counts, key="k")
-    with serving(script) as url:
-        running = connect(Arm("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None)
-        with running._client:
-            assert running.abilities.can_count == counts
-            told = [running.count(CHAT), running.count(PROMPTS[0])]
+    with (
+        serving(script) as url,
+        connect(Arm("a", url=url, api_key_env="MY_KEY"), url, check=lambda: None) as running,
+    ):
+        assert running.abilities.can_count == counts
+        told = [running.count(CHAT), running.count(PROMPTS[0])]
     wanted: list[int | None] = [15, 6] if counts else [None, None]
     assert told == wanted
     # the key is for /v1 alone
@@ -111,8 +113,6 @@ def test_a_server_is_asked_how_long_a_prompt_is_where_it_can_tell(
 
 def test_a_server_that_stops_to_tell_is_not_believed() -> None:
     script = Script(counts=True)
-    with serving(script) as url:
-        running = connect(Arm("a", url=url), url, check=lambda: None)
+    with serving(script) as url, connect(Arm("a", url=url), url, check=lambda: None) as running:
         script.counts = False
-        with running._client:
-            assert running.abilities.can_count and running.count(CHAT) is None
+        assert running.abilities.can_count and running.count(CHAT) is None

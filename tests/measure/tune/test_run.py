@@ -26,6 +26,7 @@ from specserve.measure.tune.wish import BASELINE, TUNED, Wish
 from specserve.measure.workloads.workload import Workload
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.stop import StopRequest
+from tests.measure.bench.making import Connected
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 
@@ -88,7 +89,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
             return done, {}
 
         abilities = SimpleNamespace(has_chat=False, max_model_len=None)
-        return SimpleNamespace(
+        return Connected(
             arm=arm, abilities=abilities, run=send, check=lambda: None, warm_up=lambda *_, **__: None
         )
 

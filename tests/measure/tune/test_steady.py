@@ -60,6 +60,18 @@ def test_requests_that_run_faster_once_they_are_few_are_taken_at_the_pace_of_the
     assert rate(steady(whole)) == pytest.approx(2 / slow)
 
 
+def test_a_wait_for_prefills_is_no_pace_at_which_a_request_goes_on() -> None:
+    """Two begin together; the prefill of the third stops the one that still runs, which then runs alone."""
+    step_s, prefill_s = 0.1, 1.0
+    one = request(1, start_s=0.0, tokens=20, step_s=step_s)
+    two = Request(
+        "p2", True, 5, 60, 0.0, step_s, 60 * step_s + prefill_s, (100.0,) * 19 + (1100.0,) + (100.0,) * 39
+    )
+    three = Request("p3", True, 5, 20, 2.0, prefill_s + step_s, prefill_s + 20 * step_s, (100.0,) * 19)
+    whole = Pass(0, 0, Point("code", 0.0, 2), "x", two.latency_s, 0.1, (one, two, three))
+    assert steady(whole).duration_s == pytest.approx((100 * step_s + 2 * prefill_s) / 2)
+
+
 def test_one_at_a_time_has_no_such_end() -> None:
     whole = closed_loop([20, 30, 10], load=1)
     assert steady(whole) is whole

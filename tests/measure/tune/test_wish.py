@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.records import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.observe import observed, steady_gaps_s
+from specserve.measure.tune.gaps import steady_gaps_s
+from specserve.measure.tune.observe import observed
 from specserve.measure.tune.wish import TUNED, cells, confirming, fitted, items, split
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
