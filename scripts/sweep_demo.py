@@ -6,11 +6,11 @@
   scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
 A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
-prompts on every server, right after one another. Steps are taken to be as long as on the calm machine
-(scripts/sweepcalm.py); other drifts of the machine are in the rates and not in the speedups. Four to twelve prompts
-drawn from each workload make the blocks, and come again: what their repeats differ by is the half-width, which is
-therefore one for these prompts. A K that is behind the best by more than 3 % and the half-widths gets no more blocks;
-the others get them until their half-widths over all workloads are 2 %.
+prompts on every server, right after one another. What a server does is taken to be what it does on the calm machine
+(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Four to twelve prompts drawn from each workload
+make the blocks, and come again: the figures are for these prompts. Blocks of short prompts only time steps; a K that is
+behind the best by more than 3 % and the half-widths gets no more of them, the others get them until their half-widths
+over all workloads are 2 %.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import functools
 import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sweepcompare import compared
-from sweepdata import arm_name, data, group_name, place, table, told, wanted
+from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
@@ -49,6 +50,8 @@ PER_BLOCK = {1: 2, 2: 4, 4: 8, 8: 12}
 """Requests of a block by load: few, so that servers take turns before the machine drifts. Rates are at full load."""
 PROMPTS = {1: 4, 2: 8, 4: 8, 8: 12}
 """Of a workload by load: drawn once, those of a low load are among those of a high one."""
+SHORT, SHORT_TOKENS = 60, 32
+"""Characters of a prompt that is there for its steps, and tokens of its answer."""
 MOST_TOKENS = 8
 KV_CACHE = "128M"
 """Of each server: 43,000 tokens of the demo's, of which a block holds 12,000. Much more would crowd out the others."""
@@ -63,7 +66,7 @@ def main() -> int:
     run = commands.add_parser("run", help="measure, or go on measuring")
     run.add_argument("-o", "--output", type=Path, required=True)
     run.add_argument("--minutes", type=float, default=80.0, help="of measuring")
-    run.add_argument("--blocks", type=int, default=12, help="of each group of prompts, at most")
+    run.add_argument("--blocks", type=int, default=60, help="of each group of prompts, at most")
     run.add_argument("--workloads", default=",".join(WORKLOADS))
     run.add_argument("--loads", default=",".join(map(str, PER_BLOCK)), help="of these, such as 4,8")
     run.add_argument(
@@ -113,7 +116,6 @@ def measure(asked: argparse.Namespace) -> int:
     """Measure what is not there yet; 1 where points still need more blocks."""
     arms = [_arm(asked.profile, None), *(_arm(asked.profile, int(each)) for each in asked.tokens.split(","))]
     found = sessions(arms, launches=1, at_once=asked.at_once)
-    workloads = len(asked.workloads.split(","))
     with _directory(asked) as directory, stop_on_signals() as stop:
         files = dict(_groups(asked, directory.path / "prompts"))
         wish = Wish(
@@ -126,44 +128,46 @@ def measure(asked: argparse.Namespace) -> int:
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
-            still=functools.partial(still, sessions=found, workloads=workloads),
+            still=functools.partial(still, sessions=found),
         )
         Bench(wish, directory, _tell, stop).run()
         passes = directory.passes()
     names = [arm.name for arm in arms]
-    missing = [at for at, held in told(passes).items() if wanted(held, names, workloads=workloads)]
+    missing = [at for at in sorted({place(done.point) for done in passes}) if wanted(passes, names, at=at)]
     for workload, _, at_once in missing:
         sys.stderr.write(f"{workload}, {at_once} at once: needs more blocks\n")
     return int(bool(missing))
 
 
-def still(
-    block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session], workloads: int = 1
-) -> Collection[str]:
+def still(block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session]) -> Collection[str]:
     """The servers that a block is still wanted of."""
     if any(done.block == block.number and done.arm == BASELINE for done in passes):
         return ()
-    at = place(block.point)
-    alike = [done for done in passes if place(done.point)[1:] == at[1:]]
     there = max(
         (each for each in sessions if each.first_block <= block.number), key=lambda each: each.first_block
     )
-    return wanted(told(alike).get(at, []), there.arms, workloads=workloads)
+    return wanted(passes, there.arms, at=place(block.point))
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:
     """By name, the load and the file of prompts of every group."""
     folder.mkdir(exist_ok=True)
     most = load_profile(str(asked.profile)).target.max_model_len
-    for workload in asked.workloads.split(","):
-        every = load(workload, chat=False, max_model_len=most, max_tokens=asked.max_tokens)
+    for workload in dict.fromkeys([*asked.workloads.split(","), STEPS]):
+        source = WORKLOADS[0] if workload == STEPS else workload
+        every = load(source, chat=False, max_model_len=most, max_tokens=asked.max_tokens)
         drawn = seeded(f"sweep {workload}").sample(every.prompts, max(PROMPTS.values()))
+        if workload == STEPS:
+            drawn = [replace(each, text=(each.text or "")[:SHORT], max_tokens=SHORT_TOKENS) for each in drawn]
         for at_once in map(int, asked.loads.split(",")):
             size = PER_BLOCK[at_once]
-            for number, first in enumerate(range(0, PROMPTS[at_once], size)):
+            groups = 1 if workload == STEPS else PROMPTS[at_once] // size
+            for number in range(groups):
                 name = group_name(workload, at_once, number)
                 file = folder / f"{name}.jsonl"
-                file.write_text("".join(map(_line, drawn[first : first + size])), encoding="utf-8")
+                file.write_text(
+                    "".join(map(_line, drawn[number * size : (number + 1) * size])), encoding="utf-8"
+                )
                 yield name, (at_once, file)
 
 

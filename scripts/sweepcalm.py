@@ -1,75 +1,152 @@
-"""What a pass would have been on the calm machine: the neighbours of a shared one are no property of a K.
+"""What every server of a sweep does on the calm machine: the neighbours of a shared one are no property of a K.
 
-Beside others a step of the same server at the same load takes up to a third longer, for seconds or minutes, which no
-order of turns makes up for. But the steps of a pass tell how much longer: those of all passes of a server at a load are
-the same work, and the quickest tenth of them is what it takes.
+Beside others the same step of the same server takes up to half as long again, for tenths of seconds or for minutes,
+which no order of turns makes up for. So a pass is dealt to its parts (specserve/measure/tune/calm.py), and each part is
+taken from all passes that have it: a step depends on server and load alone, prefills on the prompts and on whether
+there is a draft, and how many steps there are was counted.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.records import Pass
-from specserve.measure.tune.gaps import steady_gaps_s
-from specserve.measure.tune.steady import steady
+from specserve.measure.tune.calm import QUICK, parts, stretches_s
 
-QUICK = 0.1
-"""The share of the steps that are quicker than the calm one."""
-_DRAWS = 50
-_LONGEST = 2.0
-"""Medians: what is longer is a prefill that steps waited for."""
+SEPARATOR = "."
+_QUIET = 0.25
+"""The share of a group's prefills that took less than the calm one: there are few, and noise of its own is in them."""
 
-Server = tuple[str, float, int]
-
-
-def server_of(done: Pass) -> Server:
-    """Arm, temperature, load: what a step takes depends on nothing else."""
-    return done.arm, done.point.temperature, done.point.concurrency or 0
+Floats = NDArray[np.float64]
+Load = tuple[float, int]
+"""Temperature and requests at once."""
+Place = tuple[str, float, int]
+"""Workload, temperature, requests at once."""
 
 
-def calm(passes: Sequence[Pass]) -> list[Pass]:
-    """Each pass at its full load, its steps as long as on the calm machine. First tokens stay as they came."""
-    steps_s = {server: _quick_s(held) for server, held in _by_server(passes).items()}
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One pass, dealt to its parts."""
+
+    arm: str
+    group: str
+    """Of prompts: the same ones come again."""
+    load: Load
+    block: tuple[int, int]
+    """Launch and number: passes of one block come right after one another."""
+    tokens: int
+    steps: int
+    held_up_s: float
+    whole_s: float
+    """Of all requests together, as it was."""
+    stretches_s: Floats
+
+    @property
+    def place(self) -> Place:
+        """Where it counts."""
+        return self.group.partition(SEPARATOR)[0], *self.load
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """The parts on the calm machine, in seconds."""
+
+    step_s: Mapping[tuple[str, Load], float]
+    held_up_s: Mapping[str, float]
+    """By group, without a draft."""
+    prefills: float
+    """What prefills take with a draft, over what they take without."""
+
+    def held_up_with_s(self, arm: str, group: str) -> float:
+        """What prefills hold all requests of a group up together, on this server."""
+        return self.held_up_s[group] * (1.0 if arm == BASELINE else self.prefills)
+
+
+def taken(passes: Sequence[Pass]) -> list[Taken]:
+    """Those with steps that could be timed."""
     found = []
     for done in passes:
-        kept = steady(done)
-        steps = sum(len(request.chunk_gaps_ms) for request in done.requests if request.ok)
-        late_s = steps * (_usual_s(done) - steps_s[server_of(done)]) / max(1, done.point.concurrency or 1)
-        found.append(replace(kept, duration_s=kept.duration_s - late_s))
+        part = parts(done)
+        stretches = np.array(stretches_s(done))
+        if part is not None and stretches.size:
+            point = done.point
+            found.append(
+                Taken(
+                    arm=done.arm,
+                    group=point.workload,
+                    load=(point.temperature, point.concurrency or 1),
+                    block=(done.launch, done.block),
+                    tokens=done.output_tokens,
+                    steps=part.steps,
+                    held_up_s=part.held_up_s,
+                    whole_s=part.whole_s(part.step_s),
+                    stretches_s=stretches,
+                )
+            )
     return found
 
 
-def doubts(passes: Sequence[Pass]) -> dict[Server, float]:
-    """Half a 95 % interval of each server's calm step, as a share: by passes drawn anew."""
-    rng = random.Random(0)
-    found = {}
-    for server, held in _by_server(passes).items():
-        drawn = [_quick_s(rng.choices(held, k=len(held))) for _ in range(_DRAWS)]
-        step_s = _quick_s(held)
-        found[server] = 1.96 * statistics.stdev(drawn) / step_s if step_s else 0.0
+def calm(held: Sequence[Taken]) -> Calm:
+    """What all these passes tell of the calm machine."""
+    stretches: dict[tuple[str, Load], list[Floats]] = {}
+    waits: dict[str, list[float]] = {}
+    prefills = _prefills(held)
+    for each in held:
+        stretches.setdefault((each.arm, each.load), []).append(each.stretches_s)
+        factor = 1.0 if each.arm == BASELINE else prefills
+        waits.setdefault(each.group, []).append(each.held_up_s / factor)
+    return Calm(
+        {place: float(np.quantile(np.concatenate(found), QUICK)) for place, found in stretches.items()},
+        {group: float(np.quantile(found, _QUIET)) for group, found in waits.items()},
+        prefills,
+    )
+
+
+def _prefills(held: Sequence[Taken]) -> float:
+    """The median of passes right after one another; a draft makes no prefill shorter."""
+    plain = {(each.group, each.block): each.held_up_s for each in held if each.arm == BASELINE}
+    pairs = (
+        (each.held_up_s, plain.get((each.group, each.block), 0.0)) for each in held if each.arm != BASELINE
+    )
+    ratios = [with_s / without_s for with_s, without_s in pairs if without_s > 0]
+    return max(1.0, float(np.median(ratios))) if ratios else 1.0
+
+
+def rates(held: Sequence[Taken], known: Calm) -> dict[Place, dict[str, float]]:
+    """Output tokens/s of every server in every place, over the groups that it and the one without speculation had."""
+    groups: dict[Place, dict[str, dict[str, list[Taken]]]] = {}
+    for each in held:
+        groups.setdefault(each.place, {}).setdefault(each.group, {}).setdefault(each.arm, []).append(each)
+    return {place: _at_place(found, known) for place, found in sorted(groups.items())}
+
+
+def _at_place(groups: Mapping[str, Mapping[str, Sequence[Taken]]], known: Calm) -> dict[str, float]:
+    plain = [group for group, by_arm in groups.items() if BASELINE in by_arm]
+    base = _rate([groups[group][BASELINE] for group in plain], known)
+    found = {BASELINE: base} if plain else {}
+    for arm in set().union(*groups.values()) - {BASELINE}:
+        both = [groups[group] for group in plain if arm in groups[group]]
+        if both:
+            gain = _rate([each[arm] for each in both], known) / _rate(
+                [each[BASELINE] for each in both], known
+            )
+            found[arm] = base * gain
     return found
 
 
-def _by_server(passes: Sequence[Pass]) -> Mapping[Server, list[Pass]]:
-    found: dict[Server, list[Pass]] = {}
-    for done in passes:
-        found.setdefault(server_of(done), []).append(done)
-    return found
-
-
-def _quick_s(passes: Sequence[Pass]) -> float:
-    gaps = [gap for done in passes for gap in steady_gaps_s(done)]
-    return float(np.quantile(gaps, QUICK)) if gaps else 0.0
-
-
-def _usual_s(done: Pass) -> float:
-    gaps = steady_gaps_s(done)
-    if not gaps:
-        return 0.0
-    most = _LONGEST * statistics.median(gaps)
-    return statistics.fmean(gap for gap in gaps if gap <= most)
+def _rate(groups: Sequence[Sequence[Taken]], known: Calm) -> float:
+    """Of one server over groups: tokens over the time that all of them take."""
+    tokens = seconds = 0.0
+    for held in groups:
+        first = held[0]
+        steps = math.fsum(each.steps for each in held) / len(held)
+        step_s = known.step_s[first.arm, first.load]
+        seconds += (steps * step_s + known.held_up_with_s(first.arm, first.group)) / first.load[1]
+        tokens += math.fsum(each.tokens for each in held) / len(held)
+    return tokens / seconds if seconds else math.nan

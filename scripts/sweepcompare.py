@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sweepdata import by_load
+from sweepdata import ALL, by_load
 
 
 def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -22,13 +21,15 @@ def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> It
             (row["workload"], row["concurrency"], row["num_speculative_tokens"]): row["predicted"]
             for row in tune["points"]
         }
-        shared: dict[int, list[Mapping[int, Mapping[str, Any]]]] = {}
+        shared = set()
         for (workload, load), rows in places.items():
+            if workload == ALL:
+                continue
             of = {row["num_speculative_tokens"]: row for row in rows}
             told = {tokens: said[workload, load, tokens] for tokens in of if (workload, load, tokens) in said}
             if not told:
                 continue
-            shared.setdefault(load, []).append(of)
+            shared.add(load)
             for tokens, predicted in told.items():
                 misses["speedup"].append(abs(predicted["speedup"]["value"] / of[tokens]["speedup"] - 1))
                 rate = predicted["output_tokens_per_s"] / of[tokens]["output_tokens_per_s"]
@@ -37,14 +38,14 @@ def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> It
             best = max(rows, key=lambda row: row["speedup"])
             losses["best by prediction"].append(1 - of[wanted]["speedup"] / best["speedup"])
             yield f"{workload}, {load} at once: predicted best {_told(of[wanted])}; best {_told(best)}"
-        for load, found in shared.items():
-            means = {tokens: _mean(of[tokens]["speedup"] for of in found) for tokens in found[0]}
-            best_for_all = max(means, key=lambda tokens: means[tokens])
-            chosen = int(chosen_by_load.get(str(load), 0))
-            losses["choice"].append(1 - means[chosen] / means[best_for_all])
+        for load in sorted(shared):
+            of = {row["num_speculative_tokens"]: row for row in places[ALL, load]}
+            best = max(of.values(), key=lambda row: row["speedup"])
+            chosen = of[int(chosen_by_load.get(str(load), 0))]
+            losses["choice"].append(1 - chosen["speedup"] / best["speedup"])
             yield (
-                f"all workloads, {load} at once: chose K = {chosen}, {means[chosen]:.3f}x; "
-                f"best K = {best_for_all}, {means[best_for_all]:.3f}x: {losses['choice'][-1]:.1%} less"
+                f"all workloads, {load} at once: chose {_told(chosen)}; "
+                f"best {_told(best)}: {losses['choice'][-1]:.1%} less"
             )
         yield f"{tune['launches']} launches instead of {swept}"
     for what, found_losses in losses.items():
@@ -55,10 +56,6 @@ def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> It
         if found_misses:
             median = statistics.median(found_misses)
             yield f"{what} predicted against measured: {median:.1%} off in the median of {len(found_misses)}"
-
-
-def _mean(speedups: Iterable[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, speedups)))
 
 
 def _told(row: Mapping[str, Any]) -> str:

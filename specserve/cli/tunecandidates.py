@@ -90,16 +90,14 @@ def candidates(
 def _planned(
     profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int], plan: LaunchPlan, starts: bool
 ) -> list[Candidate]:
-    from specserve.cli.tuneprepare import MOST_REQUESTS
+    from specserve.cli.tuneprepare import most_requests
     from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
 
     assert asked.profile is not None
     most = most_tokens(asked, idea)
     there = situation(profile, idea.keys, plan=plan, env=idea.env)
     env = _env(idea.env)
-    requests = profile.engine.get("max_num_seqs")
-    most_requests = requests if isinstance(requests, int) else MOST_REQUESTS
-    rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests)
+    rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests(profile))
     keys = {**without_k(idea.keys), "num_speculative_tokens": most}
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
     whole = Candidate(

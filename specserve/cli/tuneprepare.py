@@ -81,6 +81,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     from specserve.cli.tunecandidates import arm, candidates
     from specserve.cli.tuneideas import ideas, situation, unasked
     from specserve.measure.bench.fit import fit
+    from specserve.measure.tune.ladder import between
     from specserve.measure.tune.wish import BASELINE, Wish, fitted
 
     own, plan = _launched(asked, starts=starts)
@@ -108,6 +109,11 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         expect=tuple(own.expect),
         vllm=plan.vllm,
         marks=_marks(names),
+        between=between(
+            loads,
+            most_tokens=max(each.most_tokens for each in found),
+            most_requests=most_requests(own),
+        ),
         prompts=asked.prompts or _PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
@@ -172,8 +178,7 @@ def _points(
     loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096) or tuple(
         sorted({item.concurrency for item in promised if item.concurrency is not None})
     )
-    given = profile.engine.get("max_num_seqs")
-    most = given if isinstance(given, int) else MOST_REQUESTS
+    given, most = profile.engine.get("max_num_seqs"), most_requests(profile)
     usual = loads or _LOADS[platform]
     kept = tuple(sorted({load for load in usual if load <= most}))
     if not kept or (asked.concurrency and len(kept) < len(set(usual))):
@@ -183,6 +188,12 @@ def _points(
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return workloads, temperatures or (0.0,), kept
+
+
+def most_requests(profile: Profile) -> int:
+    """That a server takes at once, given or assumed."""
+    given = profile.engine.get("max_num_seqs")
+    return given if isinstance(given, int) else MOST_REQUESTS
 
 
 def _objective(asked: Asked, wish: Wish) -> Any:

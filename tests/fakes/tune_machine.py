@@ -48,6 +48,8 @@ class Machine:
     prefill_s: float = 0.02
     zero_range_cost: float = 0.9
     """Rate of a K = 0 range over that of a server without speculation."""
+    mood: Callable[[int, float], float] = lambda launch, now_s: 1.0
+    """How much longer everything takes beside neighbours, by launch and time since the pass began."""
 
     def run(
         self, block: Block, *, arm: str, launch: int, tokens_at: Callable[[int], int], speculates: bool
@@ -64,6 +66,7 @@ class Machine:
                 new.append(_Running(item.id, self.texts[item.prompt.id][: item.prompt.max_tokens], now_s))
             tokens = tokens_at(len(running) + len(new)) if speculates else 0
             took_s = self._step_s(len(running), tokens, speculates=speculates) + self.prefill_s * len(new)
+            took_s *= self.mood(launch, now_s)
             now_s += took_s
             for each in running:
                 self._advance(each, tokens, took_s, speculates=speculates)

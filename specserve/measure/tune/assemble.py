@@ -10,6 +10,7 @@ from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Cell, Point
 from specserve.measure.bench.speedups import compared, invalid_reason
 from specserve.measure.tune import predict
+from specserve.measure.tune.calm import shared_steps_s
 from specserve.measure.tune.choose import Ready
 from specserve.measure.tune.limits import limits_at
 from specserve.measure.tune.observe import Observed, observed
@@ -17,7 +18,16 @@ from specserve.measure.tune.predict import Measured
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
 from specserve.measure.tune.steady import steady
 from specserve.measure.tune.steptime import StepModel, Timed
-from specserve.measure.tune.wish import BASELINE, TUNED, Candidate, Wish, small_tokens
+from specserve.measure.tune.wish import (
+    AGAIN,
+    BASELINE,
+    CONFIRMING,
+    EXTRA,
+    TUNED,
+    Candidate,
+    Wish,
+    small_tokens,
+)
 from specserve.profile.schema import Expectation
 
 
@@ -46,8 +56,10 @@ class Known:
 def plain_of(wish: Wish, passes: Sequence[Pass]) -> dict[str, dict[int, Observed]]:
     """The server without speculation, by `workload/temperature` and load."""
     found: dict[str, dict[int, Observed]] = {}
+    shared = shared_steps_s(_to_choose_by(passes))
     for point in wish.points():
-        seen = observed(_at(passes, launch=0, arm=BASELINE, point=point, below=1000), tokens=0)
+        mine = _at(passes, launch=0, arm=BASELINE, point=point)
+        seen = observed(mine, tokens=0, step_s=shared.get((0, point.temperature, point.concurrency or 0)))
         if seen is not None:
             found.setdefault(key(point), {})[seen.concurrency] = seen
     return found
@@ -65,8 +77,13 @@ def known_of(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch
     rows: list[Row] = []
     models: dict[str, StepModel] = {}
     positions: dict[str, tuple[float, ...]] = {}
-    for place, at_load in plain.items():
-        measured = _measured(wish, passes, candidate, place, at_load, others=others, launches=launches)
+    every = {
+        place: _measured(wish, passes, candidate, place, at_load, others=others, launches=launches)
+        for place, at_load in plain.items()
+    }
+    prefills = predict.prefills(list(every.values()))
+    for place, found in every.items():
+        measured = replace(found, prefills=prefills)
         if not measured.drafted:
             continue
         steps = predict.model(measured)
@@ -97,12 +114,14 @@ def _measured(
     launches: Sequence[int],
 ) -> Measured:
     drafted = []
+    shared = shared_steps_s(_to_choose_by(passes))
     for index, launch in enumerate(launches):
         for point in wish.points():
             if key(point) == place:
                 tokens = candidate.tokens_at(point.concurrency or 1) if index == 0 else small_of(candidate)
-                found = _at(passes, launch=launch, arm=None, point=point, below=1000)
-                seen = observed(found, tokens=tokens)
+                found = _at(passes, launch=launch, arm=None, point=point)
+                step_s = shared.get((launch, point.temperature, point.concurrency or 0))
+                seen = observed(found, tokens=tokens, step_s=step_s)
                 drafted += [seen] if seen is not None else []
     return Measured(
         candidate.name, plain, drafted, others, candidate.most_tokens, candidate.follows_schedule,
@@ -137,17 +156,20 @@ def small_of(candidate: Candidate) -> int:
 def _others(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch: int) -> list[Timed]:
     """Step times of the loads between; a K = 0 range is left out: it is no server without speculation."""
     found = []
-    for load, tokens in candidate.rungs.items():
-        if load in wish.loads or not tokens:
-            continue
-        seen = _extra(passes, launch=launch, load=load, tokens=tokens)
-        if seen is not None and seen.step_s:
-            found.append(Timed(load, tokens, seen.step_s))
+    for number, who in ((0, None), (launch, candidate)):
+        for load, tokens in wish.extras(who).items():
+            seen = _extra(passes, launch=number, load=load, tokens=tokens) if tokens or who is None else None
+            if seen is not None and seen.step_s:
+                found.append(Timed(load, tokens, seen.step_s))
     return found
 
 
 def _extra(passes: Sequence[Pass], *, launch: int, load: int, tokens: int) -> Observed | None:
-    mine = [each for each in passes if (each.launch, each.block) == (launch, 1000 + load)]
+    mine = [
+        each
+        for each in passes
+        if (each.launch, each.block) in ((launch, EXTRA + load), (launch, AGAIN + load))
+    ]
     return observed(mine, tokens=tokens) if mine else None
 
 
@@ -181,15 +203,17 @@ def _info(candidate: Candidate, models: Mapping[str, StepModel], *, zero_cost: f
     )
 
 
-def _at(passes: Sequence[Pass], *, launch: int, arm: str | None, point: Point, below: int) -> list[Pass]:
+def _at(passes: Sequence[Pass], *, launch: int, arm: str | None, point: Point) -> list[Pass]:
     return [
         each
-        for each in passes
-        if each.launch == launch
-        and each.block < below
-        and each.point == point
-        and (arm is None or each.arm == arm)
+        for each in _to_choose_by(passes)
+        if each.launch == launch and each.point == point and (arm is None or each.arm == arm)
     ]
+
+
+def _to_choose_by(passes: Sequence[Pass]) -> list[Pass]:
+    """Neither loads between, nor the confirmation."""
+    return [each for each in passes if each.block < EXTRA]
 
 
 def confirmed_of(
@@ -199,7 +223,7 @@ def confirmed_of(
     held = [
         steady(each)
         for each in passes
-        if each.block >= 5000 and each.arm in (TUNED, BASELINE) and each.launch in (0, launch)
+        if each.block >= CONFIRMING and each.arm in (TUNED, BASELINE) and each.launch in (0, launch)
     ]
     # where both could not run at once, the blocks without speculation were sent in the first launch
     held = [_as_launch(each, launch) for each in held]

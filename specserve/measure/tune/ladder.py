@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _LEAST_BESIDE, _MOST_BESIDE = 3, 7
+_LEAST_STEP, _MOST_BETWEEN = 1.12, 9
 FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 """vllm/v1/worker/gpu/spec_decode/target_dependent_ar and dflash, 0.32 and 0.33."""
 FOLLOWS_ON_V1 = frozenset({"ngram", "ngram_gpu", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
@@ -76,6 +77,24 @@ def rungs(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> Mapp
     other = (1, most_tokens, max(1, most_tokens // 2))
     found |= {batch: other[place % len(other)] for place, batch in enumerate(kept)}
     return {batch: found[batch] for batch in sorted(found)}
+
+
+def between(loads: Sequence[int], *, most_tokens: int, most_requests: int) -> tuple[int, ...]:
+    """Batches at which a plain step is timed, too: as many requests as verifications at these loads have tokens.
+
+    A plain step of n requests runs the same kernels as a verification of n tokens, and drafts nothing: so what kernels
+    are good at, and what drafts cost, can be told apart. Neighbours are not much alike, and there are a few at most.
+    """
+    counts = sorted({load * (tokens + 1) for load in loads for tokens in range(1, most_tokens + 1)})
+    wanted = [count for count in counts if count <= most_requests and count not in loads]
+    if not wanted:
+        return ()
+    step = max(_LEAST_STEP, (wanted[-1] / wanted[0]) ** (1 / _MOST_BETWEEN))
+    found: list[int] = []
+    for count in wanted:
+        if not found or count >= found[-1] * step:
+            found.append(count)
+    return tuple(found)
 
 
 def as_ranges(found: Mapping[int, int]) -> list[list[int]]:

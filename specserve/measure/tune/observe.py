@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.measure.bench.records import Pass, Request
-from specserve.measure.tune.gaps import LEAST, steady_gaps_s
+from specserve.measure.tune.calm import Parts, calm_step_s, parts
 from specserve.measure.tune.steady import steady
 from specserve.measure.tune.walk import Steps, steps_of
 from specserve.metrics.acceptance import Acceptance, total
@@ -23,9 +23,13 @@ class Observed:
     tokens: int
     """Drafted each step at this load; 0: none."""
     step_s: float | None
-    """From one chunk of a stream to its next, while all requests ran: the median. None where that was too short."""
+    """From one chunk of a stream to its next, while all requests ran and nothing else slowed the machine. None where
+    that was too short.
+    """
+    slowed: float
+    """How much longer a step was on average than the calm one, as a share."""
     tokens_per_s: float
-    """Output tokens over the time that they take while as many requests run as should."""
+    """Output tokens over the time that they take while as many requests run as should, in calm steps."""
     output_tokens: float
     """Of a request, on average."""
     held_up_s: float
@@ -49,35 +53,39 @@ class Observed:
         return 1 + made / steps if steps else None
 
 
-def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
-    """All passes of one launch at one load; None where nothing came whole."""
+def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None) -> Observed | None:
+    """All passes of one launch at one load; None where nothing came whole.
+
+    `step_s`: the calm step, where more than these passes tell it.
+    """
     good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
-    kept = [steady(each) for each in passes]
-    seconds = sum(each.duration_s for each in kept)
-    if not good or seconds <= 0 or passes[0].point.concurrency is None:
+    if not good or passes[0].point.concurrency is None:
         return None
     point = passes[0].point
-    gaps = [gap for each in passes for gap in steady_gaps_s(each)]
     counted = _counted(passes)
     stepped = _stepped(good, counted=counted) if tokens else ()
     made = sum(each.tokens for each in stepped)
     steps = sum(len(each.accepted) + each.plain for each in stepped)
-    step_s = statistics.median(gaps) if len(gaps) >= LEAST else None
-    per_step = made / steps if steps else (None if tokens else 1.0)
+    step_s = step_s or calm_step_s(passes)
+    told = [part for each in passes if (part := parts(each)) is not None]
+    seconds = _whole_s(passes, told, step_s=step_s) / passes[0].point.concurrency
+    if seconds <= 0:
+        return None
     return Observed(
         workload=point.workload,
         temperature=point.temperature,
         concurrency=passes[0].point.concurrency,
         tokens=tokens,
         step_s=step_s,
-        tokens_per_s=sum(each.output_tokens for part in kept for each in part.requests if each.ok) / seconds,
+        slowed=_slowed(told, step_s=step_s),
+        tokens_per_s=sum(each.output_tokens for each in good) / seconds,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
-        held_up_s=_held_up_s(kept, step_s=step_s, per_step=per_step),
+        held_up_s=sum(part.held_up_s for part in told) / len(good),
         tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
         first_s=tuple(each.ttft_s for each in good),
         requests=stepped,
         counted=counted,
-        tokens_per_step=per_step,
+        tokens_per_step=made / steps if steps else (None if tokens else 1.0),
     )
 
 
@@ -100,15 +108,15 @@ def _stepped(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[St
     return tuple(each for each in found if each.tokens)
 
 
-def _held_up_s(kept: Sequence[Pass], *, step_s: float | None, per_step: float | None) -> float:
-    """Of a request at the full load: its time less that of its steps."""
-    if step_s is None or per_step is None:
+def _whole_s(passes: Sequence[Pass], told: Sequence[Parts], *, step_s: float | None) -> float:
+    """Seconds of all requests together at the full load."""
+    if step_s is None or len(told) < len(passes):
+        return sum(each.latency_s for done in passes for each in steady(done).requests if each.ok)
+    return sum(part.whole_s(step_s) for part in told)
+
+
+def _slowed(told: Sequence[Parts], *, step_s: float | None) -> float:
+    steps = sum(part.steps for part in told)
+    if step_s is None or not steps:
         return 0.0
-    whole = [
-        (request.latency_s, request.output_tokens)
-        for done in kept
-        for request in done.requests
-        if request.ok and request.output_tokens
-    ]
-    took_s, tokens = (statistics.fmean(values) for values in zip(*whole, strict=True))
-    return max(0.0, took_s - (tokens - 1) / per_step * step_s)
+    return max(0.0, sum(part.steps * part.step_s for part in told) / steps / step_s - 1)

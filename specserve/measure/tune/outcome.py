@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 
 from specserve.measure.bench.result import Verdict
 from specserve.measure.bench.surroundings import host, versions
 from specserve.measure.tune.assemble import Known, plain_of, plain_rows_of
 from specserve.measure.tune.budget import Fitted
+from specserve.measure.tune.calm import CALM
 from specserve.measure.tune.choose import LEAST_SPEEDUP, best_ends
 from specserve.measure.tune.explain import causes, why_none
+from specserve.measure.tune.observe import Observed
 from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.steptime import StepModel
@@ -60,7 +63,11 @@ def outcome(
         confirmed=tuple(confirmed),
         is_interleaved=tune.is_interleaved,
         causes=_causes(row, model, chosen, tune),
-        notes=tuple(dict.fromkeys([*tune.notes, *_notes(wish, fitted), *_losses(choice, chosen, confirmed)])),
+        notes=tuple(
+            dict.fromkeys(
+                [*tune.notes, *_notes(wish, fitted), *_moods(plain), *_losses(choice, chosen, confirmed)]
+            )
+        ),
         per_position={place: rates for each in known for place, rates in each.per_position.items()},
     )
 
@@ -126,6 +133,18 @@ def _notes(wish: Wish, fitted: Fitted) -> list[str]:
     if fitted.share < 1:
         told.append(f"{fitted.share:.0%} of the prompts were sent, for the budget")
     return told
+
+
+def _moods(plain: Mapping[str, Mapping[int, Observed]]) -> list[str]:
+    """That figures are not those of the machine as it was, where that makes a difference."""
+    slowed = [seen.slowed for by_load in plain.values() for seen in by_load.values()]
+    usual = statistics.median(slowed) if slowed else 0.0
+    if usual <= CALM:
+        return []
+    return [
+        f"steps took {usual:.0%} longer than in the machine's calm moments (the median without speculation), as beside "
+        "other work: rates and step times are those of the calm machine"
+    ]
 
 
 def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> list[str]:

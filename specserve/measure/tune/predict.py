@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ class Measured:
     follows_schedule: bool = True
     limits: Mapping[int, Expectation] = field(default_factory=dict)
     """Of the profile, by concurrency."""
+    prefills: float = 1.0
+    """What prefills take where a draft has its own, over what they take without; at least 1."""
 
 
 def model(measured: Measured) -> StepModel | None:
@@ -51,6 +54,17 @@ def model(measured: Measured) -> StepModel | None:
     points = [Timed(load, 0, seen.step_s) for load, seen in measured.plain.items() if seen.step_s]
     points += [Timed(seen.concurrency, seen.tokens, seen.step_s) for seen in measured.drafted if seen.step_s]
     return steptime.fit([*points, *measured.others])
+
+
+def prefills(every: Sequence[Measured]) -> float:
+    """What prefills take with this candidate, over what they take without: the median over all points, 1 at least."""
+    ratios = [
+        seen.held_up_s / measured.plain[seen.concurrency].held_up_s
+        for measured in every
+        for seen in measured.drafted
+        if seen.concurrency in measured.plain and measured.plain[seen.concurrency].held_up_s > 0
+    ]
+    return max(1.0, statistics.median(ratios)) if ratios else 1.0
 
 
 def rows(measured: Measured, *, steps: StepModel) -> list[Row]:
@@ -97,10 +111,9 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
     )
     step_s = steps.at(load, tokens)
     plain_s = steps.at(load, 0)
-    rate = _rate(plain, mean_length=length.value, step_s=step_s, load=load)
-    base = _rate(plain, mean_length=1.0, step_s=plain_s, load=load)
-    factor = _factor(measured, load, tokens, steps)
-    speedup = rate / base * factor
+    held_up_s = _held_up_s(measured, load)
+    rate = _rate(plain, mean_length=length.value, step_s=step_s, held_up_s=held_up_s * measured.prefills)
+    speedup = rate / _rate(plain, mean_length=1.0, step_s=plain_s, held_up_s=held_up_s)
     spread = _spread(measured, load, length, is_timed=seen is not None and seen.step_s is not None)
     tpot_s = goodput.time_per_token_s(length.value, step_s=step_s) + _waiting_s(plain)
     return Row(
@@ -178,32 +191,21 @@ def _waiting_s(plain: Observed) -> float:
     return max(0.0, later_s / (plain.output_tokens - 1))
 
 
-def _rate(plain: Observed, *, mean_length: float, step_s: float, load: int) -> float:
-    """Of a closed loop: what prefills took without speculation they take with it, and steps come on top."""
+def _held_up_s(measured: Measured, load: int) -> float:
+    """What prefills hold a request up without speculation: the least that was seen, as neighbours only add to it."""
+    drafted = [seen.held_up_s / measured.prefills for seen in measured.drafted if seen.concurrency == load]
+    return min([measured.plain[load].held_up_s, *drafted])
+
+
+def _rate(plain: Observed, *, mean_length: float, step_s: float, held_up_s: float) -> float:
+    """Of a closed loop."""
     return goodput.closed_loop_tokens_per_s(
         plain.output_tokens,
         mean_length=mean_length,
         step_s=step_s,
-        held_up_s=plain.held_up_s,
-        concurrency=load,
+        held_up_s=held_up_s,
+        concurrency=plain.concurrency,
     )
-
-
-def _factor(measured: Measured, load: int, tokens: int, steps: StepModel) -> float:
-    """Measured over reckoned speedup at this load, carried from 0 tokens to the measured K and kept beyond it."""
-    plain = measured.plain[load]
-    known = [(0, 1.0)]
-    for seen in sorted(measured.drafted, key=lambda each: each.tokens):
-        if seen.concurrency != load or seen.step_s is None or seen.tokens_per_step is None:
-            continue
-        reckoned = _rate(plain, mean_length=seen.tokens_per_step, step_s=seen.step_s, load=load)
-        base = _rate(plain, mean_length=1.0, step_s=steps.at(load, 0), load=load)
-        known.append((seen.tokens, seen.tokens_per_s / plain.tokens_per_s / (reckoned / base)))
-    if tokens >= known[-1][0]:
-        return known[-1][1]
-    after = next(index for index, (at, _) in enumerate(known) if at >= tokens)
-    (low, before), (high, value) = known[max(0, after - 1)], known[after]
-    return value if high == low else before + (value - before) * (tokens - low) / (high - low)
 
 
 def _spread(measured: Measured, load: int, length: Interval, *, is_timed: bool) -> float:

@@ -166,7 +166,7 @@ class Tune:
 
     def _plan(self, candidates: Sequence[Candidate]) -> None:
         points = len(self.wish.points())
-        extras = sum(len([load for load in each.rungs if load not in self.wish.loads]) for each in candidates)
+        extras = 2 * sum(len(self.wish.extras(each)) for each in (None, *candidates))
         self._total = points * (1 + len(candidates)) + extras
         self._done = len(self.passes)
 

@@ -2,8 +2,9 @@
 
 The form: a verification of n = batch x (K + 1) tokens costs what a decode step of n requests would, flat while memory
 bound and rising beyond a knee; each draft step costs something of its own and something for each request; speculation
-itself costs a fixed time. None of the coefficients can be negative. What the form misses at a measured point is kept
-as a factor, and carried to its neighbours of the same batch, so that measured points are met exactly.
+itself costs a fixed time. None of the coefficients can be negative. Plain steps of n requests tell where kernels are
+better or worse than that form. What is then missed at a measured point is kept as a factor, and carried to its
+neighbours of the same batch, so that measured points are met exactly.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from itertools import pairwise
 from specserve.measure.tune import leastsquares
 
 _LEAST_FOR_KNEE = 7
+_LEAST_FOR_KERNELS = 3
+_ROUNDS = 3
+_MOST_OFF = 2.0
+"""Kernels are not further from the form than this factor."""
 _GOOD_ENOUGH = 0.01
 """Where the form is off by less than this share, a knee would only follow the noise."""
 
@@ -56,6 +61,8 @@ class StepModel:
     speculating_s: float
     per_draft_s: float
     per_draft_and_request_s: float
+    kernels: Sequence[tuple[int, float]] = ()
+    """(verified tokens, factor) of the target's part: kernels are better at some numbers than at others."""
     corrections: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)
     """By batch: (tokens, measured over fitted)."""
     error: float = 0.0
@@ -64,7 +71,8 @@ class StepModel:
     def verify_s(self, batch: int, tokens: int) -> float:
         """What the target's part of a step takes, by the form."""
         count = batch * (tokens + 1)
-        return self.fixed_s + self.per_token_s * count + self.beyond_knee_s * max(0.0, count - self.knee)
+        line_s = self.fixed_s + self.per_token_s * count + self.beyond_knee_s * max(0.0, count - self.knee)
+        return line_s * (_between(self.kernels, count) if self.kernels else 1.0)
 
     def draft_s(self, batch: int, tokens: int) -> float:
         """What drafting adds, by the form."""
@@ -110,35 +118,66 @@ def fit(points: Iterable[Timed]) -> StepModel:
     timed = sorted(points, key=lambda each: (each.batch, each.tokens))
     if not timed or any(each.step_s <= 0 or each.batch < 1 for each in timed):
         raise ValueError("step times need measured points, each above 0")
-    best, best_error = _with_knee(timed, math.inf)
+    best, best_error = _form(timed, math.inf)
     if len(timed) >= _LEAST_FOR_KNEE and best_error > len(timed) * _GOOD_ENOUGH**2:
         for knee in sorted({each.verified for each in timed})[1:-1]:
-            found, error = _with_knee(timed, float(knee))
+            found, error = _form(timed, float(knee))
             if error < 0.9 * best_error:
                 best, best_error = found, error
-    return best
+    off = sorted(abs(1 / ratio - 1) for ratio in _ratios(timed, best))
+    best = _with_kernels(timed, best)
+    return replace(best, corrections=_corrections(timed, _ratios(timed, best)), error=off[len(off) // 2])
 
 
-def _with_knee(timed: Sequence[Timed], knee: float) -> tuple[StepModel, float]:
-    """The fit with this knee (infinite: none) and its squared error."""
+def _form(
+    timed: Sequence[Timed], knee: float, kernels: Sequence[tuple[int, float]] = ()
+) -> tuple[StepModel, float]:
+    """The fit with this knee (infinite: none) and these kernels, and its squared error."""
     # with one K alone, what speculation costs at all and what it costs by token cannot be told apart
     several = len({each.tokens for each in timed if each.tokens}) > 1
-    rows = [_row(each, knee, several=several) for each in timed]
+    rows = [_row(each, knee, several=several, kernels=kernels) for each in timed]
     fixed, per_token, beyond, speculating, draft, request = leastsquares.fit(
         rows, [each.step_s for each in timed]
     )
     at = knee if math.isfinite(knee) else 0.0
-    form = StepModel(fixed, per_token, at, beyond, speculating, draft, request)
-    fitted = [form.form_s(each.batch, each.tokens, drafted=each.drafted) for each in timed]
-    if min(fitted) <= 0:  # no step is free: this form says nothing
-        if math.isfinite(knee):
+    form = StepModel(fixed, per_token, at, beyond, speculating, draft, request, kernels)
+    if min(form.form_s(each.batch, each.tokens, drafted=each.drafted) for each in timed) <= 0:
+        if math.isfinite(knee):  # no step is free: this form says nothing
             return form, math.inf
-        mean_s = math.fsum(each.step_s for each in timed) / len(timed)
-        form, fitted = StepModel(mean_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), [mean_s] * len(timed)
-    ratios = [each.step_s / fit_s for each, fit_s in zip(timed, fitted, strict=True)]
-    off = sorted(abs(1 / ratio - 1) for ratio in ratios)
-    error = math.fsum((1 / ratio - 1) ** 2 for ratio in ratios)
-    return replace(form, corrections=_corrections(timed, ratios), error=off[len(off) // 2]), error
+        form = StepModel(math.fsum(each.step_s for each in timed) / len(timed), *(0.0,) * 6)
+    return form, math.fsum((1 / ratio - 1) ** 2 for ratio in _ratios(timed, form))
+
+
+def _with_kernels(timed: Sequence[Timed], form: StepModel) -> StepModel:
+    """What plain steps tell of the verification at their n taken in, and what drafts cost by that fitted anew."""
+    plain = [each for each in timed if not each.tokens]
+    if len({each.batch for each in plain}) < _LEAST_FOR_KERNELS:
+        return form
+    most = max(each.batch for each in plain)
+    knee = form.knee or math.inf
+    for _ in range(_ROUNDS):
+        found, error = _form(timed, knee, _kernels(plain, form))
+        if not math.isfinite(error):
+            return form
+        form = found
+    return replace(form, kernels=_kernels([*plain, *(each for each in timed if each.verified > most)], form))
+
+
+def _kernels(timed: Sequence[Timed], form: StepModel) -> Sequence[tuple[int, float]]:
+    """By verified tokens, in order: measured over the line of the form; of points with as many the mean."""
+    line = replace(form, kernels=())
+    found: dict[int, list[float]] = {}
+    for each in timed:
+        verify_s = line.verify_s(each.batch, each.tokens)
+        if verify_s > 0:
+            ratio = (each.step_s - line.draft_s(each.batch, each.draft_steps)) / verify_s
+            found.setdefault(each.verified, []).append(min(_MOST_OFF, max(1 / _MOST_OFF, ratio)))
+    return tuple((count, math.fsum(held) / len(held)) for count, held in sorted(found.items()))
+
+
+def _ratios(timed: Sequence[Timed], form: StepModel) -> list[float]:
+    """Measured over fitted."""
+    return [each.step_s / form.form_s(each.batch, each.tokens, drafted=each.drafted) for each in timed]
 
 
 def _corrections(
@@ -154,7 +193,11 @@ def _corrections(
     }
 
 
-def _row(each: Timed, knee: float, *, several: bool) -> tuple[float, ...]:
+def _row(
+    each: Timed, knee: float, *, several: bool, kernels: Sequence[tuple[int, float]]
+) -> tuple[float, ...]:
     drafts = each.draft_steps
     above = max(0.0, each.verified - knee) if math.isfinite(knee) else 0.0
-    return (1.0, each.verified, above, float(several and drafts > 0), drafts, drafts * each.batch)
+    factor = _between(kernels, each.verified) if kernels else 1.0
+    line = (factor, factor * each.verified, factor * above)
+    return (*line, float(several and drafts > 0), drafts, drafts * each.batch)

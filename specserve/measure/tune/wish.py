@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.measure.bench.arms import Arm
@@ -26,6 +26,8 @@ _WAVES = 3
 """Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
 _EXTRA_TOKENS = 48
 """Of an answer where only the time of a step is wanted."""
+EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
+"""Numbers of blocks: of loads between, of these another time, and of the confirmation; below are those to choose by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class Wish:
     """The version that is measured."""
     marks: Mapping[str, str] = field(default_factory=dict)
     """Hashes of the workloads' files."""
+    between: tuple[int, ...] = ()
+    """Loads at which only a step of the server without speculation is timed."""
     prompts: int = 12
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
@@ -96,9 +100,14 @@ class Wish:
         content = [
             self.fingerprint, [(each.name, dict(each.keys), dict(each.rungs)) for each in self.candidates],
             self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
-            self.vllm, dict(self.marks), [dict(each.env) for each in self.candidates],
+            self.vllm, dict(self.marks), [dict(each.env) for each in self.candidates], self.between,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+    def extras(self, candidate: Candidate | None) -> Mapping[int, int]:
+        """K by load, of loads at which only a step is timed. `candidate`: None is the server without speculation."""
+        rungs = dict.fromkeys(self.between, 0) if candidate is None else candidate.rungs
+        return {load: tokens for load, tokens in rungs.items() if load not in self.loads}
 
     def points(self) -> list[Point]:
         """Every workload at every temperature and load."""
@@ -140,36 +149,33 @@ def items(prompts: Sequence[Prompt], *, least: int) -> tuple[Item, ...]:
 def cells(
     wish: Wish, prompts: Mapping[str, Sequence[Prompt]], *, candidate: Candidate | None, share: float = 1.0
 ) -> list[Cell]:
-    """The passes of one launch, in order. Block numbers say what is measured, so that a resumed tune finds it."""
-    found = []
+    """The passes of one launch, in order. Block numbers say what is measured, so that a resumed tune finds it.
+
+    Loads between come first and last, so that a bad minute of the machine is not all that is known of them.
+    """
+    found = _extras(wish, prompts, candidate, first=EXTRA)
     for number, point in enumerate(wish.points()):
         load = point.concurrency or 1
         some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
         block = Block(number, point, items(some, least=_WAVES * load), wish.seed + number)
         found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
-    if candidate is not None and candidate.rungs:
-        found += _extras(wish, prompts, candidate)
-    return found
+    return found + _extras(wish, prompts, candidate, first=AGAIN)
 
 
-def _extras(wish: Wish, prompts: Mapping[str, Sequence[Prompt]], candidate: Candidate) -> list[Cell]:
-    """Loads between: each has another K, and only its step time is of use."""
-    from dataclasses import replace
-
+def _extras(
+    wish: Wish, prompts: Mapping[str, Sequence[Prompt]], candidate: Candidate | None, *, first: int
+) -> list[Cell]:
+    """Loads between: only a step's time is of use."""
     workload, temperature = wish.workloads[0], wish.temperatures[0]
     short = [
         replace(prompt, max_tokens=min(prompt.max_tokens, _EXTRA_TOKENS)) for prompt in prompts[workload]
     ]
     found = []
-    for load, tokens in candidate.rungs.items():
-        if load not in wish.loads:
-            block = Block(
-                1000 + load, Point(workload, temperature, load), items(short[:1], least=0), wish.seed + load
-            )
-            block = replace(
-                block, items=items(short, least=load + max(2, load // 2))[: load + max(2, load // 2)]
-            )
-            found.append(Cell(block, tokens, is_extra=True))
+    for load, tokens in wish.extras(candidate).items():
+        count = load + max(2, load // 2)
+        some = items(short, least=count)[:count]
+        block = Block(first + load, Point(workload, temperature, load), some, wish.seed + load)
+        found.append(Cell(block, tokens, is_extra=True))
     return found
 
 
@@ -183,7 +189,9 @@ def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Blo
             least = _WAVES * (point.concurrency or 1)
             some = turned[: max(least, -(-len(prompts) // _CONFIRMING_BLOCKS), 4)]
             found.append(
-                Block(5000 + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place)
+                Block(
+                    CONFIRMING + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place
+                )
             )
     return found
 

@@ -77,6 +77,24 @@ def test_a_knee_where_the_target_becomes_compute_bound_is_found() -> None:
             assert found.at(batch, tokens) == pytest.approx(truth.at(batch, tokens), rel=0.05)
 
 
+BETWEEN = (3, 5, 6, 9, 12, 16)
+KERNELS = ((1, 1.0), (2, 1.2), (3, 1.0), (4, 0.85), (8, 1.1), (9, 1.0), (16, 0.95), (24, 1.0))
+
+
+def test_kernels_that_are_better_at_some_numbers_are_found_by_plain_steps() -> None:
+    truth = StepModel(0.06, 0.0, 5.0, 0.0045, 0.001, 0.003, 0.0001, KERNELS)
+    points = timed(truth) + [Timed(batch, 0, truth.at(batch, 0)) for batch in BETWEEN]
+    found = fit(points)
+    off = [
+        abs(found.at(batch, tokens) / truth.at(batch, tokens) - 1)
+        for batch in (1, 2, 4, 8)
+        for tokens in range(9)
+    ]
+    assert sorted(off)[len(off) // 2] < 0.01
+    assert found.at(1, 1) == pytest.approx(truth.at(1, 1), rel=0.03)  # a smooth form is 15 % off here
+    assert found.at(2, 1) == pytest.approx(truth.at(2, 1), rel=0.03)
+
+
 def test_drafts_that_are_cut_off_cost_all_the_same() -> None:
     truth = StepModel(0.03, 0.0001, 0.0, 0.0, 0.0, 0.002, 0.0)
     points = [Timed(batch, 0, truth.at(batch, 0)) for batch in (1, 2, 4, 8)]

@@ -72,6 +72,26 @@ def test_two_launches_find_what_nine_would_have_found(truth: StepModel, chance: 
         assert sweep[load][mine] >= 0.97 * sweep[load][best]
 
 
+def shaken(launch: int, now_s: float) -> float:
+    """Calm for two seconds in ten; else slower, and more so in the second launch."""
+    return 1.0 if now_s % 10 < 2 else (1.2, 1.4)[launch]
+
+
+@pytest.mark.parametrize("truth", [MEMORY_BOUND, COMPUTE_BOUND])
+def test_what_neighbours_take_is_in_no_prediction(truth: StepModel) -> None:
+    rungs, _ = ladder_of(CPU, loads=(1, 2, 4, 8), most_tokens=8, most_requests=16)
+    wanted = wish(rungs=rungs)
+    chosen = {"code": prompts(24)}
+    machine = Machine(truth, texts(prompts=chosen["code"], chance=0.7))
+    passes = measured(replace(machine, mood=shaken), wanted, chosen)
+    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
+    sweep = swept(machine, wanted, chosen)
+    assert statistics.median(misses(found, sweep)) <= 0.05
+    for row in found.rows:
+        speedup = sweep[row.concurrency][row.tokens] / sweep[row.concurrency][0]
+        assert row.speedup.value == pytest.approx(speedup, rel=0.10)
+
+
 @pytest.mark.parametrize("chance", [0.5, 0.8])
 def test_without_a_ladder_the_prediction_is_rougher_and_still_of_use(chance: float) -> None:
     found, _, sweep = known(MEMORY_BOUND, chance=chance, ladder=False)
