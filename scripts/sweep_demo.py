@@ -7,10 +7,10 @@
 
 A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
 prompts on every server, right after one another. What a server does is taken to be what it does on the calm machine
-(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Four to twelve prompts drawn from each workload
-make the blocks, and come again: the figures are for these prompts. Blocks of short prompts only time steps; a K that is
-behind the best by more than 3 % and the half-widths gets no more of them, the others get them until their half-widths
-over all workloads are 2 %.
+(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Prompts are those that a tune chooses by, twelve
+of each workload, and the figures are for these: every server answers them at least once at every load, by which its
+steps are counted. Blocks of short prompts only time steps; a K that is behind the best by more than 3 % and the
+half-widths gets no more of them, the others get them until their half-widths over all workloads are 2 %.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from specserve.measure.bench.records import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
 from specserve.measure.bench.rundir import RunDirectory, create, resume
-from specserve.measure.bench.schedule import Block, Sizes, seeded
+from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.bench.surroundings import host, versions
+from specserve.measure.tune.wish import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.load import load_profile
@@ -46,10 +47,8 @@ from specserve.serve.stop import stop_on_signals
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "configs" / "demo.yaml"
 WORKLOADS = ("code", "json", "chat")
-PER_BLOCK = {1: 2, 2: 4, 4: 8, 8: 12}
-"""Requests of a block by load: few, so that servers take turns before the machine drifts. Rates are at full load."""
-PROMPTS = {1: 4, 2: 8, 4: 8, 8: 12}
-"""Of a workload by load: drawn once, those of a low load are among those of a high one."""
+LOADS = (1, 2, 4, 8)
+PROMPTS = 12
 SHORT, SHORT_TOKENS = 60, 32
 """Characters of a prompt that is there for its steps, and tokens of its answer."""
 MOST_TOKENS = 8
@@ -68,7 +67,7 @@ def main() -> int:
     run.add_argument("--minutes", type=float, default=80.0, help="of measuring")
     run.add_argument("--blocks", type=int, default=60, help="of each group of prompts, at most")
     run.add_argument("--workloads", default=",".join(WORKLOADS))
-    run.add_argument("--loads", default=",".join(map(str, PER_BLOCK)), help="of these, such as 4,8")
+    run.add_argument("--loads", default=",".join(map(str, LOADS)), help="such as 4,8")
     run.add_argument(
         "--tokens", default=",".join(map(str, range(1, MOST_TOKENS + 1))), help="K, such as 1,4,8"
     )
@@ -83,8 +82,6 @@ def main() -> int:
     compare.add_argument("tunes", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "run":
-        if not set(asked.loads.split(",")) <= set(map(str, PER_BLOCK)):
-            parser.error(f"--loads takes some of {', '.join(map(str, PER_BLOCK))}, not {asked.loads!r}")
         return measure(asked)
     if asked.command == "compare":
         sys.stdout.write("\n".join(compared(_read(asked.sweep), list(map(_read, asked.tunes)))) + "\n")
@@ -156,19 +153,14 @@ def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tupl
     for workload in dict.fromkeys([*asked.workloads.split(","), STEPS]):
         source = WORKLOADS[0] if workload == STEPS else workload
         every = load(source, chat=False, max_model_len=most, max_tokens=asked.max_tokens)
-        drawn = seeded(f"sweep {workload}").sample(every.prompts, max(PROMPTS.values()))
-        if workload == STEPS:
-            drawn = [replace(each, text=(each.text or "")[:SHORT], max_tokens=SHORT_TOKENS) for each in drawn]
+        chosen, _ = split(every.prompts, PROMPTS)
+        short = [replace(each, text=(each.text or "")[:SHORT], max_tokens=SHORT_TOKENS) for each in chosen]
         for at_once in map(int, asked.loads.split(",")):
-            size = PER_BLOCK[at_once]
-            groups = 1 if workload == STEPS else PROMPTS[at_once] // size
-            for number in range(groups):
-                name = group_name(workload, at_once, number)
-                file = folder / f"{name}.jsonl"
-                file.write_text(
-                    "".join(map(_line, drawn[number * size : (number + 1) * size])), encoding="utf-8"
-                )
-                yield name, (at_once, file)
+            some = short[: at_once + max(1, at_once // 2)] if workload == STEPS else chosen
+            name = group_name(workload, at_once, 0)
+            file = folder / f"{name}.jsonl"
+            file.write_text("".join(map(_line, some)), encoding="utf-8")
+            yield name, (at_once, file)
 
 
 def _line(prompt: Prompt) -> str:

@@ -25,7 +25,7 @@ ALL = "all"
 """Instead of a workload: the geometric mean over those that the sweep has."""
 STEPS = "steps"
 """Instead of a workload: short prompts, of which only the steps are of use."""
-_LEAST_BLOCKS = 2
+_LEAST_BLOCKS = 1
 _DRAWS = 60
 _UNKNOWN = 9.0
 
@@ -132,7 +132,7 @@ def _half(gains: Sequence[float], held: Sequence[Taken], *, at: Place, arm: str)
     count = min(
         sum(1 for each in held if (each.arm, each.load) == (name, at[1:])) for name in (arm, BASELINE)
     )
-    if count < _LEAST_BLOCKS:
+    if count < 2:
         return _UNKNOWN
     spread = statistics.stdev(map(math.log, gains)) * math.sqrt(count / (count - 1))
     return min(_UNKNOWN, spread * quantile(0.975, freedom=count - 1))
@@ -145,8 +145,8 @@ def _counts(each: Taken, at: Place) -> bool:
 def wanted(passes: Sequence[Pass], arms: Collection[str], *, at: Place) -> frozenset[str]:
     """Of these servers, those that a place needs more blocks of; the one without speculation is among them, or none is.
 
-    Of a workload a few: how many steps there are is the same each time. Of short prompts, which only time steps, as
-    many as it takes: of those servers that may have the best K.
+    Of a workload one: how many steps there are is the same each time. Of short prompts, which only time steps, as many
+    as it takes: of those servers that may have the best K.
     """
     alike = [done for done in passes if place(done.point)[1:] == at[1:]]
     if at[0] != STEPS:

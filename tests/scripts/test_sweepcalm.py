@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from specserve.measure.bench.arms import BASELINE
-from tests.fakes.sweep_machine import GAINS, STEP_S, Sweep
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 import sweepcalm
+from sweep_machine import GAINS, STEP_S, Sweep
 
 
 def test_a_step_is_that_of_the_calm_moments_whichever_group_had_them() -> None:

@@ -18,7 +18,16 @@ from specserve.measure.bench.schedule import Block, arm_order
 from specserve.measure.bench.server import Running, connect
 from specserve.measure.tune.budget import LEAST_SHARE
 from specserve.measure.tune.result import Choice
-from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells, confirming, split
+from specserve.measure.tune.wish import (
+    BASELINE,
+    CONFIRMING,
+    EXTRA,
+    Candidate,
+    Wish,
+    cells,
+    confirming,
+    split,
+)
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.plan.launch import with_port
@@ -30,6 +39,8 @@ from specserve.serve.stop import StopRequest
 
 _WARM_UP_TOKENS = 24
 _WARM_UP_LOAD = 8
+_EXTRA_SHARE = 0.25
+"""A pass at a load between takes about so much of one at a point."""
 
 
 @dataclass(slots=True)
@@ -70,8 +81,10 @@ class Tune:
     _new: int = 0
     """Passes of this start of the program."""
     _total: int = 1
+    _extras: int = 0
+    """Passes of `_total` at loads between."""
     _full_s: list[float] = field(default_factory=list)
-    """What each pass took, or would have taken with all prompts."""
+    """What each pass at a point took, or would have taken with all prompts."""
 
     def __enter__(self) -> Tune:
         return self
@@ -148,7 +161,9 @@ class Tune:
         left_s = self.left_s()
         if left_s is None or not self._full_s:
             return self.share
-        left = max(1, self._total - self._done) + (len(self.wish.points()) * 2 if self._confirms else 0)
+        extras = self._extras - sum(EXTRA <= each.block < CONFIRMING for each in self.passes)
+        left = max(1.0, self._total - self._done - (1 - _EXTRA_SHARE) * extras)
+        left += len(self.wish.points()) * 2 if self._confirms else 0
         wanted_s = sum(self._full_s) / len(self._full_s) * left
         return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
 
@@ -166,8 +181,8 @@ class Tune:
 
     def _plan(self, candidates: Sequence[Candidate]) -> None:
         points = len(self.wish.points())
-        extras = 2 * sum(len(self.wish.extras(each)) for each in (None, *candidates))
-        self._total = points * (1 + len(candidates)) + extras
+        self._extras = 2 * sum(len(self.wish.extras(each)) for each in (None, *candidates))
+        self._total = points * (1 + len(candidates)) + self._extras
         self._done = len(self.passes)
 
     def _launch(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> None:
@@ -209,7 +224,8 @@ class Tune:
         if self._has(launch, block, name):
             return
         done, _ = server.run(driver, block, launch=launch)
-        self._full_s.append(done.duration_s / share)
+        if block.number < EXTRA:
+            self._full_s.append(done.duration_s / share)
         self.directory.append(done)
         self.passes.append(done)
         self._done += 1

@@ -167,12 +167,11 @@ def _extras(
 ) -> list[Cell]:
     """Loads between: only a step's time is of use."""
     workload, temperature = wish.workloads[0], wish.temperatures[0]
-    short = [
-        replace(prompt, max_tokens=min(prompt.max_tokens, _EXTRA_TOKENS)) for prompt in prompts[workload]
-    ]
+    most = _EXTRA_TOKENS if candidate is not None else _EXTRA_TOKENS // 2  # with one a step fewer do
+    short = [replace(prompt, max_tokens=min(prompt.max_tokens, most)) for prompt in prompts[workload]]
     found = []
     for load, tokens in wish.extras(candidate).items():
-        count = load + max(2, load // 2)
+        count = load + max(2, load // 4)
         some = items(short, least=count)[:count]
         block = Block(first + load, Point(workload, temperature, load), some, wish.seed + load)
         found.append(Cell(block, tokens, is_extra=True))
@@ -203,9 +202,11 @@ def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
     """
     start_s = _GUESSED_START_S[wish.platform]
     pass_s = measuring_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
-    wanted = [Wanted(BASELINE, start_s, pass_s, is_needed=True)]
+    each_s = 2 * _WAVES * _EXTRA_TOKENS / 2 / _GUESSED_TOKENS_PER_S  # of a load between, its two passes
+    wanted = [Wanted(BASELINE, start_s, pass_s + each_s * len(wish.extras(None)), is_needed=True)]
     for index, each in enumerate(wish.candidates):
-        wanted.append(Wanted(each.name, start_s, pass_s, is_needed=index == 0))
+        extras_s = each_s * len(wish.extras(each))
+        wanted.append(Wanted(each.name, start_s, pass_s + extras_s, is_needed=index == 0))
     own = [each for each in wanted if each.is_needed]
     confirming_s = confirmation_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
     confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
