@@ -9,6 +9,7 @@ there is a draft, and how many steps there are was counted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -119,34 +120,25 @@ def _prefills(held: Sequence[Taken]) -> float:
 
 
 def rates(held: Sequence[Taken], known: Calm) -> dict[Place, dict[str, float]]:
-    """Output tokens/s of every server in every place, over the groups that it and the one without speculation had."""
-    groups: dict[Place, dict[str, dict[str, list[Taken]]]] = {}
+    """Output tokens/s of every server in every place.
+
+    How many steps the answers of a workload take a server does not depend on the load: it is counted over all.
+    """
+    steps: dict[tuple[str, float, str], Counter[str]] = {}
+    tokens: dict[Place, dict[str, list[int]]] = {}
     for each in held:
-        groups.setdefault(each.place, {}).setdefault(each.group, {}).setdefault(each.arm, []).append(each)
-    return {place: _at_place(found, known) for place, found in sorted(groups.items())}
-
-
-def _at_place(groups: Mapping[str, Mapping[str, Sequence[Taken]]], known: Calm) -> dict[str, float]:
-    plain = [group for group, by_arm in groups.items() if BASELINE in by_arm]
-    base = _rate([groups[group][BASELINE] for group in plain], known)
-    found = {BASELINE: base} if plain else {}
-    for arm in set().union(*groups.values()) - {BASELINE}:
-        both = [groups[group] for group in plain if arm in groups[group]]
-        if both:
-            gain = _rate([each[arm] for each in both], known) / _rate(
-                [each[BASELINE] for each in both], known
-            )
-            found[arm] = base * gain
+        workload, temperature, _ = each.place
+        counts = steps.setdefault((workload, temperature, each.arm), Counter())
+        counts.update(steps=each.steps, tokens=each.tokens)
+        tokens.setdefault(each.place, {}).setdefault(each.group, []).append(each.tokens)
+    found: dict[Place, dict[str, float]] = {}
+    for (workload, temperature, arm), counts in steps.items():
+        for place, groups in tokens.items():
+            step_s = known.step_s.get((arm, place[1:]))
+            if place[:2] == (workload, temperature) and step_s is not None:
+                written = {group: math.fsum(some) / len(some) for group, some in groups.items()}
+                steps_s = math.fsum(written.values()) * counts["steps"] / counts["tokens"] * step_s
+                held_up_s = math.fsum(known.held_up_with_s(arm, group) for group in groups)
+                rate = math.fsum(written.values()) * place[2] / (steps_s + held_up_s)
+                found.setdefault(place, {})[arm] = rate
     return found
-
-
-def _rate(groups: Sequence[Sequence[Taken]], known: Calm) -> float:
-    """Of one server over groups: tokens over the time that all of them take."""
-    tokens = seconds = 0.0
-    for held in groups:
-        first = held[0]
-        steps = math.fsum(each.steps for each in held) / len(held)
-        step_s = known.step_s[first.arm, first.load]
-        seconds += (steps * step_s + known.held_up_with_s(first.arm, first.group)) / first.load[1]
-        tokens += math.fsum(each.tokens for each in held) / len(held)
-    return tokens / seconds if seconds else math.nan

@@ -58,7 +58,7 @@ def told(passes: Sequence[Pass]) -> dict[Place, list[Row]]:
                 arm,
                 rate=plain.get(at, {}).get(BASELINE, math.nan) * gain,
                 gain=gain,
-                raw=measured.get(at, {}).get(arm, math.nan),
+                raw=measured.get(at, {}).get(arm),
                 half=_half(
                     [each[at][arm] for each in drawn if arm in each.get(at, {})], held, at=at, arm=arm
                 ),
@@ -192,7 +192,8 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
             mark = "*" if row is best else " "
             speedup = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
             more = ", behind" if _is_behind(row, best) else ""
-            raw = f" ({row['speedup_as_measured']:.3f}x beside neighbours)"
+            measured = row["speedup_as_measured"]
+            raw = f" ({measured:.3f}x beside neighbours)" if measured is not None else ""
             yield f"  {mark} K = {row['num_speculative_tokens']}: {speedup}{raw}{more}"
 
 
@@ -213,7 +214,9 @@ def _tokens(arm: str) -> int:
     return 0 if arm == BASELINE else int(arm.removeprefix("k"))
 
 
-def _row(at: Place, arm: str, *, rate: float, gain: float, raw: float, half: float, blocks: int) -> Row:
+def _row(
+    at: Place, arm: str, *, rate: float, gain: float, raw: float | None, half: float, blocks: int
+) -> Row:
     workload, temperature, load = at
     return {
         "workload": workload,
@@ -223,6 +226,6 @@ def _row(at: Place, arm: str, *, rate: float, gain: float, raw: float, half: flo
         "output_tokens_per_s": None if workload == ALL else round(rate, 3),
         "speedup": round(gain, 4),
         "half_width": round(half, 4),
-        "speedup_as_measured": round(raw, 4),
+        "speedup_as_measured": None if raw is None else round(raw, 4),
         "blocks": blocks,
     }

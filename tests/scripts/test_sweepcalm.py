@@ -49,12 +49,13 @@ def test_rates_are_those_of_the_calm_machine(load: int) -> None:
     assert found[BASELINE] == pytest.approx(load * 96 / (0.8 + 96 * STEP_S), rel=0.05)
 
 
-def test_a_server_that_was_not_measured_in_a_group_is_compared_in_the_others() -> None:
-    machine = Sweep(calm=1.0, noise=0.0)
-    cut = [done for done in machine.blocks(4) if done.arm != "k1" or done.block % 2]
-    held = sweepcalm.taken(cut)
-    (found,) = sweepcalm.rates(held, sweepcalm.calm(held)).values()
-    assert found["k1"] / found[BASELINE] == pytest.approx(machine.speedup(1), rel=1e-6)
+def test_steps_that_were_counted_at_one_load_are_as_many_at_another() -> None:
+    one, four = (Sweep(load=load, calm=1.0, noise=0.0) for load in (1, 4))
+    steps = Sweep(load=4, calm=1.0, noise=0.0, workload="steps")
+    passes = one.blocks(2) + [done for done in four.blocks(2) if done.arm != "k1"] + steps.blocks(2)
+    held = sweepcalm.taken(passes)
+    found = sweepcalm.rates(held, sweepcalm.calm(held))["code", 0.0, 4]
+    assert found["k1"] / found[BASELINE] == pytest.approx(four.speedup(1), rel=1e-6)
 
 
 def test_passes_too_short_to_time_a_step_are_left_out() -> None:
