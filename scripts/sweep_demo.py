@@ -115,17 +115,18 @@ def measure(asked: argparse.Namespace) -> int:
     found = sessions(arms, launches=1, at_once=asked.at_once)
     with _directory(asked) as directory, stop_on_signals() as stop:
         files = dict(_groups(asked, directory.path / "prompts"))
+        points = tuple(
+            Point(name, asked.temperature, at_once, None, True) for name, (at_once, _) in files.items()
+        )
         wish = Wish(
             arms=tuple(arms),
             sessions=found,
-            points=tuple(
-                Point(name, asked.temperature, at_once, None, True) for name, (at_once, _) in files.items()
-            ),
+            points=points,
             sizes=Sizes(asked.blocks, 0, is_whole=True),
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
-            still=functools.partial(still, sessions=found),
+            still=functools.partial(still, sessions=found, points=points),
         )
         Bench(wish, directory, _tell, stop).run()
         passes = directory.passes()
@@ -136,14 +137,20 @@ def measure(asked: argparse.Namespace) -> int:
     return int(bool(missing))
 
 
-def still(block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session]) -> Collection[str]:
-    """The servers that a block is still wanted of."""
+def still(
+    block: Block, passes: Sequence[Pass], *, sessions: Sequence[Session], points: Sequence[Point] = ()
+) -> Collection[str]:
+    """The servers that a block is still wanted of; steps alone are timed once the workloads of `points` are there."""
     if any(done.block == block.number and done.arm == BASELINE for done in passes):
         return ()
     there = max(
         (each for each in sessions if each.first_block <= block.number), key=lambda each: each.first_block
     )
-    return wanted(passes, there.arms, at=place(block.point))
+    at = place(block.point)
+    workloads = {place(point) for point in points} if at[0] == STEPS else set()
+    if any(wanted(passes, there.arms, at=each) for each in workloads if each[0] != STEPS):
+        return ()
+    return wanted(passes, there.arms, at=at)
 
 
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:

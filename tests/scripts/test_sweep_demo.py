@@ -109,6 +109,18 @@ def test_a_session_asks_for_its_own_k_and_for_none_of_another() -> None:
         assert set(asked) == wanted
 
 
+def test_steps_alone_are_timed_once_every_workload_is_there() -> None:
+    points = [machine.point(0) for machine in (Sweep(), Sweep(load=4), STEPS)]
+    block = Block(50, STEPS.point(0), (), 0)
+
+    def asked(found: list[Pass]) -> set[str]:
+        return set(sweep_demo.still(block, found, sessions=TOGETHER, points=points))
+
+    half = Sweep().blocks(1)
+    assert asked([]) == asked(half) == set()
+    assert asked([*half, *Sweep(load=4).blocks(1)]) == EVERY
+
+
 def test_a_block_that_is_there_is_not_measured_again() -> None:
     found = Sweep().blocks(1)
     assert not sweep_demo.still(Block(0, Sweep().point(0), (), 0), found, sessions=TOGETHER)
