@@ -42,15 +42,6 @@ class Observed:
     """Step by step; those that had nothing drafted too. Empty where the server does not tell."""
     counted: Acceptance | None = None
     """By the server's counters."""
-    tokens_per_step: float | None = None
-    """Output tokens over steps; None where the server does not tell its steps."""
-
-    @property
-    def mean_length(self) -> float | None:
-        """Mean acceptance length of the steps that drafted."""
-        steps = sum(len(each.accepted) for each in self.requests)
-        made = sum(sum(each.accepted) for each in self.requests)
-        return 1 + made / steps if steps else None
 
 
 def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None) -> Observed | None:
@@ -64,8 +55,6 @@ def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None
     point = passes[0].point
     counted = _counted(passes)
     stepped = _stepped(good, counted=counted) if tokens else ()
-    made = sum(each.tokens for each in stepped)
-    steps = sum(len(each.accepted) + each.plain for each in stepped)
     step_s = step_s or calm_step_s(passes)
     told = [part for each in passes if (part := parts(each)) is not None]
     seconds = _whole_s(passes, told, step_s=step_s) / passes[0].point.concurrency
@@ -85,7 +74,6 @@ def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None
         first_s=tuple(each.ttft_s for each in good),
         requests=stepped,
         counted=counted,
-        tokens_per_step=made / steps if steps else (None if tokens else 1.0),
     )
 
 

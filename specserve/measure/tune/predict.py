@@ -145,8 +145,8 @@ def plain_rows(measured: Measured) -> list[Row]:
     """The server without speculation as K = 0 at every load: all of it measured."""
     found = []
     for load, seen in sorted(measured.plain.items()):
-        tpot_ms = _mean_ms(seen.tpot_s)
-        if seen.step_s is None or tpot_ms is None:
+        measured_ms = _mean_ms(seen.tpot_s)
+        if seen.step_s is None or measured_ms is None:
             continue
         within = share_within(measured.limits.get(load), tpots_s=seen.tpot_s, ttfts_s=seen.first_s)
         found.append(
@@ -161,11 +161,11 @@ def plain_rows(measured: Measured) -> list[Row]:
                 step_ms=seen.step_s * 1000,
                 step_basis="measured",
                 break_even=1.0,
-                tpot_ms=tpot_ms,
+                tpot_ms=(seen.step_s + _waiting_s(seen)) * 1000,
                 tokens_per_s=seen.tokens_per_s,
                 speedup=Interval(1.0, 1.0, 1.0),
                 measured_tokens_per_s=seen.tokens_per_s,
-                measured_tpot_ms=tpot_ms,
+                measured_tpot_ms=measured_ms,
                 within_limits=within,
                 plain_within_limits=within,
             )
