@@ -14,7 +14,6 @@ import pytest
 
 from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND, Case
 
-pytestmark = pytest.mark.engine
 HERE = Path(__file__).parent
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -48,16 +47,19 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str | Non
     return {answer["name"]: answer["refused"] for answer in child("configure.py", "\n".join(lines) + "\n")}
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_vllm_refuses_a_mistake_in_its_configuration(case: Case, refusals: Mapping[str, str | None]) -> None:
     assert refusals[case.name] is not None
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("case", (*FAILS_LOADING, *SOUND), ids=lambda case: case.name)
 def test_vllm_configures_the_rest(case: Case, refusals: Mapping[str, str | None]) -> None:
     assert refusals[case.name] is None
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("case", FAILS_LOADING[:2], ids=lambda case: case.name)
 def test_vllm_finds_a_mistake_only_after_loading(case: Case, tmp_path: Path) -> None:
     case.lay_out(tmp_path)
@@ -65,6 +67,7 @@ def test_vllm_finds_a_mistake_only_after_loading(case: Case, tmp_path: Path) -> 
     assert answer["refused"] is not None
 
 
+@pytest.mark.engine
 def test_vllm_loads_and_runs_a_head_of_the_catalogue(tmp_path: Path) -> None:
     (case,) = [case for case in SOUND if case.name == "an EAGLE-3 head"]
     case.lay_out(tmp_path)

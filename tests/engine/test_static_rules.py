@@ -14,7 +14,7 @@ from specserve.profile.load import load_profile
 from tests.engine.matrix import Case
 from tests.engine.test_matrix import child
 
-pytestmark = pytest.mark.engine
+pytestmark = pytest.mark.vllm
 HEAD = 'vllm: "==0.32.*"\nhardware: {accelerator: cpu}\ntarget: {model: ./llama, max_model_len: 1024}\n'
 DRAFT = "method: draft_model, model: ./llama-draft, num_speculative_tokens: 4"
 WHOLE = "{enable_chunked_prefill: false, max_num_seqs: 4, max_num_batched_tokens: N}"
