@@ -3,14 +3,16 @@
   scripts/sweep_demo.py run -o build/sweep --minutes 80     measure (the same command goes on where it stopped)
   scripts/sweep_demo.py table build/sweep                   rates and half-widths by workload, load and K
   scripts/sweep_demo.py data build/sweep > scripts/sweep_demo.json
+  scripts/sweep_demo.py prompts build/prompts               the same prompts as files, for `specserve tune -w FILE`
   scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
 A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
 prompts on every server, right after one another. What a server does is taken to be what it does on the calm machine
-(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Prompts are those that a tune chooses by, twelve
-of each workload, and the figures are for these: every server answers them at least once at every load, by which its
-steps are counted. Blocks of short prompts only time steps; a K that is behind the best by more than 3 % and the
-half-widths gets no more of them, the others get them until their half-widths over all workloads are 2 %.
+(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Prompts are those that a tune of these files
+chooses by, twelve of each workload, sent as they are, without a chat template; the figures are for these: every server
+answers them at least once at every load, by which its steps are counted. Blocks of short prompts only time steps; a K
+that is behind the best by more than 3 % and the half-widths gets no more of them, the others get them until their
+half-widths over all workloads are 2 %.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ LOADS = (1, 2, 4, 8)
 PROMPTS = 12
 SHORT, SHORT_TOKENS = 60, 32
 """Characters of a prompt that is there for its steps, and tokens of its answer."""
+MAX_TOKENS = 48
+"""Of an answer."""
 MOST_TOKENS = 8
 KV_CACHE = "128M"
 """Of each server: 43,000 tokens of the demo's, of which a block holds 12,000. Much more would crowd out the others."""
@@ -72,17 +76,21 @@ def main() -> int:
         "--tokens", default=",".join(map(str, range(1, MOST_TOKENS + 1))), help="K, such as 1,4,8"
     )
     run.add_argument("--temperature", type=float, default=0.0)
-    run.add_argument("--max-tokens", type=int, default=48)
+    run.add_argument("--max-tokens", type=int, default=MAX_TOKENS)
     run.add_argument("--at-once", type=int, default=5, help="servers at the same time")
     run.add_argument("--profile", type=Path, default=PROFILE)
     for name in ("table", "data"):
         commands.add_parser(name).add_argument("run", type=Path)
+    prompts = commands.add_parser("prompts", help="as files, one for each workload")
+    prompts.add_argument("folder", type=Path)
     compare = commands.add_parser("compare", help="results of tunes against a sweep's data")
     compare.add_argument("sweep", type=Path)
     compare.add_argument("tunes", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "run":
         return measure(asked)
+    if asked.command == "prompts":
+        return write_prompts(asked.folder)
     if asked.command == "compare":
         sys.stdout.write("\n".join(compared(_read(asked.sweep), list(map(_read, asked.tunes)))) + "\n")
         return 0
@@ -153,14 +161,26 @@ def still(
     return wanted(passes, there.arms, at=at)
 
 
+def write_prompts(folder: Path) -> int:
+    """All prompts of each workload: those that a tune chooses by, and those that it confirms with."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for workload in WORKLOADS:
+        lines = map(_line, _prompts(workload, profile=PROFILE, max_tokens=MAX_TOKENS))
+        (folder / f"{workload}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return 0
+
+
+def _prompts(workload: str, *, profile: Path, max_tokens: int) -> Sequence[Prompt]:
+    most = load_profile(str(profile)).target.max_model_len
+    return load(workload, chat=False, max_model_len=most, max_tokens=max_tokens).prompts
+
+
 def _groups(asked: argparse.Namespace, folder: Path) -> Iterator[tuple[str, tuple[int, Path]]]:
     """By name, the load and the file of prompts of every group."""
     folder.mkdir(exist_ok=True)
-    most = load_profile(str(asked.profile)).target.max_model_len
     for workload in dict.fromkeys([*asked.workloads.split(","), STEPS]):
         source = WORKLOADS[0] if workload == STEPS else workload
-        every = load(source, chat=False, max_model_len=most, max_tokens=asked.max_tokens)
-        chosen, _ = split(every.prompts, PROMPTS)
+        chosen, _ = split(_prompts(source, profile=asked.profile, max_tokens=asked.max_tokens), PROMPTS)
         short = [replace(each, text=(each.text or "")[:SHORT], max_tokens=SHORT_TOKENS) for each in chosen]
         for at_once in map(int, asked.loads.split(",")):
             some = short[: at_once + max(1, at_once // 2)] if workload == STEPS else chosen

@@ -59,4 +59,4 @@ def compared(sweep: Mapping[str, Any], tunes: Sequence[Mapping[str, Any]]) -> It
 
 
 def _told(row: Mapping[str, Any]) -> str:
-    return f"K = {row['num_speculative_tokens']}, {row['speedup']:.3f}x ± {row['half_width']:.1%}"
+    return f"K = {row['num_speculative_tokens']}, {row['speedup']:.3f}x (tokens/s ± {row['half_width']:.1%})"

@@ -18,7 +18,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.student import quantile
 
 WIDEST = 0.02
-"""Half a 95 % interval of a K's speedup over all workloads, as a share, that is wanted where it may be the best."""
+"""Half a 95 % interval of a K's tokens/s over all workloads, as a share, that is wanted where it may be the best."""
 BEHIND = 0.03
 """A K that is behind the best by more than this and both half-widths gets no more blocks."""
 ALL = "all"
@@ -45,44 +45,42 @@ def place(point: Point) -> Place:
 def told(passes: Sequence[Pass]) -> dict[Place, list[Row]]:
     """The rows of every place and of all workloads together, K = 0 first, on the calm machine.
 
-    Half-widths are those of passes drawn anew, of each server at each load as many as there were.
+    Half-widths are those of tokens/s: by the times of steps, in which servers differ, and with what prefills take, one
+    figure for all of them. Passes are drawn anew, of each server at each load as many as there were.
     """
     held = taken(passes)
-    measured, plain = _as_measured(held), rates(held, calm(held))
-    found = _speedups(plain)
-    drawn = [_speedups(rates(held, known)) for known in _drawn(held)]
+    known = calm(held)
+    measured, found = _as_measured(held), _with_all(rates(held, known))
+    every = list(_drawn(held))
+    steps = [_with_all(rates(held, replace(known, step_s=each.step_s))) for each in every]
+    both = [_with_all(rates(held, each)) for each in every]
     return {
         at: [
             _row(
                 at,
                 arm,
-                rate=plain.get(at, {}).get(BASELINE, math.nan) * gain,
-                gain=gain,
+                rate=rate,
+                gain=rate / by_arm[BASELINE],
                 raw=measured.get(at, {}).get(arm),
-                half=_half(
-                    [each[at][arm] for each in drawn if arm in each.get(at, {})], held, at=at, arm=arm
-                ),
+                halves=(_half(steps, held, at=at, arm=arm), _half(both, held, at=at, arm=arm)),
                 blocks=sum(1 for each in held if each.arm == arm and _counts(each, at)),
             )
-            for arm, gain in sorted(gains.items(), key=lambda item: _tokens(item[0]))
+            for arm, rate in sorted(by_arm.items(), key=lambda item: _tokens(item[0]))
         ]
-        for at, gains in found.items()
-    }
-
-
-def _speedups(found: Mapping[Place, Mapping[str, float]]) -> dict[Place, dict[str, float]]:
-    """Over no speculation; of all workloads together those servers that all of them had."""
-    gains = {
-        at: {arm: rate / by_arm[BASELINE] for arm, rate in by_arm.items()}
         for at, by_arm in found.items()
-        if BASELINE in by_arm and at[0] != STEPS
+        if BASELINE in by_arm
     }
-    return gains | _over_all(gains)
 
 
-def _over_all(gains: Mapping[Place, Mapping[str, float]]) -> dict[Place, dict[str, float]]:
+def _with_all(found: Mapping[Place, Mapping[str, float]]) -> dict[Place, Mapping[str, float]]:
+    """With the geometric means over all workloads, of those servers that all of them had."""
+    kept = {at: by_arm for at, by_arm in found.items() if at[0] != STEPS}
+    return kept | _over_all(kept)
+
+
+def _over_all(found: Mapping[Place, Mapping[str, float]]) -> dict[Place, dict[str, float]]:
     loads: dict[Load, list[Mapping[str, float]]] = {}
-    for (_, temperature, at_once), by_arm in gains.items():
+    for (_, temperature, at_once), by_arm in found.items():
         loads.setdefault((temperature, at_once), []).append(by_arm)
     return {
         (ALL, *load): {arm: statistics.geometric_mean(each[arm] for each in held) for arm in _in_all(held)}
@@ -125,16 +123,15 @@ def _drawn(held: Sequence[Taken]) -> Iterator[Calm]:
         yield replace(steps, held_up_s=waits.held_up_s)
 
 
-def _half(gains: Sequence[float], held: Sequence[Taken], *, at: Place, arm: str) -> float:
-    """Half a 95 % interval: by Student's t, with as many passes as the server had that had fewer."""
-    if arm == BASELINE:
-        return 0.0
-    count = min(
-        sum(1 for each in held if (each.arm, each.load) == (name, at[1:])) for name in (arm, BASELINE)
-    )
+def _half(
+    drawn: Sequence[Mapping[Place, Mapping[str, float]]], held: Sequence[Taken], *, at: Place, arm: str
+) -> float:
+    """Half a 95 % interval: by Student's t, with as many passes as the server had at this load."""
+    found = [each[at][arm] for each in drawn if arm in each.get(at, {})]
+    count = sum(1 for each in held if (each.arm, each.load) == (arm, at[1:]))
     if count < 2:
         return _UNKNOWN
-    spread = statistics.stdev(map(math.log, gains)) * math.sqrt(count / (count - 1))
+    spread = statistics.stdev(map(math.log, found)) * math.sqrt(count / (count - 1))
     return min(_UNKNOWN, spread * quantile(0.975, freedom=count - 1))
 
 
@@ -176,7 +173,7 @@ def arm_name(tokens: int) -> str:
 def data(passes: Sequence[Pass], about: Mapping[str, Any]) -> dict[str, Any]:
     """All rows, as they are kept."""
     points = [row for held in told(passes).values() for row in held]
-    return {"version": 4, "what": "every K on the demo pair, measured", **about, "points": points}
+    return {"version": 5, "what": "every K on the demo pair, measured", **about, "points": points}
 
 
 def table(found: Mapping[str, Any]) -> Iterator[str]:
@@ -190,7 +187,7 @@ def table(found: Mapping[str, Any]) -> Iterator[str]:
         best = max(held, key=lambda row: row["speedup"])
         for row in held[1:]:
             mark = "*" if row is best else " "
-            speedup = f"{row['speedup']:.3f}x ± {row['half_width']:.1%} in {row['blocks']} blocks"
+            speedup = f"{row['speedup']:.3f}x, tokens/s ± {row['half_width']:.1%} in {row['blocks']} blocks"
             more = ", behind" if _is_behind(row, best) else ""
             measured = row["speedup_as_measured"]
             raw = f" ({measured:.3f}x beside neighbours)" if measured is not None else ""
@@ -215,7 +212,14 @@ def _tokens(arm: str) -> int:
 
 
 def _row(
-    at: Place, arm: str, *, rate: float, gain: float, raw: float | None, half: float, blocks: int
+    at: Place,
+    arm: str,
+    *,
+    rate: float,
+    gain: float,
+    raw: float | None,
+    halves: tuple[float, float],
+    blocks: int,
 ) -> Row:
     workload, temperature, load = at
     return {
@@ -225,7 +229,8 @@ def _row(
         "num_speculative_tokens": _tokens(arm),
         "output_tokens_per_s": None if workload == ALL else round(rate, 3),
         "speedup": round(gain, 4),
-        "half_width": round(half, 4),
+        "half_width": round(halves[0], 4),
+        "half_width_with_prefills": round(halves[1], 4),
         "speedup_as_measured": None if raw is None else round(raw, 4),
         "blocks": blocks,
     }

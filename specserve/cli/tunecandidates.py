@@ -32,6 +32,19 @@ def arm(
     starts: bool = True,
 ) -> Arm:
     """One planned server; `starts`: by the vLLM that is here. Raises ProfileError, UsageError, FactError."""
+    return _planned_arm(path, asked, name=name, settings=settings, baseline=baseline, starts=starts)[0]
+
+
+def _planned_arm(
+    path: str,
+    asked: Asked,
+    *,
+    name: str,
+    settings: Sequence[str] = (),
+    baseline: bool = False,
+    starts: bool = True,
+) -> tuple[Arm, Profile]:
+    """One planned server, and the profile that it serves, at its lock."""
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
     from specserve.measure.bench.fit import memory_bytes
@@ -49,7 +62,7 @@ def arm(
         use_lock=asked.use_lock,
     )
     named = profile.hardware.devices if profile.hardware else None
-    return Arm(
+    planned = Arm(
         name=name,
         plan=plan,
         is_baseline=baseline,
@@ -59,6 +72,16 @@ def arm(
         devices=tuple(map(str, named)) if named else None,
         memory_bytes=memory_bytes(profile) if plan.platform == "cpu" else None,
     )
+    return planned, profile
+
+
+def _mark(profile: Profile) -> str:
+    """The fingerprint of a profile without its K."""
+    from specserve.profile.fingerprint import fingerprint
+
+    assert profile.speculation is not None
+    bare = replace(profile.speculation, keys=without_k(profile.speculation.keys))
+    return fingerprint(replace(profile, speculation=bare))
 
 
 def candidates(
@@ -100,17 +123,14 @@ def _planned(
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests(profile))
     keys = {**without_k(idea.keys), "num_speculative_tokens": most}
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
+    settings = [_as_setting(launched), _DETAILED, *env]
+    first, served = _planned_arm(asked.profile, asked, name=idea.name, settings=settings, starts=starts)
     whole = Candidate(
         name=idea.name,
-        arm=arm(
-            asked.profile,
-            asked,
-            name=idea.name,
-            settings=[_as_setting(launched), _DETAILED, *env],
-            starts=starts,
-        ),
+        arm=first,
         keys=keys,
         env=idea.env,
+        mark=_mark(served),
         runner=there.runner,
         most_tokens=most,
         rungs=rungs,
@@ -132,9 +152,14 @@ def _ranges(rungs: Mapping[int, int]) -> list[list[int]]:
 
 
 def most_tokens(asked: Asked, idea: Idea) -> int:
-    """K_max: what was asked for; else 8, or the block of a head that drafts in blocks."""
+    """K_max: of the run that is gone on with; what was asked for; else 8, or the block of a head that drafts in blocks.
+
+    A run that measured less than the profile's own K is none to go on with.
+    """
     own = idea.keys.get("num_speculative_tokens")
     own = int(own) if isinstance(own, int | str) and str(own).isdigit() else 0
+    if idea.most_tokens is not None and idea.most_tokens >= own:
+        return idea.most_tokens
     if idea.keys["method"] in ("dflash", "dspark", "mtp") or idea.keys.get("parallel_drafting"):
         return min(asked.most_tokens or own or 1, own or 1)
     return asked.most_tokens or max(own, _MOST_TOKENS)

@@ -29,6 +29,8 @@ class Idea:
     is_own: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     """Beside the profile's."""
+    most_tokens: int | None = None
+    """K_max of a run that is gone on with."""
 
 
 def ideas(profile: Profile, asked: Asked, *, temperatures: Sequence[float], plan: LaunchPlan) -> list[Idea]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
+    from specserve.cli.tuneideas import Idea
     from specserve.measure.bench.fit import Fit
     from specserve.measure.tune.budget import Fitted
     from specserve.measure.tune.wish import Candidate, Wish
@@ -74,12 +75,15 @@ class Prepared:
         return self.asked.confirm and TUNED in self.fitted.kept
 
 
-def prepared(asked: Asked, *, starts: bool) -> Prepared:
-    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError."""
+def prepared(asked: Asked, *, starts: bool, most_tokens: Mapping[str, int] | None = None) -> Prepared:
+    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
+
+    `most_tokens`: K_max by candidate, of a run that is gone on with.
+    """
     from specserve.cli.benchpoints import prompts_of, sources
     from specserve.cli.durations import seconds
-    from specserve.cli.tunecandidates import arm, candidates
-    from specserve.cli.tuneideas import ideas, situation, unasked
+    from specserve.cli.tunecandidates import arm
+    from specserve.cli.tuneideas import situation, unasked
     from specserve.measure.bench.fit import fit
     from specserve.measure.tune.ladder import between
     from specserve.measure.tune.wish import BASELINE, Wish, fitted
@@ -88,11 +92,8 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = ideas(own, asked, temperatures=temperatures, plan=plan)
-    found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts)
-    if not found:
-        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
-    runner = situation(own, wanted[0].keys, plan=plan).runner
+    wanted = _ideas(asked, own, temperatures, plan=plan, most_tokens=most_tokens or {})
+    found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts)
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
@@ -103,7 +104,7 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         temperatures=temperatures,
         loads=loads,
         objective="throughput",
-        runner=runner,
+        runner=situation(own, wanted[0].keys, plan=plan).runner,
         platform=plan.platform,
         sources=names,
         expect=tuple(own.expect),
@@ -118,12 +119,44 @@ def prepared(asked: Asked, *, starts: bool) -> Prepared:
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
         most_launches=asked.most_launches,
+        most_tokens=asked.most_tokens,
         seed=asked.seed,
     )
     wish = dataclasses.replace(wish, objective=_objective(asked, wish))
     rooms = [fit([wish.baseline, each.arm]) for each in found]  # beside each of them the baseline stays up
     room = min(rooms, key=lambda each: each.at_once)
     return Prepared(asked, own, wish, room, fitted(wish, confirms=asked.confirm))
+
+
+def _ideas(
+    asked: Asked,
+    profile: Profile,
+    temperatures: tuple[float, ...],
+    *,
+    plan: LaunchPlan,
+    most_tokens: Mapping[str, int],
+) -> list[Idea]:
+    from specserve.cli.tuneideas import ideas
+
+    found = ideas(profile, asked, temperatures=temperatures, plan=plan)
+    return [dataclasses.replace(each, most_tokens=most_tokens.get(each.name)) for each in found]
+
+
+def _candidates(
+    asked: Asked,
+    profile: Profile,
+    wanted: list[Idea],
+    *,
+    loads: tuple[int, ...],
+    plan: LaunchPlan,
+    starts: bool,
+) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
+    from specserve.cli.tunecandidates import candidates
+
+    found, left_out = candidates(profile, asked, wanted, loads=loads, plan=plan, starts=starts)
+    if not found:
+        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
+    return found, left_out
 
 
 def _launched(asked: Asked, *, starts: bool) -> tuple[Profile, LaunchPlan]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,8 @@ from specserve.errors import FactError, SpecserveError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.tune.result import TuneResult
+
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
@@ -40,12 +45,13 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
             "`--write` changes `speculation` alone, and the choice needs another model runner",
             hint=f"write `env: {{{lines}}}` and the values above into `{path}`",
         )
-    before = file.read_text(encoding="utf-8")
+    written = _LINE.findall(_read(file))
+    before = "".join(_plain(line) for line in written)
     after = with_speculation(before, profile, wanted, remark=remark(result))
     if after == before:
         say(f"{path} says so already")
         return
-    _exchange(file, after, wanted=wanted)
+    _exchange(file, _with_ends(after, written), wanted=wanted)
     say(f"{path}: `speculation` was changed; `git diff` shows it")
 
 
@@ -66,6 +72,35 @@ def remark(result: TuneResult) -> str:
     return f"{head}: predicted {result.choice.reason}"
 
 
+def _read(file: Path) -> str:
+    """The file as it is, line ends included. Raises FactError."""
+    try:
+        return file.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot read `{file}`: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _plain(line: str) -> str:
+    """A line that ends as lines do here."""
+    bare = line.rstrip("\r\n")
+    return bare if bare == line else f"{bare}\n"
+
+
+def _with_ends(text: str, lines: Sequence[str]) -> str:
+    """The new text: lines that stay end as they did, new ones as most of the others do."""
+    ends = Counter(line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\r", "\n")))
+    usual = ends.most_common(1)[0][0] if ends else "\n"
+    new = _LINE.findall(text)
+    matcher = SequenceMatcher(None, [_plain(line) for line in lines], new, autojunk=False)
+    found: list[str] = []
+    for kind, first, last, begin, end in matcher.get_opcodes():
+        if kind == "equal":
+            found += lines[first:last]
+        else:
+            found += [line[:-1] + usual if line.endswith("\n") else line for line in new[begin:end]]
+    return "".join(found)
+
+
 def _exchange(file: Path, text: str, *, wanted: object) -> None:
     """The new text in the place of the old, once it was read back and says what is wanted."""
     from specserve.profile.fingerprint import jsonable
@@ -76,7 +111,7 @@ def _exchange(file: Path, text: str, *, wanted: object) -> None:
     except OSError as error:
         raise FactError(f"cannot write beside `{file}`: {error.strerror}") from error
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as handle:
             handle.write(text)
         shutil.copymode(file, name)
         found = load_profile(name).speculation

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.cli.tuneprepare import Asked, Prepared, prepared
+from specserve.cli.tuneprepare import Asked, Prepared
+from specserve.cli.tuneruns import KIND, Found, asked_json, is_answered, new_place, placed
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.bench.rundir import RunDirectory
-    from specserve.measure.tune.result import Confirmed, TuneResult
+    from specserve.measure.tune.assemble import Known
+    from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
-
-_KIND = "tune"
 
 
 def run(
@@ -37,36 +37,43 @@ def run(
         from specserve.cli.tunewrite import refuse_unwritable
 
         refuse_unwritable(asked.profile, settings=asked.settings)
-    ready = prepared(asked, starts=not dry_run)
+    ready, found = placed(asked, output=output, anew=anew, starts=not dry_run)
     if dry_run:
         from specserve.report.console import out
         from specserve.report.tuneplan import plan_json, plan_text
 
-        out((plan_json if as_json else plan_text)(ready))
+        out((plan_json if as_json else plan_text)(ready, found))
         return
     if not ready.fitted.fits:
         raise UsageError(
-            "two launches are needed at least, one without speculation and one with it",
-            hint="raise `--budget` or `--max-launches`; `--dry-run` tells what each takes",
+            "two launches are needed at least, one without speculation and one with it, which is more than "
+            f"{ready.fitted.exceeded}",
+            hint="raise it; `--dry-run` tells what each takes",
         )
-    result, path = _measured(ready, output=output, anew=anew)
+    result, path, failure = _measured(ready, found, output=output, anew=anew)
     _show(result, path, explain=explain, as_json=as_json)
+    if failure is not None:
+        raise _unconfirmed(failure, anew=anew, write=write)
     if write:
         from specserve.cli.tunewrite import write_choice
 
         write_choice(asked.profile, result, settings=asked.settings)
 
 
-def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneResult, Path]:
+def _measured(
+    ready: Prepared, found: Found | None, *, output: str | None, anew: bool
+) -> tuple[TuneResult, Path, SpecserveError | None]:
+    """The result, where its raw data lies, and why the choice could not be confirmed, where it could not."""
     from specserve.measure.tune.run import Tune
     from specserve.report.benchprogress import BenchView
     from specserve.report.console import in_one_line, say
     from specserve.serve.stop import stop_on_signals
 
     began = time.monotonic()
-    directory = _directory(ready, output, anew=anew)
+    directory = _directory(ready, found, output)
     with ExitStack() as stack:
         stack.enter_context(directory)
+        is_told = found is not None and _is_told(ready, directory, anew="--fresh" if output is None else "-o")
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(BenchView())
         names = ", ".join(each.name for each in ready.kept)
@@ -83,91 +90,161 @@ def _measured(ready: Prepared, *, output: str | None, anew: bool) -> tuple[TuneR
         )
         try:
             with tune:
-                result = _tuned(ready, tune, began)
+                result, failure = _tuned(ready, tune, began, is_told=is_told)
         except SpecserveError as error:
             if tune.passes:
-                error.hint = error.hint or "the same command goes on with what was measured"
+                error.hint = error.hint or f"{_again(anew=anew)} goes on with what was measured"
             raise
         finally:
-            spent_s = directory.content.get("spent_s", 0.0) + time.monotonic() - began
-            directory.update(spent_s=spent_s)
-    return result, directory.path
+            if not is_told:
+                directory.update(spent_s=_spent_s(directory, began))
+    return result, directory.path, failure
 
 
-def _tuned(ready: Prepared, tune: Tune, began: float) -> TuneResult:
-    from specserve.measure.tune.assemble import confirmed_of, known_of
-    from specserve.measure.tune.choose import after, choose
+def _spent_s(directory: RunDirectory, began: float) -> float:
+    """By all commands that measured in this directory."""
+    return float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
+
+
+def _again(*, anew: bool) -> str:
+    return "the same command without `--fresh`" if anew else "the same command"
+
+
+def _unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> SpecserveError:
+    """The same error as that of a command whose choice was to be confirmed."""
+    rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
+    ways = f"{_again(anew=anew)} tries it again, {rather}"
+    error.message = f"the choice could not be confirmed: {error.message}"
+    error.hint = f"{error.hint}; {ways}" if error.hint else ways
+    return error
+
+
+def _tuned(
+    ready: Prepared, tune: Tune, began: float, *, is_told: bool
+) -> tuple[TuneResult, SpecserveError | None]:
+    """The result, and why the choice could not be confirmed. `is_told`: all was measured, nothing is started."""
+    from specserve.measure.tune.choose import choose
     from specserve.measure.tune.outcome import outcome
-    from specserve.measure.tune.wish import TUNED
     from specserve.report.tunefile import as_json_text
     from specserve.report.tunehtml import tune_html
 
-    tune.measure(ready.kept, confirms=ready.confirms)
-    known = []
-    for number, each in enumerate(ready.kept, start=1):
-        if not each.small and each.name not in tune.failed:
-            following = ready.kept[number] if number < len(ready.kept) else None
-            launches = [number, number + 1] if following is not None and following.small else [number]
-            known.append(known_of(ready.wish, tune.passes, each, launches=launches))
-    known = [each for each in known if each.rows]
+    if is_told:
+        tune.recall()
+    else:
+        tune.measure(ready.kept, confirms=ready.confirms)
+    known = _known(ready, tune)
     if not known:
         raise TrafficError(
             "nothing that speculates could be timed, so nothing can be said",
             hint="longer answers (`--max-tokens`), or another workload",
         )
     choice = choose([each.ready for each in known], objective=ready.wish.objective)
-    confirmed: tuple[Confirmed, ...] = ()
-    is_whole = True
-    if tune.is_late() and ready.confirms and not tune.directory.content.get("is_complete"):
-        tune.notes.append("the budget was used up before the choice could be confirmed")
-    elif choice.speculates and ready.confirms and choice.speculation is not None:
-        from specserve.cli.tunecandidates import tuned
-
-        launch = tune.launch_of(choice, first=len(ready.kept) + 1)
-        server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED)
-        try:
-            tune.confirm(server, launch=launch)
-        except (LaunchError, TrafficError) as error:
-            is_whole = False
-            tune.notes.append(f"the choice could not be confirmed: {error.message}")
-        mine = next(each for each in known if each.candidate.name == choice.candidate)
-        confirmed = confirmed_of(ready.wish, tune.passes, choice, mine, launch=launch)
-        choice = after(choice, confirmed)
-    spent_s = tune.directory.content.get("spent_s", 0.0) + time.monotonic() - began
+    choice, confirmed, failure = _confirmed(ready, tune, known, choice, is_told=is_told)
+    spent_s = _spent_s(tune.directory, began)
+    duration_s = float(tune.directory.content.get("duration_s", spent_s)) if is_told else spent_s
     result = outcome(
-        ready.wish, tune, known, choice=choice, confirmed=confirmed, fitted=ready.fitted, duration_s=spent_s
+        ready.wish,
+        tune,
+        known,
+        choice=choice,
+        confirmed=confirmed,
+        fitted=ready.fitted,
+        duration_s=duration_s,
     )
     tune.directory.write("result.json", as_json_text(result))
     tune.directory.write("report.html", tune_html(result))
-    tune.directory.update(is_complete=is_whole)
-    return result
+    tune.directory.update(
+        is_complete=failure is None,
+        duration_s=duration_s,
+        failed=tune.failed,
+        notes=tune.notes,
+        versions=dict(result.versions),
+        host=dict(result.host),
+    )
+    return result, failure
 
 
-def _directory(ready: Prepared, output: str | None, *, anew: bool) -> RunDirectory:
-    """A new run, or the one of the same command: where that is complete, nothing is measured again."""
+def _known(ready: Prepared, tune: Tune) -> list[Known]:
+    """What is known of each candidate that could be timed."""
+    from specserve.measure.tune.assemble import known_of
+
+    known = []
+    for number, each in enumerate(ready.kept, start=1):
+        if not each.small and each.name not in tune.failed:
+            following = ready.kept[number] if number < len(ready.kept) else None
+            has_small = following is not None and following.small and following.name not in tune.failed
+            launches = [number, number + 1] if has_small else [number]
+            known.append(known_of(ready.wish, tune.passes, each, launches=launches))
+    return [each for each in known if each.rows]
+
+
+def _confirmed(
+    ready: Prepared, tune: Tune, known: Sequence[Known], choice: Choice, *, is_told: bool
+) -> tuple[Choice, tuple[Confirmed, ...], SpecserveError | None]:
+    """The choice once it was measured on other prompts, what was measured, and why it could not be."""
+    from specserve.measure.tune.assemble import confirmed_of
+    from specserve.measure.tune.choose import after
+
+    if not choice.speculates or not ready.confirms:
+        return choice, (), None
+    launch = tune.launch_of(choice, first=len(ready.wish.candidates) + 1)
+    failure = None if is_told else _confirm(ready, tune, choice, launch)
+    mine = next(each for each in known if each.candidate.name == choice.candidate)
+    confirmed = confirmed_of(ready.wish, tune.passes, choice, mine, launch=launch)
+    return after(choice, confirmed, objective=ready.wish.objective), confirmed, failure
+
+
+def _confirm(ready: Prepared, tune: Tune, choice: Choice, launch: int) -> SpecserveError | None:
+    """Launch the choice beside the server without speculation; why that failed."""
+    from specserve.cli.tunecandidates import tuned
+    from specserve.measure.tune.wish import TUNED
+
+    if tune.is_late():
+        tune.notes.append("the budget was used up before the choice could be confirmed at every point")
+        return None
+    server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED)
+    try:
+        tune.confirm(server, launch=launch)
+    except (LaunchError, TrafficError) as error:
+        tune.notes.append(f"the choice could not be confirmed: {error.message}")
+        return error
+    return None
+
+
+def _directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
+    """A new run, or the one of the same command."""
     from specserve.measure.bench.rundir import create, resume
-    from specserve.report.console import say
-    from specserve.serve.statefolder import state_folder
 
-    digest = ready.wish.digest
-    stem = f"{ready.wish.name}-{ready.wish.fingerprint[:8]}-{digest[:8]}"
-    path = Path(output) if output is not None else state_folder() / "tune" / stem
-    number = 1
-    while (path / "run.json").exists():
-        found = resume(path)
-        is_same = (found.content.get("kind"), found.content.get("digest")) == (_KIND, digest)
-        if is_same and not anew:
-            if found.content.get("is_complete"):
-                say(f"measured on {found.content['created'][:10]} already; `--fresh` measures anew")
-            return found
-        found.__exit__()
-        if output is not None:
-            raise UsageError(f"`{path}` holds a run already", hint="another `-o`, or none")
-        number += 1
-        path = path.with_name(f"{stem}-{number}")
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    content = {"kind": _KIND, "digest": digest, "name": ready.wish.name, "created": created}
-    return create(path, {**content, "asked": dataclasses.asdict(ready.asked), "spent_s": 0.0})
+    if found is not None:
+        return resume(found.path)
+    wish = ready.wish
+    content = {
+        "kind": KIND,
+        "digest": wish.digest,
+        "layout": wish.layout,
+        "most_tokens": {each.name: each.most_tokens for each in wish.candidates if not each.small},
+        "name": wish.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "asked": asked_json(ready.asked),
+        "spent_s": 0.0,
+    }
+    return create(new_place(wish, output), content)
+
+
+def _is_told(ready: Prepared, directory: RunDirectory, *, anew: str) -> bool:
+    """Whether the run is complete for what is asked, so that nothing is measured again; says which run it is.
+
+    `anew`: the option that begins another one.
+    """
+    from specserve.report.console import say
+
+    begun = str(directory.content["created"])[:10]
+    if is_answered(directory.content, ready.asked):
+        say(f"measured on {begun} already; `{anew}` measures anew")
+        return True
+    say(f"goes on with the run of {begun}; `{anew}` measures anew")
+    directory.update(asked=asked_json(ready.asked), is_complete=False)
+    return False
 
 
 def _show(result: TuneResult, path: Path, *, explain: bool, as_json: bool) -> None:

@@ -55,7 +55,7 @@ def _table(found: TuneResult, candidate: str, place: tuple[str, float], rows: Se
         length = next((row.mean_length for row in cells if row is not None), None)
         told = f"{length.value:.2f}" if length else "unknown"
         yield f"{tokens:>3} {told:>15}" + "".join(_cell(row, found) for row in cells)
-    yield "   m measured, p predicted, ~ both; * chosen"
+    yield "   m measured, p predicted, p~m both, at the full load of a calm machine; * chosen"
     yield from _latencies(found, by_place, lasting, loads=loads, most=most)
 
 
@@ -118,7 +118,8 @@ def _choice(found: TuneResult) -> Iterator[str]:
         for row in rows:
             yield _told(row, found)
         if not tokens:
-            yield f"  {load:>3} at once: K = 0, {_zero_cost(found):.2f}x of a server without speculation (measured)"
+            zero = f"{_zero_cost(found):.2f}x of a server without speculation (its step measured)"
+            yield f"  {load:>3} at once: K = 0, {zero}"
     if found.objective == "throughput" and found.lowest_latency and found.highest_throughput:
         low, high = found.lowest_latency, found.highest_throughput
         yield (
@@ -136,10 +137,12 @@ def _zero_cost(found: TuneResult) -> float:
 def _told(row: Row, found: TuneResult) -> str:
     length = row.mean_length.value if row.mean_length else 0.0
     place = clean(found.place(row, lead="T = "))
-    return (
-        f"  {row.concurrency:>3} at once, {place}: K = {row.tokens}, {row.speedup.value:.2f}x predicted "
-        f"({row.speedup.low:.2f}-{row.speedup.high:.2f}); {length:.2f} tokens a step, {row.break_even:.2f} needed"
-    )
+    head = f"  {row.concurrency:>3} at once, {place}: K = {row.tokens}"
+    told = f"{row.speedup.value:.2f}x the tokens/s predicted ({row.speedup.low:.2f}-{row.speedup.high:.2f})"
+    if found.objective == "tpot":
+        told = f"{row.tpot_ms:.1f} ms a token predicted, {row.plain_tpot_ms:.1f} without"
+    needed = f"{row.break_even:.2f} needed" if row.break_even > 1 else "any length pays"
+    return f"{head}, {told}; {length:.2f} tokens a step, {needed}"
 
 
 def _confirmed(found: TuneResult) -> Iterator[str]:
@@ -171,7 +174,11 @@ def _confirmation(each: Confirmed, found: TuneResult) -> str:
 
 
 def _causes(found: TuneResult) -> Iterator[str]:
-    yield "What keeps it from more"
+    row = found.caused
+    where = (
+        f" ({clean(row.workload)}, {row.concurrency} at once, K = {row.tokens})" if row is not None else ""
+    )
+    yield f"What keeps it from more{where}"
     for cause in found.causes:
         share = f"{cause.share:>4.0%}" if cause.share is not None else "   -"
         yield f"  {share}  {cause.name}: {clean(cause.told)}"

@@ -54,6 +54,7 @@ def as_json(found: TuneResult) -> dict[str, Any]:
         "highest_throughput": _row(found.highest_throughput) if found.highest_throughput else None,
         "confirmed": [_plain(dataclasses.asdict(each) | {"miss": each.miss}) for each in found.confirmed],
         "confirmed_turn_by_turn": found.is_interleaved,
+        "causes_of": _row(found.caused) if found.caused else None,
         "causes": [_plain(dataclasses.asdict(cause)) for cause in found.causes],
         "per_position_acceptance": {place: list(rates) for place, rates in found.per_position.items()},
         "notes": list(found.notes),
@@ -74,6 +75,7 @@ def _row(row: Row) -> dict[str, Any]:
         "step_basis": row.step_basis,
         "predicted": {
             "tpot_ms": _plain(row.tpot_ms),
+            "plain_tpot_ms": _plain(row.plain_tpot_ms),
             "output_tokens_per_s": _plain(row.tokens_per_s),
             "speedup": _plain(dataclasses.asdict(row.speedup)),
             "within_limits": row.within_limits,

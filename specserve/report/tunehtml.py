@@ -14,7 +14,8 @@ from specserve.report.markup import escaped, html_sentence
 
 _LEGEND = (
     "Predicted: from one launch without speculation and one with K_max, by the steps that every request took. "
-    "Measured: output tokens/s of the same load. Tokens a step: the mean acceptance length, its own token included; "
+    "Measured: at the same load. Both are those of the full load, in the calm moments of the machine. "
+    "Tokens a step: the mean acceptance length, its own token included; "
     "at the break-even length speculation neither gains nor loses."
 )
 
@@ -199,7 +200,9 @@ def _causes(found: TuneResult) -> str:
         f'<br><span class="muted small">moved by {escaped(each.moves)}</span>'
         for each in found.causes
     ]
-    return f"<h2>What keeps it from more</h2>{listed(lines)}" if lines else ""
+    row = found.caused
+    where = f": {row.workload}, {row.concurrency} at once, K = {row.tokens}" if row is not None else ""
+    return f"<h2>What keeps it from more{escaped(where)}</h2>{listed(lines)}" if lines else ""
 
 
 def _others(found: TuneResult) -> str:

@@ -1,17 +1,13 @@
-"""`specserve tune` as a person runs it, as far as it goes without a server: estimates, plans, refusals."""
+"""`specserve tune` as a person runs it, as far as it goes without a server: plans, refusals."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from hub_server import HubServer
 
 from tests.checks.checkpoints import checkpoint
 
@@ -33,67 +29,9 @@ def profile(tmp_path: Path) -> Path:
     return file
 
 
-def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, profile: Path) -> None:
-    done = specserve("tune", profile, "--estimate", "--accelerator", "H100-80GB", "--acceptance", "0.7")
-    assert done.returncode == 0, done.stderr
-    told = done.stdout.decode()
-    assert told.startswith("Estimated, nothing was measured: p (draft_model) on 1x H100-80GB,\n")
-    assert "acceptance 0.7 of each draft token" in told
-    assert "\nBasis\n" in told and "3,350 GB/s" in told
-    assert all(len(line) <= 84 for line in told.splitlines())
-
-
-def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(specserve: Run, profile: Path) -> None:
-    done = specserve(
-        "tune", profile, "--estimate", "--accelerator", "2xA100-80GB", "--acceptance", "0.6", "-c", "1,8",
-        "--format", "json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    content = json.loads(done.stdout)
-    assert (content["version"], content["basis"], content["count"]) == (1, "estimated", 2)
-    assert [point["concurrency"] for point in content["points"]] == [1, 8]
-    assert content["assumed"]["acceptance"] == 0.6
-
-
-def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
-    specserve: Run, profile: Path, empty_hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    model = ["--set", "target.model=org/m"]
-    done = specserve(
-        "tune", profile, *model, "--estimate", "--accelerator", "H100-80GB", "--acceptance", "0.7"
-    )
-    assert done.returncode == 2
-    assert b"cannot be asked" in done.stderr and b"HF_HUB_OFFLINE=1" in done.stderr
-    assert b"--offline" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "cause", "way_out"),
     [
-        (["--estimate", "--accelerator", "H100-80GB"], "needs the share of draft tokens", "--acceptance 0.7"),
-        (["--estimate", "--acceptance", "0.7"], "needs an accelerator", "--accelerator H100-80GB"),
-        (
-            ["--estimate", "--acceptance", "0.7", "--accelerator", "cpu"],
-            "nothing can be estimated for `cpu`",
-            "measures",
-        ),
-        (
-            ["--estimate", "--acceptance", "0.7", "--accelerator", "H1000"],
-            "no accelerator is called",
-            "did you mean `H100-80GB`",
-        ),
-        (
-            ["--estimate", "--acceptance", "0.7", "--accelerator", "DGX-Spark-128GB"],
-            "are not known",
-            "measures",
-        ),
-        (
-            ["--estimate", "--acceptance", "0.7", "--accelerator", "H100-80GB", "-c", "64"],
-            "max_num_seqs is 16",
-            "",
-        ),
-        (["--acceptance", "0.7"], "are for `--estimate`", ""),
         (["--dry-run", "-c", "1,32"], "max_num_seqs is 16", "--concurrency"),
         (["--dry-run", "-c", "one"], "is no list of numbers", "such as"),
         (["--dry-run", "-c", "1.5"], "whole numbers", "such as"),

@@ -60,6 +60,11 @@ def passes(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for found in lines for line in found]
 
 
+def answers(folder: Path) -> list[dict[str, Any]]:
+    lines = [path.read_text().splitlines() for path in folder.glob("**/requests.jsonl")]
+    return [json.loads(line) for found in lines for line in found]
+
+
 def children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
@@ -96,6 +101,9 @@ def test_an_interrupted_tune_leaves_no_server_and_goes_on_where_it_stopped(profi
     measured = [point for point in content["points"] if point["measured"]["output_tokens_per_s"]]
     assert {point["concurrency"] for point in measured} == {1, 2}
     assert content["candidates"][0]["has_ladder"]
+    # a chat says first who speaks, which is no step
+    plain = [each for each in answers(profile.parent) if each["arm"] == "baseline"]
+    assert plain and all(len(each["chunk_gaps_ms"]) == each["output_tokens"] - 1 for each in plain)
 
 
 def test_a_whole_tune_starts_three_servers_and_writes_what_it_chose(profile: Path) -> None:

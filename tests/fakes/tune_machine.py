@@ -15,16 +15,17 @@ from specserve.measure.tune.steptime import StepModel
 from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells
 from specserve.measure.workloads.workload import Prompt
 
+_BEHIND = 16
 KEYS = {"method": "draft_model", "model": "small", "num_speculative_tokens": 8}
 
 
 def texts(*, prompts: Sequence[Prompt], chance: float, seed: int = 1) -> dict[str, list[bool]]:
-    """By prompt, which tokens the draft predicts: easier and harder prompts, easier and harder stretches."""
+    """By prompt, which tokens the draft predicts, behind the end of the answer, too: easier and harder prompts."""
     draw = random.Random(seed)
     found = {}
     for prompt in prompts:
         here = min(0.99, max(0.0, draw.gauss(chance, 0.1))) if 0 < chance < 1 else chance
-        found[prompt.id] = [draw.random() < here for _ in range(prompt.max_tokens)]
+        found[prompt.id] = [draw.random() < here for _ in range(prompt.max_tokens + _BEHIND)]
     return found
 
 
@@ -32,6 +33,7 @@ def texts(*, prompts: Sequence[Prompt], chance: float, seed: int = 1) -> dict[st
 class _Running:
     id: str
     text: Sequence[bool]
+    output_tokens: int
     start_s: float
     ttft_s: float = 0.0
     place: int = 1
@@ -63,7 +65,7 @@ class Machine:
             new: list[_Running] = []
             while waiting and len(running) + len(new) < (block.point.concurrency or 1):
                 item = waiting.pop(0)
-                new.append(_Running(item.id, self.texts[item.prompt.id][: item.prompt.max_tokens], now_s))
+                new.append(_Running(item.id, self.texts[item.prompt.id], item.prompt.max_tokens, now_s))
             tokens = tokens_at(len(running) + len(new)) if speculates else 0
             took_s = self._step_s(len(running), tokens, speculates=speculates) + self.prefill_s * len(new)
             took_s *= self.mood(launch, now_s)
@@ -73,8 +75,8 @@ class Machine:
             for each in new:
                 each.ttft_s = now_s - each.start_s
             running += new
-            done += [_request(each, now_s) for each in running if each.place >= len(each.text)]
-            running = [each for each in running if each.place < len(each.text)]
+            done += [_request(each, now_s) for each in running if each.place >= each.output_tokens]
+            running = [each for each in running if each.place < each.output_tokens]
         return Pass(launch, block.number, block.point, arm, now_s, 0.1, tuple(done))
 
     def _step_s(self, batch: int, tokens: int, *, speculates: bool) -> float:
@@ -84,11 +86,10 @@ class Machine:
         return took_s / self.zero_range_cost if speculates and not tokens else took_s
 
     def _advance(self, each: _Running, tokens: int, took_s: float, *, speculates: bool) -> None:
-        room = len(each.text) - each.place
         took = 0
-        while took < min(tokens, room) and each.text[each.place + took]:
-            took += 1
-        each.place += min(took + 1, room)
+        while took < tokens and each.text[each.place + took]:
+            took += 1  # behind the end of the answer, too, as vLLM counts
+        each.place = min(each.place + took + 1, each.output_tokens)
         each.gaps.append(took_s * 1000)
         if speculates and tokens:
             each.steps.append((took, tokens))
@@ -96,7 +97,7 @@ class Machine:
 
 def _request(each: _Running, now_s: float) -> Request:
     return Request(
-        id=each.id, ok=True, prompt_tokens=20, output_tokens=len(each.text), start_s=each.start_s,
+        id=each.id, ok=True, prompt_tokens=20, output_tokens=each.output_tokens, start_s=each.start_s,
         ttft_s=each.ttft_s, latency_s=now_s - each.start_s, chunk_gaps_ms=tuple(each.gaps),
         finish_reason="length", steps=tuple(each.steps),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from specserve.measure.tune.limits import limits_at
 from specserve.measure.tune.observe import Observed, observed
 from specserve.measure.tune.predict import Measured
 from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
+from specserve.measure.tune.roofline import WITHOUT_MODEL
 from specserve.measure.tune.steady import steady
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.wish import (
@@ -121,7 +122,7 @@ def _measured(
                 tokens = candidate.tokens_at(point.concurrency or 1) if index == 0 else small_of(candidate)
                 found = _at(passes, launch=launch, arm=None, point=point)
                 step_s = shared.get((launch, point.temperature, point.concurrency or 0))
-                seen = observed(found, tokens=tokens, step_s=step_s)
+                seen = observed(found, tokens=tokens, step_s=step_s, is_even=_is_even(candidate))
                 drafted += [seen] if seen is not None else []
     return Measured(
         candidate.name, plain, drafted, others, candidate.most_tokens, candidate.follows_schedule,
@@ -158,19 +159,29 @@ def _others(wish: Wish, passes: Sequence[Pass], candidate: Candidate, *, launch:
     found = []
     for number, who in ((0, None), (launch, candidate)):
         for load, tokens in wish.extras(who).items():
-            seen = _extra(passes, launch=number, load=load, tokens=tokens) if tokens or who is None else None
+            seen = None
+            if tokens or who is None:
+                is_even = who is None or _is_even(who)
+                seen = _extra(passes, launch=number, load=load, tokens=tokens, is_even=is_even)
             if seen is not None and seen.step_s:
                 found.append(Timed(load, tokens, seen.step_s))
     return found
 
 
-def _extra(passes: Sequence[Pass], *, launch: int, load: int, tokens: int) -> Observed | None:
+def _is_even(candidate: Candidate) -> bool:
+    """Whether each step drafts as much as the others: not where drafts are looked up, and some steps find none."""
+    return candidate.keys.get("method") not in WITHOUT_MODEL
+
+
+def _extra(
+    passes: Sequence[Pass], *, launch: int, load: int, tokens: int, is_even: bool = True
+) -> Observed | None:
     mine = [
         each
         for each in passes
         if (each.launch, each.block) in ((launch, EXTRA + load), (launch, AGAIN + load))
     ]
-    return observed(mine, tokens=tokens) if mine else None
+    return observed(mine, tokens=tokens, is_even=is_even) if mine else None
 
 
 def _zero_cost(

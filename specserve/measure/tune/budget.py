@@ -35,6 +35,8 @@ class Fitted:
     seconds: float
     fits: bool = True
     """False: even what is needed takes longer."""
+    exceeded: str | None = None
+    """The limit that it does not fit, as it was asked for, and the least there is."""
 
 
 def fit(wanted: Sequence[Wanted], *, budget_s: float | None, most_launches: int | None) -> Fitted:
@@ -47,12 +49,15 @@ def fit(wanted: Sequence[Wanted], *, budget_s: float | None, most_launches: int 
     while most_launches is not None and len(kept) > most_launches:
         last = _last_optional(kept)
         if last is None:
-            return _told(kept, left_out, LEAST_SHARE, fits=False)
+            exceeded = f"`--max-launches {most_launches}`: {len(kept)} are needed"
+            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
         left_out.append((kept.pop(last).name, f"--max-launches {most_launches}"))
     while budget_s is not None and _seconds(kept, LEAST_SHARE) > budget_s:
         last = _last_optional(kept)
         if last is None:
-            return _told(kept, left_out, LEAST_SHARE, fits=False)
+            least = duration(math.ceil(_seconds(kept, LEAST_SHARE)))
+            exceeded = f"`--budget {duration(budget_s)}`: {least} is the least (a guess)"
+            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
         left_out.append((kept.pop(last).name, f"--budget {duration(budget_s)}"))
     share = 1.0
     if budget_s is not None:
@@ -72,10 +77,10 @@ def _seconds(kept: Sequence[Wanted], share: float) -> float:
 
 
 def _told(
-    kept: Sequence[Wanted], left_out: Sequence[tuple[str, str]], share: float, *, fits: bool = True
+    kept: Sequence[Wanted], left_out: Sequence[tuple[str, str]], share: float, *, exceeded: str | None = None
 ) -> Fitted:
     names = tuple(each.name for each in kept)
-    return Fitted(names, tuple(left_out), share, _seconds(kept, share), fits)
+    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded is None, exceeded)
 
 
 def duration(seconds: float) -> str:

@@ -15,6 +15,11 @@ from specserve.measure.tune.result import Choice, Confirmed, Row
 from specserve.measure.tune.schedule import Schedule
 
 Objective = Literal["tpot", "throughput", "goodput"]
+_GAINED: Mapping[Objective, str] = {
+    "throughput": "the tokens/s",
+    "tpot": "the tokens/s of a request",
+    "goodput": "the goodput",
+}
 LEAST_SPEEDUP = 1.03
 """Speculation that gives less is not worth a second model."""
 _LEAST_SHARE = 1e-3
@@ -64,9 +69,8 @@ def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
     if not found.largest or max(gains.values()) < LEAST_SPEEDUP or _mean(table, found, each.zero_cost) <= 1:
         return Choice(False, _why_none(table, found, each), each.name)
     worst = min(gains, key=lambda at: gains[at])
-    what = " the goodput" if objective == "goodput" else ""
     least = f"{gains[worst]:.2f}x at {worst} request{'s' * (worst > 1)} at once"
-    reason = f"{max(gains.values()):.2f}x{what} at best, {least}"
+    reason = f"{max(gains.values()):.2f}x {_GAINED[objective]} at best, {least}{_over(each.rows)}"
     return Choice(
         speculates=True,
         reason=reason,
@@ -76,6 +80,12 @@ def _told(each: Ready, found: Schedule, *, objective: Objective) -> Choice:
         by_load=dict(found.chosen),
         schedule=None if found.is_constant else found.ranges,
     )
+
+
+def _over(rows: Sequence[Row]) -> str:
+    """What a figure for a load is the mean of, where it is one."""
+    count = len({(row.workload, row.temperature) for row in rows})
+    return f" (geometric means of {count} workloads and temperatures)" if count > 1 else ""
 
 
 def _why_none(table: Mapping[int, Mapping[int, float]], found: Schedule, each: Ready) -> str:
@@ -96,19 +106,39 @@ def _in_words(found: Schedule) -> str:
     return "K by batch size"
 
 
-def after(choice: Choice, confirmed: Sequence[Confirmed]) -> Choice:
-    """The choice once it was measured: what pays nowhere, or costs over all loads, is not chosen."""
-    found = [each.comparison for each in confirmed if each.comparison.speedup is not None]
-    gains = [each.speedup.value for each in found if each.speedup is not None]
+def after(choice: Choice, confirmed: Sequence[Confirmed], *, objective: Objective) -> Choice:
+    """The choice once it was measured: what pays nowhere, or costs over all loads, is not chosen.
+
+    Verdicts are of tokens/s; by another objective its own figure decides.
+    """
+    gains = [gain for each in confirmed if (gain := _gain(each, objective=objective)) is not None]
     if not choice.speculates or not gains:
         return choice
     mean = math.exp(math.fsum(map(math.log, gains)) / len(gains))
-    if mean > 1 and any(each.verdict is Verdict.PAYS for each in found):
+    verdicts = {each.comparison.verdict for each in confirmed} if objective == "throughput" else set()
+    if mean > 1 and Verdict.PAYS in verdicts:
         return choice
-    if mean >= LEAST_SPEEDUP and not any(each.verdict is Verdict.COSTS for each in found):
+    if mean >= LEAST_SPEEDUP and Verdict.COSTS not in verdicts:
         return choice  # too little was measured to tell, and nothing speaks against it
     reason = f"{choice.candidate} was predicted {choice.reason}, and measured {mean:.2f}x over all loads"
     return Choice(False, reason, choice.candidate)
+
+
+def _gain(each: Confirmed, *, objective: Objective) -> float | None:
+    """Measured, over no speculation; None where it was not."""
+    item = each.comparison
+    if item.speedup is None:
+        return None
+    if objective == "tpot" and item.tpot_p50_ratio:
+        return 1 / item.tpot_p50_ratio
+    if objective == "goodput" and each.within_limits is not None and each.plain_within_limits is not None:
+        return item.speedup.value * _shares(each.within_limits, each.plain_within_limits)
+    return item.speedup.value
+
+
+def _shares(within: float, plain: float) -> float:
+    """Of requests within the limits, over that without speculation."""
+    return max(within, _LEAST_SHARE) / max(plain, _LEAST_SHARE)
 
 
 def block(keys: Mapping[str, Any], found: Schedule) -> dict[str, Any]:
@@ -129,9 +159,9 @@ def speedups(rows: Sequence[Row], *, objective: Objective) -> dict[int, dict[int
     for row in rows:
         value = row.speedup.value
         if objective == "tpot":
-            value = row.mean_length.value / row.break_even if row.mean_length else value
+            value = row.plain_tpot_ms / row.tpot_ms
         elif objective == "goodput" and row.within_limits is not None and row.plain_within_limits is not None:
-            value *= max(row.within_limits, _LEAST_SHARE) / max(row.plain_within_limits, _LEAST_SHARE)
+            value *= _shares(row.within_limits, row.plain_within_limits)
         gathered.setdefault(row.concurrency, {}).setdefault(row.tokens, []).append(value)
     return {
         load: {

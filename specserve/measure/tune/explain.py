@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specserve.measure.tune.choose import LEAST_SPEEDUP
 from specserve.measure.tune.result import Cause, Row
 from specserve.measure.tune.steptime import StepModel
 
@@ -73,7 +74,7 @@ def _memory(kv_tokens: tuple[int, int] | None) -> Sequence[Cause]:
 
 def why_none(rows: Sequence[Row], *, steps: StepModel) -> str | None:
     """Why no K gains, where one cause alone explains it; None where there is a gain, or no single cause."""
-    if not rows or max(row.speedup.value for row in rows) >= 1.03:
+    if not rows or max(row.speedup.value for row in rows) >= LEAST_SPEEDUP:
         return None
     row = max(rows, key=lambda each: each.speedup.value)
     plain_s, load = steps.at(row.concurrency, 0), row.concurrency

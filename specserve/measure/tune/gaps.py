@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -10,6 +11,8 @@ from specserve.measure.bench.records import Pass, Request
 LEAST = 8
 """Fewer gaps say nothing of a step."""
 _TINY_S = 1e-4
+_EARLY = 0.5
+"""Of the median: no step of the same work is so short."""
 
 
 def steady_gaps_s(done: Pass) -> list[float]:
@@ -24,7 +27,7 @@ def steady_gaps_s(done: Pass) -> list[float]:
     every: list[float] = []
     for request in good:
         at = request.start_s + request.ttft_s
-        for gap in request.chunk_gaps_ms:
+        for gap in _read_in_time(request.chunk_gaps_ms):
             began, at = at, at + gap / 1000
             every.append(gap / 1000)
             if load.at(began + _TINY_S) == load.at(at - _TINY_S) == (done.point.concurrency or 1):
@@ -32,6 +35,16 @@ def steady_gaps_s(done: Pass) -> list[float]:
                 if not load.prefills(began, at):
                     alone.append(gap / 1000)
     return next((found for found in (alone, at_load) if len(found) >= LEAST), every)
+
+
+def _read_in_time(gaps_ms: Sequence[float]) -> list[float]:
+    """A chunk that was read late makes the next one seem early: the two share their time."""
+    found = list(gaps_ms)
+    least = statistics.median(found) * _EARLY if found else 0.0
+    for index in range(1, len(found)):
+        if found[index] < least:
+            found[index - 1 : index + 1] = [(found[index - 1] + found[index]) / 2] * 2
+    return found
 
 
 class _Load:

@@ -35,7 +35,7 @@ class Observed:
     held_up_s: float
     """What a request spends beside its steps, on average: prefills, its own and those of the others."""
     tpot_s: tuple[float, ...]
-    """Of each request."""
+    """Of each request, in calm steps, too."""
     first_s: tuple[float, ...] = ()
     """Times to the first token."""
     requests: tuple[Steps, ...] = ()
@@ -44,10 +44,13 @@ class Observed:
     """By the server's counters."""
 
 
-def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None) -> Observed | None:
+def observed(
+    passes: Sequence[Pass], *, tokens: int, step_s: float | None = None, is_even: bool = True
+) -> Observed | None:
     """All passes of one launch at one load; None where nothing came whole.
 
-    `step_s`: the calm step, where more than these passes tell it.
+    `step_s`: the calm step, where more than these passes tell it. `is_even`: whether all steps are the same work; where
+    they are not, the quickest ones are those that had little to do, and a step is the mean of all.
     """
     good = [request for each in passes for request in each.requests if request.ok and request.output_tokens]
     if not good or passes[0].point.concurrency is None:
@@ -55,10 +58,10 @@ def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None
     point = passes[0].point
     counted = _counted(passes)
     stepped = _stepped(good, counted=counted) if tokens else ()
-    step_s = step_s or calm_step_s(passes)
     told = [part for each in passes if (part := parts(each)) is not None]
-    seconds = _whole_s(passes, told, step_s=step_s) / passes[0].point.concurrency
-    if seconds <= 0:
+    step_s = (step_s or calm_step_s(passes)) if is_even else _mean_step_s(told)
+    whole_s = _whole_s(passes, told, step_s=step_s, steps=_steps(told, stepped, tokens=tokens, good=good))
+    if whole_s <= 0:
         return None
     return Observed(
         workload=point.workload,
@@ -67,10 +70,10 @@ def observed(passes: Sequence[Pass], *, tokens: int, step_s: float | None = None
         tokens=tokens,
         step_s=step_s,
         slowed=_slowed(told, step_s=step_s),
-        tokens_per_s=sum(each.output_tokens for each in good) / seconds,
+        tokens_per_s=sum(each.output_tokens for each in good) * passes[0].point.concurrency / whole_s,
         output_tokens=statistics.fmean(each.output_tokens for each in good),
         held_up_s=sum(part.held_up_s for part in told) / len(good),
-        tpot_s=tuple(value for each in good if (value := each.tpot_s) is not None),
+        tpot_s=_tpots_s(good, later_s=whole_s - sum(each.ttft_s for each in good)),
         first_s=tuple(each.ttft_s for each in good),
         requests=stepped,
         counted=counted,
@@ -89,22 +92,43 @@ def _stepped(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[St
     """
     tells = any(each.steps for each in good) or (counted is not None and not counted.drafts)
     found = [
-        steps_of(each.steps, output_tokens=each.output_tokens) or Steps((), (), each.output_tokens - 1)
+        steps_of(each.steps, output_tokens=each.output_tokens, prompt=each.prompt)
+        or Steps((), (), each.output_tokens - 1, each.prompt)
         for each in good
         if tells
     ]
     return tuple(each for each in found if each.tokens)
 
 
-def _whole_s(passes: Sequence[Pass], told: Sequence[Parts], *, step_s: float | None) -> float:
+def _steps(told: Sequence[Parts], stepped: Sequence[Steps], *, tokens: int, good: Sequence[Request]) -> int:
+    """Of all requests at the full load.
+
+    A pass ends with fewer requests, for which a schedule has other K: the same text is walked with this one.
+    """
+    if stepped and len(stepped) == sum(each.output_tokens > 1 for each in good):
+        return sum(each.steps_with(tokens) for each in stepped)
+    return sum(part.steps for part in told)
+
+
+def _whole_s(passes: Sequence[Pass], told: Sequence[Parts], *, step_s: float | None, steps: int) -> float:
     """Seconds of all requests together at the full load."""
     if step_s is None or len(told) < len(passes):
         return sum(each.latency_s for done in passes for each in steady(done).requests if each.ok)
-    return sum(part.whole_s(step_s) for part in told)
+    return steps * step_s + sum(part.held_up_s for part in told)
+
+
+def _tpots_s(good: Sequence[Request], *, later_s: float) -> tuple[float, ...]:
+    """Of each request; all of them together take `later_s` after their first tokens."""
+    were_s = sum(each.latency_s - each.ttft_s for each in good)
+    share = later_s / were_s if were_s > 0 and later_s > 0 else 1.0
+    return tuple(value * share for each in good if (value := each.tpot_s) is not None)
+
+
+def _mean_step_s(told: Sequence[Parts]) -> float | None:
+    steps = sum(part.steps for part in told)
+    return sum(part.steps * part.step_s for part in told) / steps if steps else None
 
 
 def _slowed(told: Sequence[Parts], *, step_s: float | None) -> float:
-    steps = sum(part.steps for part in told)
-    if step_s is None or not steps:
-        return 0.0
-    return max(0.0, sum(part.steps * part.step_s for part in told) / steps / step_s - 1)
+    mean_s = _mean_step_s(told)
+    return max(0.0, mean_s / step_s - 1) if step_s is not None and mean_s is not None else 0.0

@@ -14,10 +14,11 @@ from specserve.measure.tune.calm import CALM
 from specserve.measure.tune.choose import LEAST_SPEEDUP, best_ends
 from specserve.measure.tune.explain import causes, why_none
 from specserve.measure.tune.observe import Observed
+from specserve.measure.tune.predict import COUNTERS_LOW
 from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import BASELINE, Wish
+from specserve.measure.tune.wish import BASELINE, Wish, in_words
 
 _ZERO_COST = 0.97
 
@@ -46,7 +47,7 @@ def outcome(
         created=tune.directory.content["created"],
         duration_s=duration_s,
         versions={**versions(), **tune.versions},
-        host=host(platform_of_arms=wish.platform),
+        host=tune.host or host(platform_of_arms=wish.platform),
         runner=wish.runner,
         platform=wish.platform,
         objective=wish.objective,
@@ -63,9 +64,16 @@ def outcome(
         confirmed=tuple(confirmed),
         is_interleaved=tune.is_interleaved,
         causes=_causes(row, model, chosen, tune),
+        caused=row,
         notes=tuple(
             dict.fromkeys(
-                [*tune.notes, *_notes(wish, fitted), *_moods(plain), *_losses(choice, chosen, confirmed)]
+                [
+                    *tune.notes,
+                    *_notes(wish, tune, fitted),
+                    *_moods(plain),
+                    *_counted(known),
+                    *_losses(choice, chosen, confirmed),
+                ]
             )
         ),
         per_position={place: rates for each in known for place, rates in each.per_position.items()},
@@ -123,15 +131,15 @@ def explained(choice: Choice, rows: Sequence[Row]) -> Row | None:
     return max((row for row in kept if row.concurrency == lowest), key=lambda row: row.speedup.value)
 
 
-def _notes(wish: Wish, fitted: Fitted) -> list[str]:
+def _notes(wish: Wish, tune: Tune, fitted: Fitted) -> list[str]:
     told = [
         f"{each.name}: {each.why_no_ladder}; step times between the measured K are interpolated (± 8 %)"
         for each in wish.candidates
-        if each.why_no_ladder and not each.small and each.name in fitted.kept
+        if each.why_no_ladder and not each.small and each.name in fitted.kept and each.name not in tune.failed
     ]
-    told += [f"{name} was left out: {reason}" for name, reason in fitted.left_out]
-    if fitted.share < 1:
-        told.append(f"{fitted.share:.0%} of the prompts were sent, for the budget")
+    told += [f"{in_words(name)} was left out: {reason}" for name, reason in fitted.left_out]
+    if tune.least_share < 1:
+        told.append(f"for the budget, as few as {tune.least_share:.0%} of a workload's prompts were sent")
     return told
 
 
@@ -143,8 +151,16 @@ def _moods(plain: Mapping[str, Mapping[int, Observed]]) -> list[str]:
         return []
     return [
         f"steps took {usual:.0%} longer than in the machine's calm moments (the median without speculation), as beside "
-        "other work: rates and step times are those of the calm machine"
+        "other work: rates and times are those of the calm machine"
     ]
+
+
+def _counted(known: Sequence[Known]) -> list[str]:
+    """That a server did not tell its steps."""
+    if all(row.length_basis != "counters" for each in known for row in each.rows):
+        return []
+    low = f"up to {COUNTERS_LOW:.0%} too low"
+    return [f"the server did not tell what each step accepted: tokens a step are by its counters, {low}"]
 
 
 def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> list[str]:
@@ -163,8 +179,8 @@ def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> lis
         at_once = f"at {load} request{'s' * (load > 1)} at once"
         if not tokens and known.zero_cost is not None and known.zero_cost < _ZERO_COST:
             told.append(
-                f"{at_once} even K = 0 runs at {known.zero_cost:.2f}x of a server without speculation (measured): "
-                "send such load to one"
+                f"{at_once} even K = 0 runs at {known.zero_cost:.2f}x of a server without speculation "
+                "(its step measured): send such load to one"
             )
         slow = [row for row in known.rows if (row.concurrency, row.tokens) == (load, tokens)]
         told += [

@@ -11,7 +11,7 @@ from specserve.measure.bench.result import Interval
 from specserve.measure.tune import goodput, steptime, walk
 from specserve.measure.tune.limits import share_within
 from specserve.measure.tune.observe import Observed
-from specserve.measure.tune.resample import interval
+from specserve.measure.tune.resample import length_interval
 from specserve.measure.tune.result import Row
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.walk import Steps
@@ -83,25 +83,23 @@ def _length(measured: Measured, tokens: int) -> Interval | None:
     """Tokens a step, from the steps that every request took, else from the counters; None: unknown."""
     requests = _requests(measured)
     if requests:
-        pairs = [(each.tokens, each.steps_with(tokens)) for each in requests]
-        return interval(pairs, of=_ratio, times=_TIMES)
+        return length_interval(requests, tokens=tokens, times=_TIMES)
     most = max((seen.tokens for seen in measured.drafted), default=0)
-    parts = [seen.counted for seen in measured.drafted if seen.tokens == most and seen.counted is not None]
-    told = walk.length(tokens=tokens, measured_with=most, counted=total(parts)) if parts else None
+    found = [seen for seen in measured.drafted if seen.tokens == most and seen.counted is not None]
+    counted = total(seen.counted for seen in found if seen.counted is not None)
+    told = walk.length(tokens=tokens, measured_with=most, counted=counted) if found else None
     if told is None:
         return None
-    return Interval(told.value, told.value, min(tokens + 1.0, told.value * (1 + COUNTERS_LOW)))
+    # counters also count what was accepted behind the end of an answer
+    sent = math.fsum(len(seen.first_s) * (seen.output_tokens - 1) for seen in found)
+    value = max(1.0, told.value * min(1.0, sent / (counted.drafts + counted.accepted_tokens)))
+    return Interval(value, value, min(tokens + 1.0, value * (1 + COUNTERS_LOW)))
 
 
 def _requests(measured: Measured) -> list[Steps]:
     """Those with the most draft tokens: what was offered less says nothing of more."""
     most = max((seen.tokens for seen in measured.drafted), default=0)
     return [each for seen in measured.drafted if seen.tokens == most for each in seen.requests]
-
-
-def _ratio(pairs: Sequence[tuple[int, int]]) -> float | None:
-    steps = sum(pair[1] for pair in pairs)
-    return sum(pair[0] for pair in pairs) / steps if steps else None
 
 
 def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: StepModel) -> Row:
@@ -115,7 +113,6 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
     rate = _rate(plain, mean_length=length.value, step_s=step_s, held_up_s=held_up_s * measured.prefills)
     speedup = rate / _rate(plain, mean_length=1.0, step_s=plain_s, held_up_s=held_up_s)
     spread = _spread(measured, load, length, is_timed=seen is not None and seen.step_s is not None)
-    tpot_s = goodput.time_per_token_s(length.value, step_s=step_s) + _waiting_s(plain)
     return Row(
         candidate=measured.candidate,
         workload=plain.workload,
@@ -127,7 +124,8 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
         step_ms=step_s * 1000,
         step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
         break_even=goodput.break_even(step_s, plain_step_s=plain_s),
-        tpot_ms=tpot_s * 1000,
+        tpot_ms=_tpot_s(measured, load, mean_length=length.value, step_s=step_s, tokens=tokens) * 1000,
+        plain_tpot_ms=_tpot_s(measured, load, mean_length=1.0, step_s=plain_s, tokens=0) * 1000,
         tokens_per_s=plain.tokens_per_s * speedup,
         speedup=Interval(speedup, speedup * math.exp(-spread), speedup * math.exp(spread)),
         measured_tokens_per_s=seen.tokens_per_s if seen is not None else None,
@@ -161,7 +159,8 @@ def plain_rows(measured: Measured) -> list[Row]:
                 step_ms=seen.step_s * 1000,
                 step_basis="measured",
                 break_even=1.0,
-                tpot_ms=(seen.step_s + _waiting_s(seen)) * 1000,
+                tpot_ms=measured_ms,
+                plain_tpot_ms=measured_ms,
                 tokens_per_s=seen.tokens_per_s,
                 speedup=Interval(1.0, 1.0, 1.0),
                 measured_tokens_per_s=seen.tokens_per_s,
@@ -183,12 +182,32 @@ def _basis(measured: Measured, tokens: int) -> str:
     return "measured" if tokens == measured.most_tokens else "stitched"
 
 
-def _waiting_s(plain: Observed) -> float:
-    """Seconds of each token after the first that a request waits for the prefills of others."""
-    if plain.output_tokens <= 1 or not plain.first_s:
-        return 0.0
-    later_s = plain.held_up_s - math.fsum(plain.first_s) / len(plain.first_s)
-    return max(0.0, later_s / (plain.output_tokens - 1))
+def _tpot_s(measured: Measured, load: int, *, mean_length: float, step_s: float, tokens: int) -> float:
+    """Seconds of each token after the first: its share of a step, and of the prefills of others."""
+    return goodput.time_per_token_s(mean_length, step_s=step_s) + _waiting_s(measured, load, tokens=tokens)
+
+
+def _waiting_s(measured: Measured, load: int, *, tokens: int) -> float:
+    """Seconds of each token after the first that a request waits for the prefills of others.
+
+    Of what holds a request up, the share that comes after its first token: without speculation requests that began
+    together end together, so that the next ones mostly wait for each other; with it they do not.
+    """
+    plain = measured.plain[load]
+    held_up_s = _held_up_s(measured, load) * (measured.prefills if tokens else 1.0)
+    share = _later_share(
+        [each for each in measured.drafted if tokens and each.concurrency == load] or [plain]
+    )
+    return held_up_s * share / (plain.output_tokens - 1) if plain.output_tokens > 1 else 0.0
+
+
+def _later_share(seen: Sequence[Observed]) -> float:
+    """Of what holds a request up, what comes after its first token, 0 to 1."""
+    held_up_s = math.fsum(each.held_up_s for each in seen)
+    later_s = math.fsum(
+        max(0.0, each.held_up_s - statistics.fmean(each.first_s)) for each in seen if each.first_s
+    )
+    return later_s / held_up_s if held_up_s > 0 else 0.0
 
 
 def _held_up_s(measured: Measured, load: int) -> float:
@@ -224,7 +243,7 @@ def _within(measured: Measured, load: int, tokens: int, *, step_s: float, later_
     return share_within(
         measured.limits.get(load),
         tpots_s=[
-            step_s * each.steps_with(tokens) / each.tokens + _waiting_s(measured.plain[load])
+            step_s * each.steps_with(tokens) / each.tokens + _waiting_s(measured, load, tokens=tokens)
             for each in _requests(measured)
             if each.tokens
         ],

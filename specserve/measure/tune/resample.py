@@ -1,4 +1,4 @@
-"""Intervals by drawing requests anew: a request is the unit, for steps of one request are alike. Pure."""
+"""Intervals by drawing requests anew: steps of one request are alike, and so are answers to one prompt. Pure."""
 
 from __future__ import annotations
 
@@ -37,17 +37,14 @@ def interval(
 
 
 def length_interval(requests: Sequence[Steps], *, tokens: int, times: int = TIMES) -> Interval | None:
-    """Of the mean acceptance length with so many draft tokens."""
-    counted = [(request.tokens, request.steps_with(tokens)) for request in requests if request.tokens]
-    return interval(counted, of=_ratio, times=times)
-
-
-def length_ratio_interval(
-    requests: Sequence[Steps], *, tokens: int, against: int, times: int = TIMES
-) -> Interval | None:
-    """Of the lengths with two K's over the same requests: paired, so far narrower than that of each."""
-    counted = [(each.steps_with(against), each.steps_with(tokens)) for each in requests if each.tokens]
-    return interval(counted, of=_ratio, times=times)
+    """Of the mean acceptance length with so many draft tokens; prompts are drawn, with all their copies."""
+    counted: dict[str, tuple[int, int]] = {}
+    for index, each in enumerate(requests):
+        if each.tokens:
+            name = each.prompt or f"#{index}"
+            made, steps = counted.get(name, (0, 0))
+            counted[name] = made + each.tokens, steps + each.steps_with(tokens)
+    return interval(list(counted.values()), of=_ratio, times=times)
 
 
 def _ratio(pairs: Sequence[tuple[int, int]]) -> float | None:

@@ -52,13 +52,17 @@ class Row:
     break_even: float
     """The mean acceptance length from which this K pays here."""
     tpot_ms: float
+    """Predicted; of K = 0 measured."""
+    plain_tpot_ms: float
+    """The same without speculation at this load."""
     tokens_per_s: float
     """Predicted."""
     speedup: Interval
     """Predicted, over no speculation at this load."""
     measured_tokens_per_s: float | None = None
+    """At the full load, in calm steps."""
     measured_tpot_ms: float | None = None
-    """The mean over requests."""
+    """The mean over requests, in calm steps."""
     within_limits: float | None = None
     """Share of requests within the profile's limits, predicted; None without limits."""
     plain_within_limits: float | None = None
@@ -144,6 +148,8 @@ class TuneResult:
     is_interleaved: bool = False
     """Whether the confirmation took turns with the server without speculation."""
     causes: tuple[Cause, ...] = ()
+    caused: Row | None = None
+    """The row that the causes are of."""
     notes: tuple[str, ...] = ()
     per_position: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By `candidate/workload/temperature`: the share of steps that accepted that many tokens or more."""

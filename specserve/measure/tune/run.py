@@ -60,6 +60,8 @@ class Tune:
     """Accelerators of each of two servers."""
     share: float = 1.0
     """Of the prompts, by the budget."""
+    least_share: float = 1.0
+    """Of a workload's prompts, the fewest that a pass was sent."""
     passes: list[Pass] = field(default_factory=list)
     chosen: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
     held_out: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Tune:
     kv_tokens: dict[str, int] = field(default_factory=dict)
     """Of each server's KV cache."""
     versions: dict[str, str] = field(default_factory=dict)
+    host: dict[str, str] = field(default_factory=dict)
+    """Where it was measured, of a run that is told again."""
     failed: dict[str, str] = field(default_factory=dict)
     """Candidates that could not be measured, with the reason."""
     notes: list[str] = field(default_factory=list)
@@ -98,30 +102,49 @@ class Tune:
         `confirms`: whether a confirmation follows; where its two servers cannot run at once, the one without
         speculation is sent its prompts now.
         """
-        self.passes = self.directory.passes()
-        self.kv_tokens = dict(self.directory.content.get("kv_tokens", {}))
-        self.launches = int(self.directory.content.get("launches", 0))
+        self._recall()
         room = self.directory.content.get("room")
         if room is not None:
             self._load(**room)
         self._confirms = confirms
         self._plan(candidates)
         self._launch(0, self.wish.baseline, None, confirms=confirms)
+        first: LaunchError | TrafficError | None = None
         for number, each in enumerate(candidates, start=1):
-            if each.name in self.failed:
-                continue
+            if each.small and candidates[number - 2].name in self.failed:
+                continue  # it only adds to the one before
             try:
                 self._launch(number, each.arm, each, confirms=False)
             except (LaunchError, TrafficError) as error:
-                if number == 1 or (number == 2 and each.small):
-                    raise
-                self.failed[each.name] = error.message  # the others are of use without it
+                first = first or error
+                self.failed[each.name] = error.message
+                self.on_news(news.Noted(f"{each.name} is left out: {error.message}"))
+        if first is not None and all(each.small or each.name in self.failed for each in candidates):
+            raise first
+
+    def recall(self) -> None:
+        """All that a complete run measured, and what it said: nothing is started."""
+        self._recall()
+        content = self.directory.content
+        self.failed = dict(content.get("failed", {}))
+        self.notes = list(content.get("notes", []))
+        self.versions = dict(content.get("versions", {}))
+        self.host = dict(content.get("host", {}))
+        self.is_interleaved = bool(content.get("is_interleaved"))
+
+    def _recall(self) -> None:
+        self.passes = self.directory.passes()
+        self.kv_tokens = dict(self.directory.content.get("kv_tokens", {}))
+        self.launches = int(self.directory.content.get("launches", 0))
+        self.least_share = float(self.directory.content.get("least_share", 1.0))
 
     def confirm(self, arm: Arm, *, launch: int) -> None:
         """The chosen server and the one without speculation, turn by turn where both fit, on held-out prompts."""
         blocks = confirming(self.wish, self.held_out)
         both = [self.wish.baseline, arm]
         self._confirms = False
+        if self.is_late():
+            blocks = blocks[: len(self.wish.points())]
         left = sum(not self._is_confirmed(launch, block, each.name) for block in blocks for each in both)
         self._total = self._done + left
         if not left:
@@ -209,7 +232,9 @@ class Tune:
                     self._pass(server, driver, block, launch=number)
 
     def _is_done(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> bool:
-        wanted = [cell.block for cell in cells(self.wish, self.chosen, candidate=candidate, share=self.share)]
+        is_late = self.is_late()
+        found = cells(self.wish, self.chosen, candidate=candidate, share=self.share)
+        wanted = [cell.block for cell in found if not (cell.is_extra and is_late)]
         if confirms and not self.fits_two:
             wanted += confirming(self.wish, self.held_out)
         return all(self._has(number, block, arm.name) for block in wanted)
@@ -226,6 +251,7 @@ class Tune:
         done, _ = server.run(driver, block, launch=launch)
         if block.number < EXTRA:
             self._full_s.append(done.duration_s / share)
+            self._keep_share(block)
         self.directory.append(done)
         self.passes.append(done)
         self._done += 1
@@ -234,6 +260,13 @@ class Tune:
         left_s = spent_s / self._new * max(0, self._total - self._done)
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
         self.on_news(news.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
+
+    def _keep_share(self, block: Block) -> None:
+        sent = len({item.prompt.id for item in block.items})
+        share = sent / len(self.chosen[block.point.workload])
+        if share < self.least_share:
+            self.least_share = share
+            self.directory.update(least_share=share)
 
     @contextmanager
     def _traffic(

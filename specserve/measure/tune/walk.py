@@ -23,6 +23,8 @@ class Steps:
     drafted: tuple[int, ...]
     plain: int = 0
     """Steps that had nothing drafted and made one token each (an ngram that found no match)."""
+    prompt: str = ""
+    """That it answered: copies of one are no requests of their own."""
 
     def __post_init__(self) -> None:
         if len(self.accepted) != len(self.drafted):
@@ -141,14 +143,31 @@ def geometric_rate(mean_length: float, *, tokens: int) -> float:
     return (low + high) / 2
 
 
-def steps_of(pairs: Sequence[tuple[int, int]], *, output_tokens: int | None = None) -> Steps | None:
+def steps_of(
+    pairs: Sequence[tuple[int, int]], *, output_tokens: int | None = None, prompt: str = ""
+) -> Steps | None:
     """One request of its accepted and drafted tokens by step (vLLM's `detailed` metrics); None without any.
 
     Its first token comes from the prefill and is no step; what the steps do not account for was made without drafts.
+    What they accepted behind the end of the answer was never sent, and does not count.
+    Source: vllm/v1/core/sched/scheduler.py 0.32, `update_from_output`: the metrics come before the text is cut.
     """
     if not pairs:
         return None
-    accepted, drafted = zip(*pairs, strict=True)
-    made = sum(accepted) + len(accepted)
+    kept = list(pairs) if output_tokens is None else _delivered(pairs, output_tokens - 1)
+    made = sum(accepted + 1 for accepted, _ in kept)
     plain = max(0, output_tokens - 1 - made) if output_tokens is not None else 0
-    return Steps(tuple(accepted), tuple(drafted), plain)
+    return Steps(tuple(each[0] for each in kept), tuple(each[1] for each in kept), plain, prompt)
+
+
+def _delivered(pairs: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    """The steps up to so many tokens; the last one as if no more had been drafted than it takes."""
+    kept: list[tuple[int, int]] = []
+    left = tokens
+    for accepted, drafted in pairs:
+        if left <= 0:
+            break
+        cut = accepted >= left
+        kept.append((left - 1, left - 1) if cut else (accepted, drafted))
+        left -= left if cut else accepted + 1
+    return kept

@@ -19,8 +19,11 @@ from specserve.profile.schema import Expectation
 
 BASELINE, TUNED = "baseline", "tuned"
 _GUESSED_START_S = {"cpu": 30.0, "cuda": 120.0}
-_GUESSED_TOKENS_PER_S = 30.0
-"""Of one request: a guess for the time of a plan, before anything was measured."""
+_GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
+"""Of one request beside others, its prefill included: a guess for the time of a plan, before anything was measured.
+
+On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
+"""
 _CONFIRMING_BLOCKS = 3
 _WAVES = 3
 """Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
@@ -46,6 +49,8 @@ class Candidate:
     is_own: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     """What its launch has beside the profile's."""
+    mark: str = ""
+    """Fingerprint of its launch without a K: the same whatever K and schedule the profile says."""
     runner: str = "v1"
     """vLLM's model runner."""
     small: bool = False
@@ -92,17 +97,26 @@ class Wish:
     max_tokens: int = 128
     budget_s: float | None = None
     most_launches: int | None = None
+    most_tokens: int | None = None
+    """K_max as asked for; None: by candidate."""
     seed: int = 0
 
     @property
     def digest(self) -> str:
-        """What tells runs apart whose passes must not be mixed."""
-        content = [
-            self.fingerprint, [(each.name, dict(each.keys), dict(each.rungs)) for each in self.candidates],
+        """What tells commands apart; K and schedule of the profile, which `--write` changes, are not in it."""
+        plan = self.baseline.plan
+        return _hashed(
+            plan.fingerprint if plan is not None else "",
+            [(each.name, each.mark) for each in self.candidates if not each.small],
             self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
-            self.vllm, dict(self.marks), [dict(each.env) for each in self.candidates], self.between,
-        ]  # fmt: skip
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+            self.most_tokens, self.platform, self.vllm, dict(self.marks),
+        )  # fmt: skip
+
+    @property
+    def layout(self) -> str:
+        """What else tells runs apart whose passes must not be mixed: K by candidate and load, loads between."""
+        laid = [(each.name, dict(each.keys), dict(each.rungs), each.most_tokens) for each in self.candidates]
+        return _hashed(laid, self.between)
 
     def extras(self, candidate: Candidate | None) -> Mapping[int, int]:
         """K by load, of loads at which only a step is timed. `candidate`: None is the server without speculation."""
@@ -117,6 +131,10 @@ class Wish:
             for temperature in self.temperatures
             for load in self.loads
         ]
+
+
+def _hashed(*content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +218,15 @@ def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
 
     `confirms`: whether the choice is to be launched, too.
     """
-    start_s = _GUESSED_START_S[wish.platform]
-    pass_s = measuring_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
-    each_s = 2 * _WAVES * _EXTRA_TOKENS / 2 / _GUESSED_TOKENS_PER_S  # of a load between, its two passes
+    start_s, rate = _GUESSED_START_S[wish.platform], _GUESSED_TOKENS_PER_S[wish.platform]
+    pass_s = measuring_s(wish, tokens_per_s=rate)
+    each_s = 2 * _WAVES * _EXTRA_TOKENS / 2 / rate  # of a load between, its two passes
     wanted = [Wanted(BASELINE, start_s, pass_s + each_s * len(wish.extras(None)), is_needed=True)]
     for index, each in enumerate(wish.candidates):
         extras_s = each_s * len(wish.extras(each))
         wanted.append(Wanted(each.name, start_s, pass_s + extras_s, is_needed=index == 0))
     own = [each for each in wanted if each.is_needed]
-    confirming_s = confirmation_s(wish, tokens_per_s=_GUESSED_TOKENS_PER_S)
+    confirming_s = confirmation_s(wish, tokens_per_s=rate)
     confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
     return budget.fit(
         [*own, *confirm, *(each for each in wanted if not each.is_needed)],
@@ -228,6 +246,11 @@ def confirmation_s(wish: Wish, *, tokens_per_s: float) -> float:
     least = max(-(-wish.prompts // _CONFIRMING_BLOCKS), 4)
     requests = [2 * _CONFIRMING_BLOCKS * max(least, _WAVES * load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
+
+
+def in_words(name: str) -> str:
+    """A launch as a person calls it."""
+    return "the confirmation" if name == TUNED else name
 
 
 def small_tokens(most: int) -> int:

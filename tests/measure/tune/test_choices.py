@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.measure.tune import budget, ladder
 from specserve.measure.tune.ladder import Situation, as_ranges, follows_schedule, rungs, why_no_ladder
 from specserve.measure.tune.pareto import Choice, ends, front
-from specserve.measure.tune.resample import length_interval, length_ratio_interval
+from specserve.measure.tune.resample import length_interval
 from specserve.measure.tune.schedule import problems
 from specserve.measure.tune.walk import Steps
 
@@ -160,13 +161,11 @@ def test_intervals_by_request_are_wider_than_if_steps_were_independent() -> None
     assert (found.high - found.low) / 2 > 1.5 * independent
 
 
-def test_a_ratio_of_two_k_over_the_same_requests_is_known_better_than_each() -> None:
-    requests = uneven_requests(100)
-    alone = length_interval(requests, tokens=5, times=400)
-    paired = length_ratio_interval(requests, tokens=5, against=3, times=400)
-    assert alone is not None and paired is not None
-    assert (paired.high - paired.low) / paired.value < (alone.high - alone.low) / alone.value
-    assert paired.low <= paired.value <= paired.high
+def test_copies_of_one_prompt_tell_no_more_than_one_answer_to_it() -> None:
+    requests = [replace(each, prompt=str(index)) for index, each in enumerate(uneven_requests(12))]
+    once = length_interval(requests, tokens=5, times=400)
+    assert once is not None
+    assert length_interval(requests * 20, tokens=5, times=400) == once
 
 
 @given(st.integers(1, 5))

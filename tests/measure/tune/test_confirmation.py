@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
@@ -23,7 +25,9 @@ def confirmed(load: int, speedup: float, verdict: Verdict) -> Confirmed:
 
 
 def test_what_costs_everywhere_once_it_is_measured_is_not_chosen() -> None:
-    found = after(CHOICE, [confirmed(1, 0.96, Verdict.COSTS), confirmed(8, 0.90, Verdict.COSTS)])
+    found = after(
+        CHOICE, [confirmed(1, 0.96, Verdict.COSTS), confirmed(8, 0.90, Verdict.COSTS)], objective="throughput"
+    )
     assert not found.speculates
     assert found.speculation is None
     assert "measured 0.93x over all loads" in found.reason
@@ -41,22 +45,36 @@ def test_what_pays_somewhere_or_is_not_known_to_cost_stays(
     gains: tuple[float, float], verdicts: tuple[Verdict, Verdict]
 ) -> None:
     measured = [confirmed(1, gains[0], verdicts[0]), confirmed(8, gains[1], verdicts[1])]
-    assert after(CHOICE, measured) is CHOICE
+    assert after(CHOICE, measured, objective="throughput") is CHOICE
 
 
 def test_what_makes_no_difference_is_not_worth_a_second_model() -> None:
-    found = after(CHOICE, [confirmed(1, 1.01, Verdict.NO_DIFFERENCE)])
+    found = after(CHOICE, [confirmed(1, 1.01, Verdict.NO_DIFFERENCE)], objective="throughput")
     assert not found.speculates
 
 
 def test_without_a_confirmation_the_choice_is_what_was_predicted() -> None:
-    assert after(CHOICE, []) is CHOICE
+    assert after(CHOICE, [], objective="throughput") is CHOICE
+
+
+@pytest.mark.parametrize(("within", "plain", "stays"), [(0.6, 1.0, False), (1.0, 0.9, True)])
+def test_by_goodput_requests_beyond_the_limits_do_not_count(within: float, plain: float, stays: bool) -> None:
+    measured = replace(confirmed(1, 1.1, Verdict.PAYS), within_limits=within, plain_within_limits=plain)
+    assert after(CHOICE, [measured], objective="goodput").speculates is stays
+    assert after(CHOICE, [measured], objective="throughput").speculates
+
+
+@pytest.mark.parametrize(("ratio", "stays"), [(0.8, True), (1.2, False)])
+def test_by_time_per_token_that_decides(ratio: float, stays: bool) -> None:
+    measured = confirmed(1, 1.0, Verdict.NO_DIFFERENCE)
+    measured = replace(measured, comparison=replace(measured.comparison, tpot_p50_ratio=ratio))
+    assert after(CHOICE, [measured], objective="tpot").speculates is stays
 
 
 def row(load: int, tokens: int, speedup: float) -> Row:
     return Row(
         "draft_model", "code", 0.0, load, tokens, Interval(2.0, 1.9, 2.1), "measured", 30.0, "measured", 1.5, 10.0,
-        60.0, Interval(speedup, speedup * 0.9, speedup * 1.1),
+        15.0, 60.0, Interval(speedup, speedup * 0.9, speedup * 1.1),
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def test_a_wider_limit_never_lets_fewer_through(times: list[float], limit: float
 def row(*, within: float | None, plain: float | None, speedup: float = 2.0) -> Row:
     """One K at one load."""
     return Row(
-        "draft_model", "code", 0.0, 1, 4, Interval(3.0, 2.9, 3.1), "measured", 30.0, "measured", 1.5, 10.0, 60.0,
+        "draft_model", "code", 0.0, 1, 4, Interval(3.0, 2.9, 3.1), "measured", 30.0, "measured", 1.5, 10.0, 15.0, 60.0,
         Interval(speedup, 1.9, 2.1), within_limits=within, plain_within_limits=plain,
     )  # fmt: skip
 

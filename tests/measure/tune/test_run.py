@@ -5,108 +5,27 @@ Servers and load generator stand in: a machine in arithmetic answers. tests/engi
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from specserve.errors import Interrupted, LaunchError
-from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.rundir import create, resume
-from specserve.measure.tune import run as subject
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.run import Tune
-from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import BASELINE, TUNED, Wish
-from specserve.measure.workloads.workload import Workload
-from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.stop import StopRequest
-from tests.measure.bench.making import Connected
+from specserve.measure.tune.wish import BASELINE, EXTRA, TUNED, Candidate, Wish
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 
-from tune_machine import Machine, prompts, texts, wish
-
-MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
-RUNGS = {1: 4, 2: 2, 3: 1}
-PLAN = LaunchPlan(
-    "p", "f" * 64, "0.32.0", "cpu", ("vllm", "serve", "m", "--port", "0"), {}, {}, "127.0.0.1", 0, "m", 60, 5
-)
-
-
-@dataclass
-class World:
-    """What happened: servers started and ended, and how many ran at once."""
-
-    machine: Machine
-    started: list[str] = field(default_factory=list)
-    running: list[str] = field(default_factory=list)
-    most: int = 0
-    sent: int = 0
-    interrupt_after: int | None = None
-    stop: StopRequest = field(default_factory=StopRequest)
-
-
-def arm(name: str) -> Arm:
-    return Arm(name, PLAN, is_baseline=name == BASELINE)
+from tune_world import World, arm, stand_in, wanted
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    every = prompts(8, tokens=24)
-    here = World(Machine(MEMORY_BOUND, texts(prompts=every, chance=0.8)))
-
-    @contextlib.contextmanager
-    def running(plan: LaunchPlan, *, log_path: Path, **_: Any) -> Iterator[Any]:
-        name = log_path.stem.rpartition("-")[0]
-        here.started.append(name)
-        here.running.append(name)
-        here.most = max(here.most, len(here.running))
-        try:
-            yield SimpleNamespace(
-                url="http://x", check=lambda: None, figures=SimpleNamespace(kv_cache_tokens=100)
-            )
-        finally:
-            here.running.remove(name)
-
-    def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
-        del url, check
-        tokens_at = (lambda _: 0) if arm.is_baseline else (lambda load: RUNGS.get(load, 4))
-
-        def send(_: Any, block: Any, *, launch: int) -> Any:
-            assert arm.name in here.running
-            if here.interrupt_after is not None and here.sent >= here.interrupt_after:
-                raise Interrupted("stopped by SIGINT", signal_number=2)
-            here.sent += 1
-            done = here.machine.run(
-                block, arm=arm.name, launch=launch, tokens_at=tokens_at, speculates=not arm.is_baseline
-            )
-            return done, {}
-
-        abilities = SimpleNamespace(has_chat=False, max_model_len=None)
-        return Connected(
-            arm=arm, abilities=abilities, run=send, check=lambda: None, warm_up=lambda *_, **__: None
-        )
-
-    monkeypatch.setattr(subject, "running", running)
-    monkeypatch.setattr(subject, "connect", connect)
-    monkeypatch.setattr(subject, "free_port", lambda _: 1)
-    monkeypatch.setattr(subject, "with_port", lambda plan, _: plan)
-    monkeypatch.setattr(subject, "Driver", lambda **_: SimpleNamespace(close=lambda: None, vllm="0.32"))
-    monkeypatch.setattr(subject, "load", lambda name, **_: Workload(name, every, "specserve"))
-    monkeypatch.setattr(subject, "load_warm_up", lambda *_, **__: Workload("warm-up", every[:1], "specserve"))
-    return here
-
-
-def wanted() -> Wish:
-    one = wish(loads=(1, 2), rungs=RUNGS, most_tokens=4)
-    own = replace(one.candidates[0], arm=arm("draft_model"))
-    return replace(one, baseline=arm(BASELINE), candidates=(own,), prompts=4)
+    return stand_in(monkeypatch)
 
 
 def tuned(world: World, folder: Path, *, fits_two: bool = True, again: bool = False) -> Tune:
@@ -169,28 +88,105 @@ def test_prompts_that_choose_are_not_those_that_confirm(world: World, tmp_path: 
     assert chosen and held_out and not chosen & held_out
 
 
-def test_a_candidate_that_does_not_start_is_left_out_and_the_others_are_measured(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = wanted()
-    other = replace(one.candidates[0], name="big", arm=arm("big"), is_own=False)
-    plain_running = vars(subject)["running"]
-
-    @contextlib.contextmanager
-    def running(plan: LaunchPlan, *, log_path: Path, **rest: Any) -> Iterator[Any]:
-        if log_path.stem.startswith("big"):
-            raise LaunchError("out of memory")
-        with plain_running(plan, log_path=log_path, **rest) as server:
-            yield server
-
-    monkeypatch.setattr(subject, "running", running)
-    with create(tmp_path / "run", {"kind": "tune"}) as directory:
-        tune = Tune(one, directory, lambda _: None, world.stop, fits_two=True)
+def measured(world: World, folder: Path, *candidates: Candidate, wish: Wish | None = None) -> Tune:
+    with create(folder, {"kind": "tune"}) as directory:
+        tune = Tune(wish or wanted(), directory, lambda _: None, world.stop, fits_two=True)
         with tune:
-            tune.measure([*one.candidates, other], confirms=False)
+            tune.measure(candidates or tune.wish.candidates, confirms=False)
+    return tune
+
+
+def others(*names: str) -> list[Candidate]:
+    """The profile's own and further candidates; `-k2` are second launches of those before."""
+    own = wanted().candidates[0]
+    return [
+        own,
+        *(replace(own, name=name, arm=arm(name), is_own=False, small=name.endswith("-k2")) for name in names),
+    ]
+
+
+def test_a_candidate_that_does_not_start_is_left_out_and_the_others_are_measured(
+    world: World, tmp_path: Path
+) -> None:
+    world.broken = {"big"}
+    tune = measured(world, tmp_path / "run", *others("big", "ngram"))
     assert tune.failed == {"big": "out of memory"}
-    assert {each.arm for each in tune.passes} == {BASELINE, "draft_model"}
+    assert {each.arm for each in tune.passes} == {BASELINE, "draft_model", "ngram"}
     assert world.running == []
+
+
+def test_the_first_candidate_may_be_the_one_that_does_not_start(world: World, tmp_path: Path) -> None:
+    world.broken = {"draft_model"}
+    tune = measured(world, tmp_path / "run", *others("ngram"))
+    assert tune.failed == {"draft_model": "out of memory"}
+    assert {each.arm for each in tune.passes} == {BASELINE, "ngram"}
+
+
+def test_where_no_candidate_starts_there_is_nothing_to_say(world: World, tmp_path: Path) -> None:
+    world.broken = {"draft_model", "ngram"}
+    with pytest.raises(LaunchError, match="out of memory"):
+        measured(world, tmp_path / "run", *others("draft_model-k2", "ngram"))
+    assert world.started == [BASELINE, "draft_model", "ngram"]
+
+
+def test_the_second_launch_of_a_candidate_that_does_not_start_is_not_made(
+    world: World, tmp_path: Path
+) -> None:
+    world.broken = {"big"}
+    tune = measured(world, tmp_path / "run", *others("big", "big-k2"))
+    assert world.started == [BASELINE, "draft_model", "big"]
+    assert set(tune.failed) == {"big"}
+
+
+def test_a_candidate_whose_second_launch_fails_is_known_by_its_first(world: World, tmp_path: Path) -> None:
+    world.broken = {"draft_model-k2"}
+    tune = measured(world, tmp_path / "run", *others("draft_model-k2"))
+    assert set(tune.failed) == {"draft_model-k2"}
+    assert {each.arm for each in tune.passes} == {BASELINE, "draft_model"}
+
+
+def late(*, between: Sequence[int] = (3, 4)) -> Wish:
+    """A budget that is used up before the first prompt."""
+    return replace(wanted(), budget_s=0.0, between=tuple(between))
+
+
+def test_the_fewest_prompts_that_were_sent_are_kept_for_the_result(world: World, tmp_path: Path) -> None:
+    tune = measured(world, tmp_path / "run", wish=late())
+    assert tune.least_share == 0.5  # two of four: fewer tell nothing
+    with resume(tmp_path / "run") as directory:
+        again = Tune(wanted(), directory, lambda _: None, world.stop, fits_two=True)
+        again.measure(again.wish.candidates, confirms=False)
+    assert again.least_share == 0.5
+
+
+def test_all_prompts_are_all_prompts(world: World, tmp_path: Path) -> None:
+    assert measured(world, tmp_path / "run").least_share == 1.0
+
+
+def test_what_was_left_for_the_budget_starts_no_server_while_the_budget_is_used_up(
+    world: World, tmp_path: Path
+) -> None:
+    tune = measured(world, tmp_path / "run", wish=late())
+    assert not [each for each in tune.passes if each.block >= EXTRA]
+    world.started.clear()
+    with resume(tmp_path / "run") as directory:
+        again = Tune(late(), directory, lambda _: None, world.stop, fits_two=True)
+        again.measure(again.wish.candidates, confirms=False)
+    assert world.started == []
+
+
+def test_a_confirmation_that_the_budget_broke_off_starts_no_server_again(
+    world: World, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        folder = tmp_path / "run"
+        with resume(folder) if folder.exists() else create(folder, {"kind": "tune"}) as directory:
+            tune = Tune(late(), directory, lambda _: None, world.stop, fits_two=True)
+            with tune:
+                tune.measure(tune.wish.candidates, confirms=True)
+                tune.confirm(arm(TUNED), launch=2)
+    assert world.started == [BASELINE, "draft_model", TUNED]
+    assert len([each for each in tune.passes if each.launch == 2]) == 2 * len(tune.wish.points())
 
 
 def test_another_choice_is_confirmed_by_a_launch_of_its_own(world: World, tmp_path: Path) -> None:

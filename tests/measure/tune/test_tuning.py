@@ -25,6 +25,7 @@ from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish
 CPU = Situation("draft_model", "v1", "cpu")
 MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
 COMPUTE_BOUND = StepModel(0.02, 0.003, 16.0, 0.002, 0.001, 0.0025, 0.0003)
+COSTS_UNDER_LOAD = StepModel(0.027, 0.0004, 8.0, 0.005, 0.001, 0.0025, 0.0003)
 AS_TARGET = StepModel(0.027, 0.0004, 0.0, 0.0, 0.0, 0.0275, 0.0)
 
 
@@ -125,13 +126,25 @@ def test_a_draft_as_large_as_the_target_gains_nothing_though_all_is_accepted() -
     assert "a draft step costs" in reason and "no gain is possible" in reason and "100%" in reason
 
 
-def test_where_load_makes_it_cost_the_range_of_k_0_is_chosen_only_as_it_was_measured_to_win() -> None:
-    found, wanted, sweep = known(COMPUTE_BOUND, chance=0.4)
+def test_where_it_costs_at_the_highest_load_a_range_of_k_0_ends_the_schedule() -> None:
+    found, wanted, sweep = known(COSTS_UNDER_LOAD, chance=0.7)
+    assert max(sweep[1].values()) > 1.3 * sweep[1][0]
+    assert max(rate for k, rate in sweep[8].items() if k) < 0.8 * sweep[8][0]
     assert found.zero_cost == pytest.approx(0.9, abs=0.03)
     choice = choose([found.ready], objective=wanted.objective)
-    for load, tokens in choice.by_load.items():
-        if tokens == 0:
-            assert max(rate for k, rate in sweep[load].items() if k) < 0.9 * sweep[load][0] * 1.02
+    assert choice.speculates and choice.speculation is not None and choice.schedule is not None
+    assert choice.by_load[8] == 0
+    assert all(choice.by_load[load] > 0 for load in (1, 2, 4))
+    assert [tokens for _, _, tokens in choice.schedule].index(0) == len(choice.schedule) - 1
+    assert choice.speculation["num_speculative_tokens_per_batch_size"][-1][2] == 0
+
+
+def test_where_a_small_k_is_better_than_a_range_of_k_0_there_is_none() -> None:
+    found, wanted, sweep = known(COMPUTE_BOUND, chance=0.75)
+    assert max(rate for k, rate in sweep[8].items() if k) > 0.9 * sweep[8][0]
+    choice = choose([found.ready], objective=wanted.objective)
+    assert choice.speculates
+    assert 0 not in choice.by_load.values()
 
 
 def test_the_choice_reserves_no_more_tokens_than_it_uses() -> None:

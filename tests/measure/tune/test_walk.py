@@ -190,6 +190,19 @@ def test_steps_of_a_response_are_read_with_those_that_drafted_nothing() -> None:
     assert steps_of([]) is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 8), st.just(8)), min_size=1, max_size=40), st.integers(0, 8))
+def test_what_was_accepted_behind_the_end_of_an_answer_is_not_in_its_steps(
+    pairs: list[tuple[int, int]], behind: int
+) -> None:
+    made = sum(took + 1 for took, _ in pairs)
+    delivered = max(0, made - min(behind, pairs[-1][0]))
+    found = steps_of(pairs, output_tokens=delivered + 1)
+    assert found is not None
+    assert (found.tokens, found.plain) == (delivered, 0)
+    assert found.steps_with(8) <= len(pairs)
+    assert found.accepted[:-1] == tuple(took for took, _ in pairs[:-1])
+
+
 @pytest.mark.parametrize(("accepted", "drafted"), [((1,), (1, 2)), ((3,), (2,)), ((-1,), (2,))])
 def test_what_vllm_cannot_have_counted_is_refused(
     accepted: tuple[int, ...], drafted: tuple[int, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from specserve.measure.bench.records import Pass, Request
 from specserve.measure.bench.result import Point
 from specserve.measure.tune.gaps import steady_gaps_s
+from specserve.measure.tune.ladder import Situation, between
 from specserve.measure.tune.observe import observed
-from specserve.measure.tune.wish import TUNED, cells, confirming, fitted, items, split
+from specserve.measure.tune.wish import TUNED, cells, confirming, fitted, items, ladder_of, split
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import prompts, wish
@@ -70,12 +72,22 @@ def test_the_confirmation_visits_every_point_before_it_visits_one_again() -> Non
     assert len({block.number for block in blocks}) == len(blocks)
 
 
-def test_another_seed_or_candidate_is_another_run() -> None:
+def test_another_seed_candidate_or_question_is_another_run_and_another_budget_is_not() -> None:
     one = wish(rungs=RUNGS)
     assert one.digest == wish(rungs=RUNGS).digest
     assert one.digest != replace(one, seed=1).digest
-    assert one.digest != wish(rungs={}).digest
+    assert one.digest != replace(one, candidates=(replace(one.candidates[0], mark="other"),)).digest
+    assert one.digest != replace(one, vllm="0.33.0").digest
+    assert one.digest != replace(one, most_tokens=4).digest
     assert one.digest == replace(one, budget_s=60.0).digest
+
+
+def test_a_run_that_drafts_other_numbers_of_tokens_is_the_same_command_and_not_mixed() -> None:
+    one = wish(rungs=RUNGS)
+    for other in (wish(rungs={}), wish(rungs=RUNGS, most_tokens=4), replace(one, between=(3,))):
+        assert one.digest == other.digest
+        assert one.layout != other.layout
+    assert one.layout == wish(rungs=RUNGS).layout
 
 
 def test_three_launches_are_planned_and_the_confirmation_goes_before_what_is_needed() -> None:
@@ -83,6 +95,32 @@ def test_three_launches_are_planned_and_the_confirmation_goes_before_what_is_nee
     assert fitted(wanted).kept == ("baseline", "draft_model", TUNED)
     assert fitted(replace(wanted, most_launches=2)).kept == ("baseline", "draft_model")
     assert not fitted(replace(wanted, budget_s=1.0)).fits
+
+
+def test_what_does_not_fit_says_the_limit_and_the_least() -> None:
+    wanted = wish(rungs=RUNGS)
+    assert fitted(wanted).exceeded is None
+    told = fitted(replace(wanted, budget_s=60.0)).exceeded
+    assert told is not None
+    least = re.fullmatch(r"`--budget 1m`: (\d+)m(\d+)s is the least \(a guess\)", told)
+    assert least is not None
+    seconds = 60.0 * int(least[1]) + int(least[2])
+    assert fitted(replace(wanted, budget_s=seconds)).fits
+    assert not fitted(replace(wanted, budget_s=seconds - 1)).fits
+    assert fitted(replace(wanted, most_launches=1)).exceeded == "`--max-launches 1`: 2 are needed"
+
+
+def test_the_time_of_a_tune_on_a_cpu_is_guessed_as_one_was_measured() -> None:
+    """The demo on two cores: two launches, three workloads, 48 tokens an answer: 18.6 minutes."""
+    rungs, _ = ladder_of(
+        Situation("draft_model", "v1", "cpu"), loads=(1, 2, 4, 8), most_tokens=8, most_requests=16
+    )
+    workloads = ("code", "json", "chat")
+    whole = between((1, 2, 4, 8), most_tokens=8, most_requests=16)
+    wanted = replace(wish(rungs=rungs, workloads=workloads), max_tokens=48, between=whole)
+    assert fitted(wanted, confirms=False).seconds == pytest.approx(18.6 * 60, rel=0.15)
+    on_cuda = fitted(replace(wanted, platform="cuda"), confirms=False).seconds
+    assert on_cuda < fitted(wanted, confirms=False).seconds
 
 
 def streamed(*, start_s: float, ttft_s: float, gaps_ms: list[float], identity: str) -> Request:

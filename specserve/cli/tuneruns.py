@@ -1,0 +1,179 @@
+"""Where the runs of a tune lie: the newest one of the same command, or the place for a new one. Locks none."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specserve.cli.tuneprepare import Asked, Prepared, prepared
+from specserve.errors import UsageError
+from specserve.measure.bench.rundir import RUN, VERSION
+from specserve.serve.ownfiles import read_own
+from specserve.serve.statefolder import state_folder
+
+if TYPE_CHECKING:
+    from specserve.measure.tune.wish import Wish
+
+KIND = "tune"
+_MOST_BYTES = 1 << 20
+_ANSWERS = ("objective", "confirm", "budget", "most_launches")
+"""What is asked of passes that are the same for every answer."""
+_OPTIONS = {
+    "workloads": "workload", "concurrency": "concurrency", "temperature": "temperature", "drafts": "draft",
+    "methods": "method", "runner": "runner", "most_tokens": "k-max", "prompts": "prompts",
+    "max_tokens": "max-tokens", "seed": "seed", "settings": "set", "alternative": "alternative",
+    "devices": "devices",
+}  # fmt: skip
+_UNSET = {"check": "no-check", "use_lock": "no-lock"}
+"""Options that take something away."""
+_WAY_OUT = "another `-o`, or none"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A run that is there."""
+
+    path: Path
+    content: Mapping[str, Any]
+    """run.json."""
+
+    @property
+    def begun(self) -> str:
+        """The day."""
+        return str(self.content.get("created", ""))[:10]
+
+    def answers(self, asked: Asked) -> bool:
+        """Whether it is complete, and this is asked of it: then nothing is started."""
+        return is_answered(self.content, asked)
+
+
+def is_answered(content: Mapping[str, Any], asked: Asked) -> bool:
+    """Whether a run is complete for what is asked now, a budget that it ran over included."""
+    before, now = content.get("asked", {}), asked_json(asked)
+    return bool(content.get("is_complete")) and all(before.get(name) == now[name] for name in _ANSWERS)
+
+
+def asked_json(asked: Asked) -> dict[str, Any]:
+    """As run.json has it."""
+    content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(asked)))
+    return content
+
+
+def placed(asked: Asked, *, output: str | None, anew: bool, starts: bool) -> tuple[Prepared, Found | None]:
+    """What is to be done, with the K_max of the run of the same command, and that run where there is one.
+
+    Raises UsageError where `output` holds another run, and what `prepared` raises.
+    """
+    ready = prepared(asked, starts=starts)
+    found = _found(ready, output, anew=anew)
+    if found is None or found.content.get("layout") == ready.wish.layout:
+        return ready, found
+    again = prepared(asked, starts=starts, most_tokens=found.content.get("most_tokens", {}))
+    if again.wish.layout == found.content.get("layout"):
+        return again, found
+    if output is not None:
+        raise UsageError(f"`{output}` holds a run that drafted other numbers of tokens", hint=_WAY_OUT)
+    return ready, None
+
+
+def new_place(wish: Wish, output: str | None) -> Path:
+    """Where a new run goes: beside those of the same command, with the next number."""
+    if output is not None:
+        return Path(output)
+    last = max((number for number, _ in _places(wish)), default=0)
+    stem = _stem(wish)
+    return _folder() / (f"{stem}-{last + 1}" if last else stem)
+
+
+def _found(ready: Prepared, output: str | None, *, anew: bool) -> Found | None:
+    if output is not None:
+        return _in(Path(output), ready, anew=anew)
+    if anew:
+        return None
+    for _, path in sorted(_places(ready.wish), reverse=True):
+        content = _content(path)
+        if content is not None and content.get("digest") == ready.wish.digest:
+            return Found(path, content)
+    return None
+
+
+def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
+    """The run in a folder that was named. Raises UsageError where it is another one, or a new one is wanted."""
+    try:
+        is_there = (path / RUN).exists()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UsageError(f"`{path}` cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not is_there:
+        return None
+    content = _content(path)
+    if content is None:
+        raise UsageError(f"`{path}` holds something that is no run of `specserve tune`", hint=_WAY_OUT)
+    if content.get("digest") != ready.wish.digest:
+        raise UsageError(f"`{path}` holds another run: {_difference(content, ready.asked)}", hint=_WAY_OUT)
+    if anew:
+        raise UsageError(f"`{path}` holds a run already, and `--fresh` begins one", hint=_WAY_OUT)
+    return Found(path, content)
+
+
+def _difference(content: Mapping[str, Any], asked: Asked) -> str:
+    """What was asked for otherwise; where nothing was, what else a run is told apart by."""
+    before, now = content.get("asked", {}), asked_json(asked)
+    found = [
+        f"`--{option}` was {_value(before[name])}"
+        for name, option in _OPTIONS.items()
+        if name in before and before[name] != now[name]
+    ]
+    found += [
+        f"`--{option}` was {'not ' if before[name] else ''}given"
+        for name, option in _UNSET.items()
+        if name in before and before[name] != now[name]
+    ]
+    profile = str(before.get("profile", asked.profile))
+    if os.path.normpath(profile) != os.path.normpath(asked.profile):
+        found.append(f"the profile was `{profile}`")
+    return ", ".join(found) or "the profile, a model, a workload's file or vLLM is not what it was"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"`{item}`" for item in value) or "not given"
+    return "not given" if value is None else f"`{value}`"
+
+
+def _stem(wish: Wish) -> str:
+    return f"{wish.name}-{wish.digest[:8]}"
+
+
+def _folder() -> Path:
+    return state_folder() / "tune"
+
+
+def _places(wish: Wish) -> Iterator[tuple[int, Path]]:
+    """Number and path of what lies where runs of this command do."""
+    wanted = re.compile(re.escape(_stem(wish)) + r"(?:-(\d+))?")
+    try:
+        paths = list(_folder().iterdir())
+    except OSError:  # none was made yet; what else is wrong is told where one is
+        return
+    for path in paths:
+        match = wanted.fullmatch(path.name)
+        if match is not None:
+            yield int(match[1] or 1), path
+
+
+def _content(path: Path) -> dict[str, Any] | None:
+    """run.json of a tune; None where there is none that can be read."""
+    try:
+        content = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or (content.get("kind"), content.get("version")) != (KIND, VERSION):
+        return None
+    is_whole = all(isinstance(content.get(name), dict) for name in ("asked", "most_tokens"))
+    return content if is_whole else None

@@ -1,0 +1,237 @@
+"""Where a tune's runs lie: the same command finds its own, also after it wrote its choice; another does not."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.cli.tuneprepare import Asked, Prepared, prepared
+from specserve.cli.tuneruns import Found, asked_json, new_place, placed
+from specserve.cli.tunewrite import write_choice
+from specserve.cli.tuning import _directory
+from specserve.errors import UsageError
+from specserve.profile.load import load_profile
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from tune_result import example
+
+PROFILE = """\
+target: {model: big, max_model_len: 1024}
+speculation: {method: draft_model, model: small, num_speculative_tokens: 5}
+engine: {max_num_seqs: 16, enforce_eager: true, kv_cache_memory_bytes: 64M}
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Asked:
+    file = tmp_path / "p.yaml"
+    file.write_text(PROFILE, encoding="utf-8")
+    return Asked(str(file), workloads=("code",), concurrency="1,4", check=False)
+
+
+def changed(asked: Asked, *pairs: str) -> Asked:
+    """The same command after these words of the profile became those."""
+    text = PROFILE
+    for before, after in zip(pairs[::2], pairs[1::2], strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    Path(asked.profile).write_text(text, encoding="utf-8")
+    return asked
+
+
+def found(asked: Asked, *, output: str | None = None, anew: bool = False) -> tuple[Prepared, Found | None]:
+    return placed(asked, output=output, anew=anew, starts=False)
+
+
+def begun(asked: Asked, *, output: str | None = None, anew: bool = False, **fields: Any) -> Path:
+    """A run of this command, as it lies there after an interruption."""
+    ready, there = found(asked, output=output, anew=anew)
+    with _directory(ready, there, output) as directory:
+        directory.update(**fields)
+        return directory.path
+
+
+def ending(asked: Asked) -> str:
+    return prepared(asked, starts=False).wish.digest
+
+
+def test_the_same_command_finds_its_run(asked: Asked) -> None:
+    assert found(asked)[1] is None
+    path = begun(asked)
+    there = found(asked)[1]
+    assert there is not None and there.path == path
+    assert begun(asked) == path
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 8])
+def test_what_write_changes_in_the_profile_is_no_other_run(asked: Asked, tokens: int) -> None:
+    before, path = ending(asked), begun(asked)
+    result = example()
+    speculation = {
+        "method": "draft_model",
+        "model": "small",
+        "num_speculative_tokens": tokens,
+        "num_speculative_tokens_per_batch_size": [[1, 2, tokens], [3, 16, 0]],
+    }
+    write_choice(asked.profile, replace(result, choice=replace(result.choice, speculation=speculation)))
+    own = load_profile(asked.profile).speculation
+    assert own is not None and own.keys["num_speculative_tokens_per_batch_size"][1][2] == 0
+    assert ending(asked) == before
+    assert begun(asked) == path
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("model: small", "model: other"),
+        ("model: big", "model: bigger"),
+        ("max_num_seqs: 16", "max_num_seqs: 32"),
+        ("engine: {", "env: {VLLM_USE_V2_MODEL_RUNNER: '0'}\nengine: {"),
+        ("method: draft_model, ", "method: draft_model, draft_sample_method: probabilistic, "),
+        ("model: small, ", "model: small, revision: 0123456789012345678901234567890123456789, "),
+    ],
+)
+def test_another_model_or_argument_is_another_run(asked: Asked, before: str, after: str) -> None:
+    one = ending(asked)
+    assert ending(changed(asked, before, after)) != one
+
+
+def test_another_candidate_is_another_run(asked: Asked) -> None:
+    assert ending(asked) != ending(replace(asked, methods=("ngram",)))
+
+
+def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(asked: Asked) -> None:
+    """By default K_max is the profile's own K where that is more than 8."""
+    path = begun(changed(asked, "tokens: 5", "tokens: 12"))
+    ready, there = found(changed(asked, "tokens: 5", "tokens: 3"))
+    assert there is not None and there.path == path
+    assert ready.kept[0].most_tokens == 12
+    assert begun(asked) == path
+
+
+def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: Asked) -> None:
+    path = begun(asked)
+    ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
+    assert there is None
+    assert ready.kept[0].most_tokens == 12
+    assert new_place(ready.wish, None) == path.with_name(f"{path.name}-2")
+
+
+def test_the_head_of_a_model_keeps_its_block(asked: Asked) -> None:
+    mtp = "speculation: {method: mtp, num_speculative_tokens: "
+    own = "speculation: {method: draft_model, model: small, num_speculative_tokens: "
+    path = begun(changed(asked, f"{own}5", f"{mtp}3"))
+    ready, there = found(changed(asked, f"{own}5", f"{mtp}1"))
+    assert there is not None and there.path == path
+    assert ready.kept[0].most_tokens == 3
+
+
+def test_a_fresh_run_is_the_one_that_is_found_from_then_on(asked: Asked) -> None:
+    first = begun(asked, is_complete=True)
+    second = begun(asked, anew=True)
+    third = begun(asked, anew=True)
+    assert [path.name for path in (second, third)] == [f"{first.name}-2", f"{first.name}-3"]
+    assert begun(asked) == third
+    for number in range(4, 11):
+        assert begun(asked, anew=True).name == f"{first.name}-{number}"
+    assert begun(asked).name == f"{first.name}-10"
+
+
+def test_a_run_that_is_not_used_is_not_locked(asked: Asked) -> None:
+    ready, _ = found(asked)
+    with _directory(ready, None, None) as first:
+        second = begun(asked, anew=True)
+        assert second != first.path
+        assert begun(asked) == second
+        assert found(asked)[1] is not None
+
+
+def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: Asked) -> None:
+    ready, _ = found(asked)
+    with _directory(ready, None, None):
+        ready, there = found(asked)
+        with pytest.raises(UsageError, match=r"another .* is writing"):
+            _directory(ready, there, None)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": "tune", "version": 1}', '{"kind": "bench"}'])
+def test_what_is_no_run_is_left_as_it_is(asked: Asked, text: str) -> None:
+    path = begun(asked)
+    (path / "run.json").write_text(text, encoding="utf-8")
+    assert found(asked)[1] is None
+    assert begun(asked) == path.with_name(f"{path.name}-2")
+    assert (path / "run.json").read_text(encoding="utf-8") == text
+
+
+def test_a_folder_that_was_named_is_gone_on_with(asked: Asked, tmp_path: Path) -> None:
+    output = str(tmp_path / "mine")
+    assert begun(asked, output=output) == Path(output)
+    assert begun(asked, output=output) == Path(output)
+    with pytest.raises(UsageError, match="holds a run already"):
+        found(asked, output=output, anew=True)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"prompts": 4}, "another run: `--prompts` was not given"),
+        ({"workloads": ("chat",)}, "another run: `--workload` was `code`"),
+        ({"concurrency": "2", "budget": "20m"}, "another run: `--concurrency` was `1,4`"),
+        ({"seed": 3, "methods": ("ngram",)}, "`--method` was not given, `--seed` was `0`"),
+        (
+            {"settings": ("engine.max_num_seqs=8",), "check": True},
+            "`--set` was not given, `--no-check` was given",
+        ),
+    ],
+)
+def test_a_folder_of_another_command_says_what_was_asked_for_there(
+    asked: Asked, tmp_path: Path, other: dict[str, Any], told: str
+) -> None:
+    output = str(tmp_path / "mine")
+    begun(asked, output=output)
+    with pytest.raises(UsageError) as raised:
+        found(replace(asked, **other), output=output)
+    assert told in raised.value.message
+    assert "--budget" not in raised.value.message
+    assert raised.value.hint == "another `-o`, or none"
+
+
+def test_where_the_same_was_asked_for_the_profile_was_another(asked: Asked, tmp_path: Path) -> None:
+    output = str(tmp_path / "mine")
+    begun(asked, output=output)
+    with pytest.raises(UsageError, match=r"the profile, a model, .* or vLLM is not what it was"):
+        found(changed(asked, "model: small", "model: other"), output=output)
+    copy = Path(asked.profile).with_name("q.yaml")
+    copy.write_text(PROFILE.replace("small", "other"), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"the profile was `.*p\.yaml`"):
+        found(replace(asked, profile=str(copy)), output=output)
+
+
+def test_a_folder_of_something_else_is_left_alone(asked: Asked, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 1}', encoding="utf-8")
+    with pytest.raises(UsageError, match="no run of `specserve tune`"):
+        found(asked, output=str(tmp_path / "mine"))
+
+
+@pytest.mark.parametrize(
+    ("other", "answers"),
+    [
+        ({}, True),
+        ({"prompts": 3}, True),
+        ({"budget": "1h"}, False),
+        ({"confirm": False}, False),
+        ({"objective": "tpot"}, False),
+        ({"most_launches": 2}, False),
+    ],
+)
+def test_a_complete_run_answers_what_it_was_asked(asked: Asked, other: dict[str, Any], answers: bool) -> None:
+    content = {"created": "2026-11-22T10:00:00", "is_complete": True, "asked": asked_json(asked)}
+    there = Found(Path("x"), json.loads(json.dumps(content)))
+    assert there.answers(replace(asked, **other)) is answers
+    assert not Found(Path("x"), {**content, "is_complete": False}).answers(asked)

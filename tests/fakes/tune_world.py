@@ -1,0 +1,109 @@
+"""Servers and a load generator that stand in while a tune runs: a machine in arithmetic answers for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tune_machine import Machine, prompts, texts, wish
+
+from specserve.errors import Interrupted, LaunchError
+from specserve.measure.bench.arms import Arm
+from specserve.measure.tune import run as subject
+from specserve.measure.tune.steptime import StepModel
+from specserve.measure.tune.wish import BASELINE, Wish
+from specserve.measure.workloads.workload import Workload
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve.stop import StopRequest
+from tests.measure.bench.making import Connected
+
+MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
+RUNGS = {1: 4, 2: 2, 3: 1}
+PLAN = LaunchPlan(
+    "p", "f" * 64, "0.32.0", "cpu", ("vllm", "serve", "m", "--port", "0"), {}, {}, "127.0.0.1", 0, "m", 60, 5
+)
+
+
+@dataclass
+class World:
+    """What happened: servers started and ended, and how many ran at once."""
+
+    machine: Machine
+    started: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    most: int = 0
+    sent: int = 0
+    interrupt_after: int | None = None
+    broken: set[str] = field(default_factory=set)
+    """Servers that do not start."""
+    stop: StopRequest = field(default_factory=StopRequest)
+
+
+def arm(name: str) -> Arm:
+    """A planned server."""
+    return Arm(name, PLAN, is_baseline=name == BASELINE)
+
+
+def wanted() -> Wish:
+    """A tune of one candidate at two loads, and a few between."""
+    one = wish(loads=(1, 2), rungs=RUNGS, most_tokens=4)
+    own = replace(one.candidates[0], arm=arm("draft_model"))
+    return replace(one, baseline=arm(BASELINE), candidates=(own,), prompts=4)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
+    """From now on a tune starts these servers, and sends to them."""
+    every = prompts(8, tokens=24)
+    here = World(Machine(MEMORY_BOUND, texts(prompts=every, chance=0.8)))
+
+    @contextlib.contextmanager
+    def running(plan: LaunchPlan, *, log_path: Path, **_: Any) -> Iterator[Any]:
+        name = log_path.stem.rpartition("-")[0]
+        here.started.append(name)
+        if name in here.broken:
+            raise LaunchError("out of memory")
+        here.running.append(name)
+        here.most = max(here.most, len(here.running))
+        try:
+            yield SimpleNamespace(
+                url="http://x", check=lambda: None, figures=SimpleNamespace(kv_cache_tokens=100)
+            )
+        finally:
+            here.running.remove(name)
+
+    monkeypatch.setattr(subject, "running", running)
+    monkeypatch.setattr(subject, "connect", _connecting(here))
+    monkeypatch.setattr(subject, "free_port", lambda _: 1)
+    monkeypatch.setattr(subject, "with_port", lambda plan, _: plan)
+    monkeypatch.setattr(subject, "Driver", lambda **_: SimpleNamespace(close=lambda: None, vllm="0.32"))
+    monkeypatch.setattr(subject, "load", lambda name, **_: Workload(name, every, "specserve"))
+    monkeypatch.setattr(subject, "load_warm_up", lambda *_, **__: Workload("warm-up", every[:1], "specserve"))
+    return here
+
+
+def _connecting(here: World) -> Callable[..., Any]:
+    def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
+        del url, check
+        tokens_at = (lambda _: 0) if arm.is_baseline else (lambda load: RUNGS.get(load, 4))
+
+        def send(_: Any, block: Any, *, launch: int) -> Any:
+            assert arm.name in here.running
+            if here.interrupt_after is not None and here.sent >= here.interrupt_after:
+                raise Interrupted("stopped by SIGINT", signal_number=2)
+            here.sent += 1
+            done = here.machine.run(
+                block, arm=arm.name, launch=launch, tokens_at=tokens_at, speculates=not arm.is_baseline
+            )
+            return done, {}
+
+        abilities = SimpleNamespace(has_chat=False, max_model_len=None)
+        return Connected(
+            arm=arm, abilities=abilities, run=send, check=lambda: None, warm_up=lambda *_, **__: None
+        )
+
+    return connect
