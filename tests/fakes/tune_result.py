@@ -41,7 +41,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         choice=choice, plain_rows=zero,
         lowest_latency=ends[0] if ends else None, highest_throughput=ends[1] if ends else None,
         confirmed=_confirmed(known) if choice.speculates else (), is_interleaved=True,
-        causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)),
+        causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)), caused=row,
         notes=("code: 2 prompts were shortened to fit max_model_len 1024",), per_position=known.per_position,
     )  # fmt: skip
 
