@@ -18,7 +18,7 @@ class Format(StrEnum):
 def gpus(
     *, format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT
 ) -> None:
-    """Show this machine's accelerators, and the names for --assume.
+    """Show this machine's accelerators, and the names for --assume and tune --estimate.
 
     \b
     specserve gpus

@@ -127,9 +127,12 @@ def tune(
         ),
     ] = None,
     acceptance: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            min=0.0, max=1.0, show_default=False, help="With --estimate: share of draft tokens accepted."
+            metavar="CHANCE|LENGTH@K",
+            show_default=False,
+            help="With --estimate: chance of each draft token, given the one before; or the mean acceptance "
+            "length that a server shows, with its K, such as 3.6@4.",
         ),
     ] = None,
     format: Annotated[Format, typer.Option(help="What goes to stdout.")] = Format.TEXT,
@@ -147,9 +150,8 @@ def tune(
     launch. The choice is then confirmed on prompts that it was not made with. An
     interrupted tune goes on when the same command is given again.
 
-    With --estimate nothing is launched, and no vLLM is needed: step times come
-    from the models' sizes and the accelerator's bandwidth and FLOP/s, and the
-    acceptance is what you say.
+    With --estimate nothing is launched, and no vLLM needed: step times come from the models' sizes
+    and the accelerator's bandwidth and FLOP/s; the chance of a draft token is yours to say.
 
     \b
     specserve tune configs/demo.yaml -w code -c 1,2,4,8
@@ -184,7 +186,8 @@ def tune(
     )
     as_json = format is Format.JSON
     if estimate:
-        return tuneestimate.run(asked, accelerator=accelerator, acceptance=acceptance, as_json=as_json)
+        others = {"output": output, "fresh": fresh, "dry-run": dry_run, "write": write, "explain": explain}
+        return tuneestimate.run(asked, machine=accelerator, chance=acceptance, others=others, as_json=as_json)
     tuneestimate.refuse(accelerator=accelerator, acceptance=acceptance)
     return tuning.run(
         asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json

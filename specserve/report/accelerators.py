@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from specserve.facts.accelerators import Accelerator, Machine, catalogue
 from specserve.facts.nvml import Gpu, kind
+from specserve.report.columns import columns
 from specserve.report.console import clean
 
 _GIB = 2**30
@@ -24,10 +25,13 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
         lines.append("  no NVIDIA GPU")
     free_bytes = (cpu.free_bytes or (0,))[0]
     lines.append(f"  -  {'cpu':<22} {_memory(cpu.accelerator)}  {free_bytes / _GIB:.1f} GiB free")
-    lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory"]
-    for known in catalogue():
-        capability = _capability(known)
-        lines.append(f"  {known.name:<22} {_memory(known)}" + (f"  {capability}" if capability else ""))
+    lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory;"]
+    lines += ["those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`"]
+    rows = [
+        (item.name, _memory(item).strip(), _capability(item), _bandwidth(item), _flops(item))
+        for item in catalogue()
+    ]
+    lines += columns(("name", "memory", "capability", "bandwidth", "compute"), rows, left=("name",))
     return "\n".join(lines)
 
 
@@ -48,7 +52,8 @@ def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
 def _row(item: Accelerator) -> dict[str, object]:
     capability = list(item.compute_capability) if item.compute_capability else None
     total = {"name": item.name, "vendor": item.vendor, "total_bytes": item.total_bytes}
-    return {**total, "compute_capability": capability}
+    rates = {"bandwidth_bytes_per_s": item.bandwidth_bytes_per_s, "flops": item.flops}
+    return {**total, "compute_capability": capability, **rates}
 
 
 def _memory(item: Accelerator) -> str:
@@ -56,6 +61,12 @@ def _memory(item: Accelerator) -> str:
 
 
 def _capability(item: Accelerator) -> str:
-    return (
-        f"compute capability {'.'.join(map(str, item.compute_capability))}" if item.compute_capability else ""
-    )
+    return ".".join(map(str, item.compute_capability)) if item.compute_capability else "-"
+
+
+def _bandwidth(item: Accelerator) -> str:
+    return f"{item.bandwidth_bytes_per_s / 1e9:,.0f} GB/s" if item.bandwidth_bytes_per_s else "-"
+
+
+def _flops(item: Accelerator) -> str:
+    return f"{item.flops / 1e12:,.0f} TFLOPS" if item.flops else "-"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -161,3 +162,13 @@ def test_the_command_lists_what_is_here_and_every_name(specserve: Program) -> No
     assert (data["version"], len(data["found"])) == (1, len(gpus()))
     assert [row["name"] for row in data["catalogue"]] == [item.name for item in catalogue()]
     assert data["cpu"]["total_bytes"] == this_cpu().accelerator.total_bytes
+
+
+def test_the_command_shows_which_accelerators_can_be_estimated(specserve: Program) -> None:
+    _, _, names = specserve("gpus").stdout.decode().partition("Names for")
+    assert all(len(line) <= 80 for line in names.splitlines())
+    assert re.search(r"H100-80GB +79.18 GiB +9.0 +3,350 GB/s +989 TFLOPS\n", names)
+    assert re.search(r"DGX-Spark-128GB +119.18 GiB +12.1 +- +-\n", names)
+    rows = {row["name"]: row for row in json.loads(specserve("gpus", "--format", "json").stdout)["catalogue"]}
+    assert (rows["H100-80GB"]["bandwidth_bytes_per_s"], rows["H100-80GB"]["flops"]) == (3.35e12, 9.894e14)
+    assert rows["DGX-Spark-128GB"]["flops"] is None

@@ -127,19 +127,14 @@ class Estimated:
 def estimate(pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rates: Rates) -> Estimated:
     """The best K of 0 to `most_tokens` at one load."""
 
-    def speedup(tokens: int, by: Rates) -> float:
-        return goodput.speedup(
-            geometric(acceptance, tokens=tokens),
-            step_s=step_s(pair, batch=batch, tokens=tokens, rates=by) if tokens else 1.0,
-            plain_step_s=step_s(pair, batch=batch, tokens=0, rates=by) if tokens else 1.0,
-        )
+    def gain(tokens: int) -> float:
+        return _speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, by=rates)
 
-    best = max(range(most_tokens + 1), key=lambda tokens: speedup(tokens, rates))
+    best = max(range(most_tokens + 1), key=gain)
     shown = best or 1
     plain = step_s(pair, batch=batch, tokens=0, rates=rates)
     taken = step_s(pair, batch=batch, tokens=best, rates=rates)
     length = geometric(acceptance, tokens=best)
-    around = [speedup(shown, by) for by in (rates.worse(), rates, rates.better())]
     return Estimated(
         concurrency=batch,
         tokens=best,
@@ -151,9 +146,26 @@ def estimate(pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rat
         plain_step_ms=plain * 1000,
         tpot_ms=goodput.time_per_token_s(length, step_s=taken) * 1000,
         tokens_per_s=goodput.tokens_per_s(batch, mean_length=length, step_s=taken),
-        speedup=Interval(around[1], min(around), max(around)),
+        speedup=speedup(pair, acceptance=acceptance, batch=batch, tokens=shown, rates=rates),
         draft_share=draft_s(pair, batch=batch, tokens=shown, rates=rates)
         / step_s(pair, batch=batch, tokens=shown, rates=rates),
+    )
+
+
+def speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, rates: Rates) -> Interval:
+    """Of decoding with so many draft tokens, by the range of what engines reach; no interval of a measurement."""
+    worse, value, better = (
+        _speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, by=by)
+        for by in (rates.worse(), rates, rates.better())
+    )
+    return Interval(value, min(worse, value, better), max(worse, value, better))
+
+
+def _speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, by: Rates) -> float:
+    return goodput.speedup(
+        geometric(acceptance, tokens=tokens),
+        step_s=step_s(pair, batch=batch, tokens=tokens, rates=by),
+        plain_step_s=step_s(pair, batch=batch, tokens=0, rates=by),
     )
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.facts.accelerators import Machine, accelerator, catalogue, entries
-from specserve.facts.model import ModelFacts
-from specserve.measure.tune.roofline import Pair, Rates, Work, draft_s, estimate, free_tokens, model_s, step_s
+from specserve.facts.accelerators import accelerator, catalogue, entries
+from specserve.measure.tune.roofline import (
+    Pair,
+    Rates,
+    Work,
+    draft_s,
+    estimate,
+    free_tokens,
+    model_s,
+    speedup,
+    step_s,
+)
 from specserve.measure.tune.work import pair
-from specserve.plan.memory.situation import Situation, situation
-from specserve.profile.load import load_profile
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
-LLAMA_1B = {
-    **LLAMA_8B, "hidden_size": 2048, "num_hidden_layers": 16, "intermediate_size": 8192, "head_dim": 64,
-    "tie_word_embeddings": True,
-}  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+from tune_pair import arm
 
 
 def rates(name: str) -> Rates:
@@ -32,25 +33,8 @@ def rates(name: str) -> Rates:
     return Rates(known.bandwidth_bytes_per_s, known.flops)
 
 
-def arm(tmp_path: Any, *, name: str = "H100-80GB", tensor_parallel_size: int = 1) -> Situation:
-    file = tmp_path / "p.yaml"
-    file.write_text(
-        f"target: {{model: m/8b, tensor_parallel_size: {tensor_parallel_size}, max_model_len: 8192}}\n"
-        "speculation: {method: draft_model, model: m/1b, num_speculative_tokens: 4}\n"
-    )
-    profile = load_profile(str(file))
-    return situation(
-        profile,
-        target=ModelFacts("m/8b", "hub", LLAMA_8B),
-        machine=Machine(accelerator(name), tensor_parallel_size),
-        version="0.33",
-        speculation=profile.speculation,
-        draft=ModelFacts("m/1b", "hub", LLAMA_1B),
-    )
-
-
 @pytest.mark.parametrize("tokens", [1, 16, 128, 512])
-def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Any, tokens: int) -> None:
+def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: Path, tokens: int) -> None:
     found = pair(arm(tmp_path), context_tokens=0)
     published_s = 5.886e-3 + 21.0e-6 * tokens
     assert model_s(found.target, tokens=tokens, context=0, rates=rates("H100-80GB")) == pytest.approx(
@@ -58,7 +42,7 @@ def test_steps_of_llama_8b_on_an_h100_are_those_that_were_published(tmp_path: An
     )
 
 
-def test_a_token_of_context_costs_what_was_published(tmp_path: Any) -> None:
+def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:
     found, by = pair(arm(tmp_path), context_tokens=0).target, rates("H100-80GB")
     more = model_s(found, tokens=1, context=1_000_000, rates=by) - model_s(
         found, tokens=1, context=0, rates=by
@@ -141,7 +125,18 @@ def test_the_k_of_an_estimate_beats_no_speculation_or_is_0(found: Pair, batch: i
         assert got.tpot_ms == pytest.approx(got.plain_step_ms)
 
 
-def test_the_best_k_falls_with_the_load_of_a_dense_model(tmp_path: Any) -> None:
+@given(pairs, st.integers(1, 256), st.floats(0.0, 0.99), st.integers(0, 8))
+def test_no_other_k_gives_more_than_that_of_an_estimate(
+    found: Pair, batch: int, alpha: float, tokens: int
+) -> None:
+    by = rates("H100-80GB")
+    got = estimate(found, acceptance=alpha, batch=batch, most_tokens=8, rates=by)
+    other = speedup(found, acceptance=alpha, batch=batch, tokens=tokens, rates=by)
+    assert other.low <= other.value <= other.high
+    assert other.value <= max(1.0, got.speedup.value) * (1 + 1e-9)
+
+
+def test_the_best_k_falls_with_the_load_of_a_dense_model(tmp_path: Path) -> None:
     found, by = pair(arm(tmp_path), context_tokens=1000), rates("H100-80GB")
     best = [
         estimate(found, acceptance=0.7, batch=batch, most_tokens=8, rates=by).tokens
@@ -157,7 +152,7 @@ def test_experts_are_read_as_tokens_reach_them() -> None:
     assert mixture.bytes_read(10_000) == pytest.approx(1.01e11)
 
 
-def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Any) -> None:
+def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Path) -> None:
     one, four = (
         pair(arm(tmp_path, tensor_parallel_size=count), context_tokens=0).target.dense_bytes
         for count in (1, 4)
