@@ -12,7 +12,7 @@ prompts on every server, right after one another. What a server does is taken to
 chooses by, twelve of each workload, sent as they are, without a chat template; the figures are for these: every server
 answers them at least once at every load, by which its steps are counted. Blocks of short prompts only time steps; a K
 that is behind the best by more than 3 % and the half-widths gets no more of them, the others get them until their
-half-widths over all workloads are 2 %.
+half-widths over all workloads are 2 %. `--workloads steps` sends nothing else; runs in one folder count together.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ SHORT, SHORT_TOKENS = 60, 32
 MAX_TOKENS = 48
 """Of an answer."""
 MOST_TOKENS = 8
+_APART = 100
+"""No run has as many launches."""
 KV_CACHE = "128M"
 """Of each server: 43,000 tokens of the demo's, of which a block holds 12,000. Much more would crowd out the others."""
 
@@ -70,7 +72,7 @@ def main() -> int:
     run.add_argument("-o", "--output", type=Path, required=True)
     run.add_argument("--minutes", type=float, default=80.0, help="of measuring")
     run.add_argument("--blocks", type=int, default=60, help="of each group of prompts, at most")
-    run.add_argument("--workloads", default=",".join(WORKLOADS))
+    run.add_argument("--workloads", default=",".join(WORKLOADS), help="such as code,json; steps: none")
     run.add_argument("--loads", default=",".join(map(str, LOADS)), help="such as 4,8")
     run.add_argument(
         "--tokens", default=",".join(map(str, range(1, MOST_TOKENS + 1))), help="K, such as 1,4,8"
@@ -110,10 +112,11 @@ def _read(path: Path) -> dict[str, Any]:
 def _found(path: Path) -> dict[str, Any]:
     about: dict[str, Any] = {}
     passes: list[Pass] = []
-    for each in sorted(path.glob("*/run.json")):
+    for number, each in enumerate(sorted(path.glob("*/run.json"))):
         with resume(each.parent) as directory:
             about = {name: directory.content.get(name) for name in ("versions", "host", "max_tokens")}
-            passes += directory.passes()
+            # blocks of two runs have the same numbers, and are not the same blocks
+            passes += [replace(done, launch=number * _APART + done.launch) for done in directory.passes()]
     return data(passes, about)
 
 
