@@ -181,6 +181,7 @@ def test_a_tune_of_the_written_files_chooses_by_the_prompts_of_the_sweep(tmp_pat
         )
         chosen, others = split(every.prompts, sweep_demo.PROMPTS)
         assert [(each.id, each.text, each.max_tokens) for each in chosen] == [
-            (line["id"], line["prompt"], line["max_tokens"]) for line in map(json.loads, swept.read_text().splitlines())
+            (line["id"], line["prompt"], line["max_tokens"])
+            for line in map(json.loads, swept.read_text().splitlines())
         ]
         assert others and all(each.messages is None for each in every.prompts)
