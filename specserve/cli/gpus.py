@@ -18,7 +18,9 @@ class Format(StrEnum):
 def gpus(
     *, format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT
 ) -> None:
-    """Show this machine's accelerators, and the names for --assume and tune --estimate.
+    """Show this machine's accelerators, and the names for --assume.
+
+    `specserve tune --estimate --accelerator` takes the same names.
 
     \b
     specserve gpus
