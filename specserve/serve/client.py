@@ -25,6 +25,8 @@ _HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
 )
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
+_IDLE_S = 2.0
+"""An idle connection is not used again after that: vLLM closes it after 5 s, and a request then would meet the end."""
 _MOST_BYTES = 1 << 28
 
 
@@ -90,6 +92,7 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
+        import httpx
         import openai
 
         self._endpoint = endpoint
@@ -98,6 +101,7 @@ class Client:
                 trust_env=not endpoint.is_loopback,
                 follow_redirects=False,
                 timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
+                limits=httpx.Limits(keepalive_expiry=_IDLE_S),
                 event_hooks={"request": [self._only_what_was_asked_for]},
             )
             self._openai = openai.OpenAI(

@@ -55,6 +55,8 @@ class Script:
     """Whether it has `/tokenize`: a token a character, ten more around a chat."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    connections: set[tuple[str, int]] = field(default_factory=set)
+    """From where the API was asked."""
     finished: int = 0
 
     def metrics(self) -> str:
@@ -88,6 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _may(self) -> bool:
+        self.script.connections.add(self.client_address)
         self.script.headers.append({name.lower(): value for name, value in self.headers.items()})
         if self.script.key and self.headers.get("Authorization") != f"Bearer {self.script.key}":
             self._send(401, '{"error": "Unauthorized"}')
