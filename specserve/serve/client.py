@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from types import TracebackType
 from typing import Any, Literal
 
@@ -92,16 +93,16 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        import httpx
         import openai
 
+        library = import_module(openai.DefaultHttpxClient.__mro__[1].__module__)  # httpx, or what followed it
         self._endpoint = endpoint
         with _without_openai_variables():
             self._http = openai.DefaultHttpxClient(
                 trust_env=not endpoint.is_loopback,
                 follow_redirects=False,
                 timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
-                limits=httpx.Limits(keepalive_expiry=_IDLE_S),
+                limits=library.Limits(keepalive_expiry=_IDLE_S),
                 event_hooks={"request": [self._only_what_was_asked_for]},
             )
             self._openai = openai.OpenAI(
