@@ -30,21 +30,11 @@ def arm(
     settings: Sequence[str] = (),
     baseline: bool = False,
     starts: bool = True,
-) -> Arm:
-    """One planned server; `starts`: by the vLLM that is here. Raises ProfileError, UsageError, FactError."""
-    return _planned_arm(path, asked, name=name, settings=settings, baseline=baseline, starts=starts)[0]
-
-
-def _planned_arm(
-    path: str,
-    asked: Asked,
-    *,
-    name: str,
-    settings: Sequence[str] = (),
-    baseline: bool = False,
-    starts: bool = True,
 ) -> tuple[Arm, Profile]:
-    """One planned server, and the profile that it serves, at its lock."""
+    """One planned server, and the profile that it serves, at its lock; `starts`: by the vLLM that is here.
+
+    Raises ProfileError, UsageError, FactError.
+    """
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, key_variable
     from specserve.measure.bench.fit import memory_bytes
@@ -124,7 +114,7 @@ def _planned(
     keys = {**without_k(idea.keys), "num_speculative_tokens": most}
     launched = {**keys, "num_speculative_tokens_per_batch_size": _ranges(rungs)} if rungs else keys
     settings = [_as_setting(launched), _DETAILED, *env]
-    first, served = _planned_arm(asked.profile, asked, name=idea.name, settings=settings, starts=starts)
+    first, served = arm(asked.profile, asked, name=idea.name, settings=settings, starts=starts)
     whole = Candidate(
         name=idea.name,
         arm=first,
@@ -141,7 +131,9 @@ def _planned(
         return [whole]
     few = {**keys, "num_speculative_tokens": small_tokens(most)}
     name = f"{idea.name}-k{small_tokens(most)}"
-    second = arm(asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED, *env], starts=starts)
+    second, _ = arm(
+        asked.profile, asked, name=name, settings=[_as_setting(few), _DETAILED, *env], starts=starts
+    )
     return [whole, replace(whole, name=name, arm=second, most_tokens=small_tokens(most), small=True)]
 
 
@@ -221,7 +213,7 @@ def _as_setting(keys: Mapping[str, Any]) -> str:
 def tuned(path: str, asked: Asked, choice: Choice, *, name: str) -> Arm:
     """The chosen server, as the profile would serve it."""
     assert choice.speculation is not None
-    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation), *_env(choice.env)])
+    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation), *_env(choice.env)])[0]
 
 
 def _env(variables: Mapping[str, str]) -> list[str]:

@@ -97,7 +97,7 @@ def prepared(asked: Asked, *, starts: bool, most_tokens: Mapping[str, int] | Non
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
-        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts),
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts)[0],
         candidates=tuple(found),
         left_out=(*left_out, *unasked(own, asked, plan=plan)),
         workloads=workloads,

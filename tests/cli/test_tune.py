@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.checkpoints import checkpoint
+from tests.cli.pair import PROFILE, laid_out
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
-PROFILE = """\
-target: {model: ./llama, max_model_len: 1024}
-speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-engine: {max_num_seqs: 16, enforce_eager: true, kv_cache_memory_bytes: 64M}
-"""
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
-    """A pair of small checkpoints and a profile that names them."""
-    for name in ("llama", "llama-draft"):
-        checkpoint(tmp_path, name)
-    file = tmp_path / "p.yaml"
-    file.write_text(PROFILE, encoding="utf-8")
-    return file
+    return laid_out(tmp_path)
 
 
 @pytest.mark.parametrize(

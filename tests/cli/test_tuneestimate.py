@@ -21,26 +21,16 @@ from specserve.measure.tune.walk import geometric
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer
 
-from tests.checks.checkpoints import checkpoint
+from tests.cli.pair import PROFILE, laid_out
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
-PROFILE = """\
-target: {model: ./llama, max_model_len: 1024}
-speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-engine: {max_num_seqs: 16, enforce_eager: true, kv_cache_memory_bytes: 64M}
-"""
 H100 = ("--accelerator", "H100-80GB")
 HALF = ("--acceptance", "0.5")
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
-    """A pair of small checkpoints and a profile that names them."""
-    for name in ("llama", "llama-draft"):
-        checkpoint(tmp_path, name)
-    file = tmp_path / "p.yaml"
-    file.write_text(PROFILE, encoding="utf-8")
-    return file
+    return laid_out(tmp_path)
 
 
 def refused(capsys: pytest.CaptureFixture[str], profile: Path, *arguments: str) -> str:
