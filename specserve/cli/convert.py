@@ -12,9 +12,9 @@ import typer
 from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
+    from specserve.convert.convert import Converted
+    from specserve.convert.given import Given
     from specserve.diagnostics import Finding
-    from specserve.plan.convert.convert import Converted
-    from specserve.plan.convert.given import Given
 
 
 def convert(
@@ -43,7 +43,7 @@ def convert(
     specserve convert offline.py
     specserve convert -- vllm serve org/model --speculative-model org/draft …
     """
-    from specserve.plan.convert.convert import converted
+    from specserve.convert.convert import converted
     from specserve.report.console import out
 
     target = None if output in (None, "-") else output
@@ -61,8 +61,8 @@ def convert(
 
 def _read(source: list[str]) -> tuple[Given, str, list[Given]]:
     """The start to convert, the name of the text it comes from, and other starts in it."""
-    from specserve.plan.convert.reading import from_argv, read
-    from specserve.plan.convert.words import argv_words
+    from specserve.convert.reading import from_argv, read
+    from specserve.convert.words import argv_words
 
     if len(source) > 1:
         return from_argv(argv_words(source)[1], folder=Path.cwd()), "a command line", []
@@ -80,7 +80,7 @@ def _speculates(given: Given) -> bool:
 
 
 def _text(name: str) -> str:
-    from specserve.plan.convert.reading import MAX_BYTES
+    from specserve.convert.reading import MAX_BYTES
 
     try:
         if name == "-":
@@ -133,7 +133,7 @@ def _tell(result: Converted, *, target: str | None, others: list[Given]) -> bool
 def _linted(result: Converted) -> list[Finding]:
     """What `specserve lint` would say of the text."""
     from specserve.checks.run import examined
-    from specserve.plan.convert.convert import FILE
+    from specserve.convert.convert import FILE
     from specserve.profile.load import examine
     from specserve.profile.texts import keep
 

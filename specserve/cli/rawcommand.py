@@ -45,16 +45,16 @@ def _hint(command: str) -> str:
 
 def is_command(words: Sequence[str]) -> bool:
     """Whether these words are a command rather than names of files."""
-    from specserve.plan.convert.invocation import invocation
-    from specserve.plan.convert.words import argv_words
+    from specserve.convert.invocation import invocation
+    from specserve.convert.words import argv_words
 
     return invocation(argv_words(words)[1]) is not None or any(word.startswith("-") for word in words[1:])
 
 
 def remember(words: Sequence[str], *, asked: str = "check") -> str:
     """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
-    from specserve.plan.convert.command import NoStart, profile_of
-    from specserve.plan.convert.words import COMMAND
+    from specserve.convert.command import NoStart, profile_of
+    from specserve.convert.words import COMMAND
     from specserve.profile.load import made_by
 
     words = list(words)

@@ -64,8 +64,8 @@ def _is_command(words: list[str]) -> bool:
     """Whether the words are one command from the first on, as in `diff --baseline -- vllm serve M`."""
     if len(words) < 2:
         return False
-    from specserve.plan.convert.invocation import invocation
-    from specserve.plan.convert.words import argv_words
+    from specserve.convert.invocation import invocation
+    from specserve.convert.words import argv_words
 
     return invocation(argv_words(words)[1]) is not None
 
@@ -120,7 +120,7 @@ def _locked(name: str, settings: Iterable[str]) -> Taken:
 
 
 def _converted(words: list[str], settings: Iterable[str]) -> Taken:
-    from specserve.plan.convert.command import NoStart, profile_of
+    from specserve.convert.command import NoStart, profile_of
 
     try:
         profile, findings = profile_of(words, settings=settings)

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.plan.convert.writer import comment, flow
+from specserve.plan.writer import comment, flow
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.schema import Profile
 from specserve.profile.tree import Node

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run
 from specserve.cli.convert import _linted, _read
+from specserve.convert.command import profile_of
+from specserve.convert.convert import converted
+from specserve.convert.reading import from_argv, read
+from specserve.convert.words import argv_words
 from specserve.errors import SpecserveError
-from specserve.plan.convert.command import profile_of
-from specserve.plan.convert.convert import converted
-from specserve.plan.convert.reading import from_argv, read
-from specserve.plan.convert.words import argv_words
 
 Write = Callable[..., Path]
 OLD = "vllm serve org/target -tp 4 --speculative-model org/draft --num-speculative-tokens 5\n"

@@ -12,10 +12,10 @@ import yaml
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.run import examined, examined_in
 from specserve.cli.convert import _linted
+from specserve.convert.command import profile_of
+from specserve.convert.convert import converted
+from specserve.convert.reading import read
 from specserve.diagnostics import Finding, Severity
-from specserve.plan.convert.command import profile_of
-from specserve.plan.convert.convert import converted
-from specserve.plan.convert.reading import read
 from tests.checks.checkpoints import beside
 
 DATA = Path(__file__).parents[1] / "data"

@@ -1,0 +1,159 @@
+"""A raw command line to a Profile in memory: judged as it is, with places in the command line itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from specserve.convert.argumentfile import with_file
+from specserve.convert.invocation import Invocation, invocation, shell_script
+from specserve.convert.options import known_options, parse
+from specserve.convert.profiletree import SECRETS, profile_tree
+from specserve.convert.secrets import hushed, names_a_secret
+from specserve.convert.settings import Setting, left_over, settings_of
+from specserve.convert.shelltext import commands
+from specserve.convert.words import COMMAND, Word, argv_words, starred
+from specserve.diagnostics import Finding, Severity
+from specserve.errors import UsageError
+from specserve.plan.arguments import problems
+from specserve.plan.old import KEYS, advice
+from specserve.plan.support import known_versions, table
+from specserve.profile.overrides import apply
+from specserve.profile.paths import absolute_paths
+from specserve.profile.problems import ordered, quoted
+from specserve.profile.schema import Profile
+from specserve.profile.texts import keep
+from specserve.profile.tree import Node
+from specserve.profile.validate import validate
+
+
+class NoStart(UsageError):
+    """The command starts no vLLM; whoever took it says how it is written."""
+
+
+def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
+    """The profile that a command line amounts to, and what is wrong with the line itself.
+
+    The findings and the profile's spans point into the pseudo-file `<command>`, whose one line is the command
+    with its secrets starred. An option that vLLM does not have stands under `engine`, where SD102 tells it.
+    Raises UsageError for a command that starts no vLLM.
+    """
+    line, argv = argv_words(words)
+    start = _started(argv)
+    found: list[Finding] = []
+    given = _given(start, found)
+    given = _known(given, found)
+    secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
+    secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
+    keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
+    newest = table(known_versions()[-1])
+    env = {name: _text_node(word) for name, word in start.env.items()}
+    tree = profile_tree(given, place=start.start.span, table=newest, env=env, found=found)
+    tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
+    profile, more = validate(tree, file=COMMAND)
+    if profile:
+        profile = _for_versions(profile, given)
+        found += _open_to_all(profile, start)
+    told = [*found, *(_explained(finding) for finding in more)]
+    return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
+
+
+def _started(argv: Sequence[Word]) -> Invocation:
+    """The start of vLLM among the words, in the script of a shell too."""
+    script = shell_script(argv)
+    start = _in_script(script) if script else invocation(argv)
+    if start is None:
+        what = quoted(argv[0].text) if argv else "nothing"
+        raise NoStart(f"{what} is no command that starts vLLM")
+    if start.engine != "vllm":
+        raise UsageError(
+            "this command starts SGLang, which specserve does not run",
+            hint="`specserve convert -- …` makes a profile for vLLM of it",
+        )
+    return start
+
+
+def _in_script(script: Word) -> Invocation | None:
+    """The first start in the text after `sh -c`; places are those of the whole text."""
+    for words in commands(script.text, file=COMMAND):
+        start = invocation([Word(word.text, script.span) for word in words])
+        if start:
+            return start
+    return None
+
+
+def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:
+    """Every argument of the command line over those of its `--config` file."""
+    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
+    model = left_over(parsed, found)
+    given = settings_of(parsed.options, found)
+    if model is not None:
+        given["model"] = Setting("model", model, str(model.value))
+    return with_file(given, folder=Path.cwd(), found=found)
+
+
+def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
+    """The settings that some vLLM has; every other one is told."""
+    names = {
+        name for version in known_versions() for name in {**table(version).engine, **table(version).frontend}
+    }
+    for name, setting in given.items():
+        if name not in names:
+            message = f"vLLM has no option {quoted(setting.written)}"
+            found.append(
+                Finding(
+                    "SD102",
+                    "unknown-argument",
+                    Severity.ERROR,
+                    message,
+                    setting.place,
+                    help=advice(name, names),
+                )
+            )
+    return {name: setting for name, setting in given.items() if name in names}
+
+
+def _explained(finding: Finding) -> Finding:
+    """The finding about a key of the block, with what took the key's place."""
+    head, _, key = finding.span.path.rpartition(".")
+    old = KEYS.get(key.replace("-", "_"))
+    if finding.code != "SD005" or head != "speculation" or old is None:
+        return finding
+    return replace(finding, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
+
+
+def _text_node(word: Word) -> Node:
+    return Node(word.text, word.span, key=word.span, raw=word.text)
+
+
+def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
+    """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
+    refused = [_refused(profile, given, version) for version in known_versions()]
+    first = len(refused) - 1
+    while first > 0 and refused[first - 1] <= refused[-1]:
+        first -= 1
+    if first == 0:
+        return profile
+    return replace(profile, vllm=f">={known_versions()[first]}")
+
+
+def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> set[tuple[str, str]]:
+    """What one version would not take: arguments and values, and the spelling of an option."""
+    known = table(version)
+    flags = {setting.written for setting in given.values() if setting.written.startswith("-")}
+    strange = {("", flag) for flag in flags - known.options().keys()}
+    return strange | {(item.path, item.kind) for item in problems(profile, known)}
+
+
+def _open_to_all(profile: Profile, start: Invocation) -> list[Finding]:
+    """vLLM listens on every interface where no host is said."""
+    if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
+        return []
+    return [
+        Finding(
+            "SD108", "open-bind", Severity.WARNING,
+            "without `--host` vLLM listens on every interface, here without an API key",
+            start.start.span, help="add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY",
+        )
+    ]  # fmt: skip

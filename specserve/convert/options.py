@@ -1,0 +1,141 @@
+"""Words to options as vLLM's parser splits them. Source: FlexibleArgumentParser, vllm/utils/argparse_utils.py, 0.32."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from specserve.convert.words import Word
+from specserve.plan.table import Argument, VllmTable
+
+Known = Mapping[str, tuple[Argument, bool]]
+_NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
+_MANY = ("many",)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a command line with its values. `argument` is None where no vLLM has it."""
+
+    flag: str
+    """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
+    word: Word
+    argument: Argument | None = None
+    negative: bool = False
+    """`--no-x`."""
+    keys: tuple[str, ...] = ()
+    """`a`, `b` of `--x.a.b`."""
+    values: tuple[Word, ...] = ()
+    inline: bool = False
+    """The value stands behind a `=`."""
+    appended: bool = False
+    """`--x.a+`: the value is one more item of a list."""
+
+    @property
+    def name(self) -> str:
+        """vLLM's name of the argument; of an unknown one what it would be."""
+        return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value must follow; unknown options are not expected to have one."""
+        return self.argument is not None and self.argument.form not in ("flag", "optional_value")
+
+
+@dataclass(slots=True)
+class Parsed:
+    """Options in their order; the words that belong to none, each with the option before it."""
+
+    options: list[Option] = field(default_factory=list)
+    loose: list[tuple[Word, Option | None]] = field(default_factory=list)
+
+
+def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool]]:
+    """The option strings of several versions; the last one's meaning counts."""
+    merged: dict[str, tuple[Argument, bool]] = {}
+    for table in tables:
+        merged |= table.options()
+    return merged
+
+
+def parse(words: Sequence[Word], known: Known) -> Parsed:
+    """The options among the words that follow `vllm serve` or `api_server`."""
+    parsed, at = Parsed(), 0
+    while at < len(words):
+        word = words[at]
+        if not looks_like_option(word.text, known):
+            parsed.loose.append((word, parsed.options[-1] if parsed.options else None))
+            at += 1
+            continue
+        option, inline = _opened(word, known)
+        most = 0 if inline else _most_values(option)
+        values = [inline] if inline else []
+        at += 1
+        while len(values) < most and at < len(words) and not looks_like_option(words[at].text, known):
+            values.append(words[at])
+            at += 1
+        parsed.options.append(_with(option, values, inline=inline is not None))
+    return parsed
+
+
+def looks_like_option(text: str, known: Known) -> bool:
+    """argparse's rule: a dash makes an option, but for negative numbers and texts with spaces."""
+    if not text.startswith("-") or len(text) == 1:
+        return False
+    if text in known or text.partition("=")[0] in known:
+        return True
+    if text.startswith("--") and "=" in text and " " not in text.partition("=")[0]:
+        return True
+    return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
+
+
+def _with(option: Option, values: Sequence[Word], *, inline: bool) -> Option:
+    return Option(
+        option.flag, option.word, option.argument, option.negative, option.keys,
+        tuple(values), inline, option.appended,
+    )  # fmt: skip
+
+
+def _opened(word: Word, known: Known) -> tuple[Option, Word | None]:
+    """The option that a word opens, and the value that stands in the same word."""
+    text = word.text
+    if text not in known and text.startswith("-O") and text != "-O":
+        start = 3 if text[2] == "=" else 2
+        option = _found("--optimization-level", word.part(0, 2), known)
+        return option, word.part(start)
+    if text == "-O" and text not in known:
+        return _found("--optimization-level", word, known), None
+    cut = text.find("=") if text not in known else -1
+    head, inline = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
+    return _found(head.text, head, known), inline
+
+
+def _found(written: str, word: Word, known: Known) -> Option:
+    flag, *keys = written.split(".") if not _NEGATIVE_NUMBER.fullmatch(written) else [written]
+    appended = bool(keys) and keys[-1].endswith("+")
+    if appended:
+        keys[-1] = keys[-1].removesuffix("+")
+    if flag.startswith("--"):
+        flag = "--" + flag.removeprefix("--").replace("_", "-")
+    if flag not in known:
+        flag = _spelt_out(flag, known)
+    argument, negative = known.get(flag, (None, False))
+    return Option(flag, word, argument, negative, tuple(keys), appended=appended)
+
+
+def _spelt_out(flag: str, known: Known) -> str:
+    """The one option that begins like this, as argparse completes it; else the flag as it is."""
+    found = [name for name in known if name.startswith(flag)] if flag.startswith("--") else []
+    return found[0] if len(found) == 1 and len(flag) > len("--") else flag
+
+
+def _most_values(option: Option) -> int:
+    """How many of the words that follow may belong to an option."""
+    if option.keys:
+        return 1
+    if option.argument is None:
+        return 1  # not known to take one; what follows and is no option is probably its value
+    if option.argument.form == "flag":
+        return 0
+    return 10_000 if option.argument.form in _MANY else 1

@@ -1,0 +1,208 @@
+"""A raw command as a profile: judged as written, every place in the command line itself."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specserve.convert.command import profile_of
+from specserve.diagnostics import Finding, Severity, Span
+from specserve.errors import UsageError
+from specserve.profile.schema import Profile
+from specserve.profile.texts import recall
+
+SPECULATION = """--speculative-config '{"model": "org/draft", "num_speculative_tokens": 5}'"""
+
+
+def profile(text: str) -> Profile:
+    found, _ = profile_of(shlex.split(text))
+    assert found is not None
+    return found
+
+
+def findings(text: str) -> list[Finding]:
+    return profile_of(shlex.split(text))[1]
+
+
+def codes(text: str) -> set[str]:
+    return {finding.code for finding in findings(text)}
+
+
+def marked(span: Span) -> str:
+    """What a place of the last command covers."""
+    assert (span.file, span.line, span.end_line) == ("<command>", 1, 1)
+    return recall("<command>").decode()[span.column - 1 : span.end_column - 1]
+
+
+def test_each_argument_stands_in_its_section() -> None:
+    found = profile(
+        f"vllm serve org/target -tp 4 --max-num-seqs 64 --tool-call-parser hermes --port 8001 {SPECULATION}"
+    )
+    assert (found.target.model, found.target.tensor_parallel_size) == ("org/target", 4)
+    assert dict(found.engine) == {"max_num_seqs": 64} and dict(found.frontend) == {
+        "tool_call_parser": "hermes"
+    }
+    assert found.server.port == 8001 and found.speculation is not None
+    assert found.speculation.num_speculative_tokens == 5
+
+
+def test_a_command_without_a_method_has_the_one_that_vllm_infers() -> None:
+    for model, method in [
+        ("org/draft", "draft_model"),
+        ("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "eagle3"),
+        ("yuhuili/EAGLE-LLaMA3-Instruct-8B", "eagle"),
+        ("z-lab/Qwen3-8B-DFlash-b16", "dflash"),
+        ("[ngram]", "ngram"),
+        ("package.module.Proposer", "custom_class"),
+    ]:
+        config = f'{{"model": "{model}", "num_speculative_tokens": 3}}'
+        found = profile(f"vllm serve org/target --speculative-config '{config}'")
+        assert found.speculation is not None and found.speculation.method == method
+
+
+def test_a_value_points_to_its_word_and_a_value_in_json_to_its_characters() -> None:
+    found = profile(f"vllm serve org/target -tp 4 --max-num-seqs=64 {SPECULATION}")
+    assert marked(found.span("target.tensor_parallel_size")) == "4"
+    assert marked(found.key_span("target.tensor_parallel_size")) == "-tp"
+    assert marked(found.span("engine.max_num_seqs")) == "64"
+    assert marked(found.span("speculation.model")) == '"org/draft"'
+    assert marked(found.key_span("speculation.num_speculative_tokens")) == '"num_speculative_tokens"'
+    assert marked(found.span("speculation.num_speculative_tokens")) == "5"
+
+
+def test_places_are_right_behind_a_quote_that_had_to_be_escaped() -> None:
+    found, _ = profile_of(["vllm", "serve", "org/it's", "--max-num-seqs", "64"])
+    assert found is not None
+    assert marked(found.span("engine.max_num_seqs")) == "64"
+
+
+def test_the_line_that_is_shown_can_be_pasted() -> None:
+    words = ["vllm", "serve", "org/target", "--speculative-config", '{"method": "ngram"}', "--seed", "3"]
+    profile_of(words)
+    assert shlex.split(recall("<command>").decode()) == words
+
+
+def test_flags_of_old_are_errors_that_name_the_new_form() -> None:
+    found = findings(
+        "vllm serve org/target --speculative-model org/draft --use-v2-block-manager --host 127.0.0.1"
+    )
+    assert [(item.code, marked(item.span)) for item in found] == [
+        ("SD102", "--speculative-model"),
+        ("SD102", "--use-v2-block-manager"),
+    ]
+    assert found[0].help == """`--speculative-config '{"model": …}'` took its place"""
+    assert found[1].help is not None and found[1].help.startswith("leave it out")
+
+
+def test_a_misspelt_flag_is_told_with_the_right_one() -> None:
+    (found,) = findings("vllm serve org/target --host 127.0.0.1 --max-num-sequences 8")
+    assert (found.code, found.help) == ("SD102", "did you mean `--max-num-seqs`?")
+
+
+def test_a_key_of_old_is_told_with_what_took_its_place() -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 4}'
+    (found,) = findings(f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'")
+    assert (found.code, marked(found.span)) == ("SD005", '"ngram_prompt_lookup_max"')
+    assert found.help == "write `prompt_lookup_max`: so it is called today"
+
+
+def test_json_that_a_shell_has_eaten_is_told_at_the_character() -> None:
+    (found,) = findings("vllm serve org/target --host 127.0.0.1 --speculative-config {method:ngram}")
+    assert (found.code, marked(found.span)) == ("SD105", "m")
+    assert "a key in double quotes is missing" in found.message
+
+
+def test_no_secret_is_shown() -> None:
+    text = "HF_TOKEN=abcdefghijklmnop vllm serve org/target --api-key verysecretkey --hf-token=hf_abcdefghijklmnopqrst"
+    found = findings(text)
+    assert [item.code for item in found] == ["SD107", "SD107"]
+    line = recall("<command>").decode()
+    assert not any(
+        secret in line for secret in ("abcdefghijklmnop", "verysecretkey", "hf_abcdefghijklmnopqrst")
+    )
+    assert len(line) == len(text)
+
+
+def test_without_a_host_vllm_listens_everywhere_which_is_a_warning() -> None:
+    (found,) = findings("vllm serve org/target")
+    assert (found.code, found.severity, marked(found.span)) == ("SD108", Severity.WARNING, "vllm")
+    assert profile("vllm serve org/target").server.host == "127.0.0.1"
+
+
+def test_what_stands_twice_is_told_with_both_places() -> None:
+    (found,) = findings("vllm serve org/target --host 127.0.0.1 --seed 1 --seed 2")
+    assert (found.code, found.severity) == ("SD144", Severity.WARNING)
+    assert marked(found.span) == "--seed" and found.related[0].span.column < found.span.column
+    assert profile("vllm serve org/target --seed 1 --seed 2").engine["seed"] == 2
+
+
+def test_a_method_under_an_old_name_works_and_is_a_warning() -> None:
+    config = '{"method": "deepseek_mtp", "num_speculative_tokens": 1}'
+    text = f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'"
+    (found,) = findings(text)
+    assert (found.severity, marked(found.span)) == (Severity.WARNING, '"deepseek_mtp"')
+    speculation = profile(text).speculation
+    assert speculation is not None and speculation.method == "mtp"
+
+
+def test_a_key_without_effect_is_a_warning_and_left_out() -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}'
+    text = f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'"
+    (found,) = findings(text)
+    assert found.severity is Severity.WARNING and "has no effect with `ngram`" in found.message
+    speculation = profile(text).speculation
+    assert speculation is not None and "draft_tensor_parallel_size" not in speculation.keys
+
+
+def test_an_option_of_a_newer_vllm_is_no_mistake() -> None:
+    assert profile("vllm serve org/target --monokernel").vllm == ">=0.33"
+    assert profile("vllm serve org/target --max-num-seqs 8").vllm is None
+
+
+def test_settings_lie_over_the_command() -> None:
+    found, _ = profile_of(["vllm", "serve", "org/target"], settings=["target.max_model_len=512"])
+    assert found is not None and found.target.max_model_len == 512
+
+
+def test_relative_paths_are_those_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert profile("vllm serve ./model").target.model == str(tmp_path / "model")
+
+
+def test_the_file_of_arguments_lies_under_the_command_and_keeps_its_own_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("args.yaml").write_text("max-num-seqs: 32\nseed: 3\n")
+    found = profile("vllm serve org/target --config args.yaml --seed 4")
+    assert dict(found.engine) == {"max_num_seqs": 32, "seed": 4}
+    assert str(found.span("engine.max_num_seqs")) == "args.yaml:1:15"
+
+
+def test_wrappers_and_containers_are_seen_through() -> None:
+    for text in (
+        "nohup uv run vllm serve org/target",
+        "env CUDA_VISIBLE_DEVICES=0 vllm serve org/target",
+        "python3 -m vllm.entrypoints.openai.api_server --model org/target",
+        "docker run --name vllm --gpus all -p 8000:8000 vllm/vllm-openai:latest --model org/target",
+        "docker run vllm/vllm-openai bash -lc 'pip install x && vllm serve org/target'",
+        "/opt/venv/bin/vllm serve --model org/target",
+    ):
+        assert profile(text).target.model == "org/target", text
+
+
+def test_what_starts_no_vllm_is_a_usage_error_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match="no command that starts vLLM"):
+        profile_of(["ls", "-l"])
+    with pytest.raises(UsageError, match="starts SGLang") as error:
+        profile_of(["python", "-m", "sglang.launch_server", "--model-path", "org/target"])
+    assert error.value.hint is not None and "specserve convert" in error.value.hint
+
+
+def test_unquoted_json_leaves_words_over_and_each_is_told() -> None:
+    assert codes("""vllm serve org/target --host 127.0.0.1 --speculative-config {"method": "mtp"}""") == {
+        "SD105",
+        "SD102",
+    }

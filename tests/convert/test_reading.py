@@ -1,0 +1,164 @@
+"""Files of any known form: what each says about the engines that it starts, within bounds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specserve.convert.given import Given
+from specserve.convert.reading import from_argv, read
+from specserve.convert.words import argv_words
+from specserve.errors import UsageError
+
+
+def found(text: str, *, file: str = "serve.sh") -> list[Given]:
+    return read(text, file=file, folder=Path("nowhere"))
+
+
+def models(text: str, *, file: str = "serve.sh") -> list[object]:
+    return [given.settings["model"].node.value for given in found(text, file=file)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm serve a/b",
+        "vllm serve --model a/b",
+        "vllm serve --seed 1 a/b",
+        "python -m vllm.entrypoints.openai.api_server --model a/b",
+        "python3 vllm/entrypoints/openai/api_server.py --model=a/b",
+        "sudo docker run --rm --name vllm -p 8000:8000 vllm/vllm-openai:v0.9 --model a/b",
+        "podman run -v /m:/m docker.io/vllm/vllm-openai:latest a/b --seed 1",
+        "docker run --entrypoint vllm vllm/vllm-openai serve a/b",
+        "docker run vllm/vllm-openai bash -c 'vllm serve a/b'",
+        "nohup env A=1 vllm serve a/b > log 2>&1 &",
+        "CUDA_VISIBLE_DEVICES=0 uv run vllm serve a/b",
+        "srun --gpus 4 bash -lc \"vllm serve a/b\"",
+        "python -m sglang.launch_server --model-path a/b",
+        "docker run lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path a/b",
+    ],
+)  # fmt: skip
+def test_every_way_to_start_one_is_seen(text: str) -> None:
+    (model,) = [
+        (given.settings.get("model") or given.settings["model_path"]).node.value for given in found(text)
+    ]
+    assert model == "a/b"
+
+
+@pytest.mark.parametrize(
+    "text", ["vllm bench serve --model a/b", "docker pull vllm/vllm-openai", "pip install vllm"]
+)
+def test_what_starts_none_is_passed_over(text: str) -> None:
+    with pytest.raises(UsageError, match="starts no vLLM"):
+        found(text)
+
+
+def test_the_blocks_of_a_guide_are_read_as_one_script() -> None:
+    text = "# How to\n\nIt's easy:\n\n```bash\nMODEL=a/b\n```\n\nthen\n\n```bash\nvllm serve $MODEL\n```\n"
+    assert models(text, file="README.md") == ["a/b"]
+
+
+def test_the_form_is_told_by_the_name_or_else_by_the_text() -> None:
+    python, yaml = "LLM(model='a/b')\n", "services: {x: {image: vllm/vllm-openai, command: --model a/b}}\n"
+    assert models(python, file="stdin") == models(python, file="x.py") == ["a/b"]
+    assert models(yaml, file="stdin") == models(yaml, file="x.yml") == ["a/b"]
+
+
+def test_exported_variables_are_those_of_the_engine_but_not_those_of_the_script() -> None:
+    text = "export MODEL=a/b VLLM_LOGGING_LEVEL=DEBUG\nexport PATH=/x:$PATH\nHF_HOME=/h vllm serve $MODEL"
+    (given,) = found(text)
+    assert {name: node.value for name, node in given.env.items()} == {
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "HF_HOME": "/h",
+    }
+
+
+def test_a_switch_with_an_answer_of_old_means_what_it_meant() -> None:
+    (given,) = found("vllm serve a/b --enable-chunked-prefill False --no-enable-prefix-caching true")
+    assert given.settings["enable_chunked_prefill"].node.value is False
+    assert given.settings["enable_prefix_caching"].node.value is False
+
+
+def test_pairs_of_old_become_json() -> None:
+    (given,) = found("vllm serve a/b --limit-mm-per-prompt image=4,video=1")
+    limits = given.settings["limit_mm_per_prompt"].node.mapping or {}
+    assert {name: node.value for name, node in limits.items()} == {"image": 4, "video": 1}
+
+
+def test_a_command_given_as_words_is_read_like_a_file() -> None:
+    words = argv_words(["bash", "-c", "vllm serve a/b --seed 1"])[1]
+    assert from_argv(words, folder=Path("nowhere")).settings["seed"].node.value == 1
+    with pytest.raises(UsageError, match="starts vLLM or SGLang"):
+        from_argv(argv_words(["ls", "-l"])[1], folder=Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("x.sh", "A=xxxxxxxxxx\n" + "A=$A$A\n" * 60 + "vllm serve $A"),
+        ("x.sh", "vllm serve a/b " + "$(" * 50_000),
+        ("x.sh", "vllm serve a/b --speculative-config '" + "[" * 50_000),
+        ("x.py", "\n".join(f"a{i} = [a{i - 1}, a{i - 1}]" for i in range(200)) + "\nLLM('m', x=a199)"),
+        ("x.yaml", "image: vllm/vllm-openai\na: &a [x]\n" + "b: [" + "*a," * 10_000 + "]"),
+    ],
+)
+def test_what_grows_without_bounds_ends(file: str, text: str) -> None:
+    try:
+        for given in found(text, file=file):
+            assert sum(len(str(setting.node.value)) for setting in given.settings.values()) < 10_000_000
+    except UsageError as error:
+        assert error.message
+
+
+SKYPILOT = """
+envs:
+  MODEL_NAME: org/m
+run: |
+  conda activate vllm
+  python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
+"""
+KUBECTL = """
+cat <<EOF | kubectl apply -f -
+    kind: Deployment
+    spec:
+      containers:
+      - image: vllm/vllm-openai:latest
+        command: ["/bin/sh", "-c"]
+        args: ["vllm serve org/m"]
+EOF
+"""
+NESTED = """
+cat > run.sh <<'END'
+vllm serve org/m --port 9000
+END
+bash run.sh
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "file"), [(SKYPILOT, "task.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
+)
+def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
+    assert models(text, file=file) == ["org/m"]
+
+
+def test_what_a_script_only_says_is_no_start() -> None:
+    assert models('CMD="vllm serve org/m"\necho $CMD\n$CMD') == ["org/m"]
+    assert models('CMD="vllm serve org/m"\neval "$CMD"') == ["org/m"]
+    assert models("echo vllm serve org/a\nvllm serve org/b") == ["org/b"]
+
+
+def test_the_home_of_a_script_is_that_of_who_runs_the_profile() -> None:
+    assert models("vllm serve $HOME/models/m") == ["~/models/m"]
+
+
+def test_a_branch_does_not_hide_a_known_value_behind_an_unknown_one() -> None:
+    text = "M=org/m\nwhile x; do\n  case $1 in\n  --model)\n    M=$2\n    ;;\n  esac\ndone\nvllm serve $M"
+    assert models(text) == ["org/m"]
+
+
+def test_a_variable_without_a_default_comes_from_outside() -> None:
+    (given,) = found("RANK=${RANK:-}\nvllm serve org/m --data-parallel-start-rank $RANK")
+    assert "data_parallel_start_rank" in given.settings
+    assert "RANK" in str(given.settings["data_parallel_start_rank"].node.value)

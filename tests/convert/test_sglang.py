@@ -1,0 +1,94 @@
+"""SGLang's flags as vLLM's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specserve.convert.given import Given
+from specserve.convert.reading import read
+from specserve.convert.sglang import translated
+
+START = "python -m sglang.launch_server --model-path a/b "
+
+
+def of(flags: str) -> Given:
+    return translated(read(START + flags, file="x.sh", folder=Path("nowhere"))[0])
+
+
+def settings(flags: str) -> dict[str, Any]:
+    return {
+        name: setting.node.value
+        for name, setting in of(flags).settings.items()
+        if name not in ("model", "speculative_config")
+    }
+
+
+def speculation(flags: str) -> dict[str, Any]:
+    config = of(flags).settings["speculative_config"].node.mapping or {}
+    return {name: node.value for name, node in config.items()}
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--tp 4 --dp-size 2", {"tensor_parallel_size": 4, "data_parallel_size": 2}),
+        ("--tensor-parallel-size 4", {"tensor_parallel_size": 4}),
+        ("--context-length 4096 --max-running-requests 64", {"max_model_len": 4096, "max_num_seqs": 64}),
+        ("--disable-cuda-graph --disable-radix-cache", {"enforce_eager": True, "enable_prefix_caching": False}),
+        ("--reasoning-parser deepseek-r1", {"reasoning_parser": "deepseek_r1"}),
+        ("--tool-call-parser llama3", {"tool_call_parser": "llama3_json", "enable_auto_tool_choice": True}),
+        ("--trust-remote-code --kv-cache-dtype fp8_e5m2", {"trust_remote_code": True, "kv_cache_dtype": "fp8_e5m2"}),
+        ("--mem-fraction-static 0.8 --attention-backend fa3 --enable-metrics", {}),
+    ],
+)  # fmt: skip
+def test_flags_become_arguments_and_the_rest_is_left_out(flags: str, expected: dict[str, Any]) -> None:
+    assert settings(flags) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            "--speculative-algorithm EAGLE3 --speculative-draft-model-path a/h --speculative-num-steps 3 "
+            "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+            {"method": "eagle3", "model": "a/h", "num_speculative_tokens": 3},
+        ),
+        (
+            "--speculative-algorithm STANDALONE --speculative-draft-model-path a/d --speculative-num-draft-tokens 5",
+            {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 4},
+        ),
+        (
+            "--speculative-algorithm EAGLE --speculative-num-steps 1 --speculative-num-draft-tokens 2",
+            {"method": "mtp", "num_speculative_tokens": 1},
+        ),
+        ("--speculative-algorithm NEXTN", {"method": "mtp", "num_speculative_tokens": 3}),
+        (
+            "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
+            {"method": "ngram", "num_speculative_tokens": 8},
+        ),
+        (
+            "--speculative-draft-model-path a/d --num-speculative-tokens 8",
+            {"method": "draft_model", "model": "a/d", "num_speculative_tokens": 8},
+        ),
+        (
+            "--speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --speculative-num-steps 4",
+            {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "num_speculative_tokens": 4},
+        ),
+    ],
+)
+def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: dict[str, Any]) -> None:
+    assert speculation(flags) == expected
+
+
+def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
+    notes = [note.text for note in of("--mem-fraction-static 0.8 --stream-output").notes]
+    assert notes[0].startswith("`--mem-fraction-static` is left out: it counts weights and KV cache alone")
+    assert notes[1] == "`--stream-output` is left out: vLLM has nothing of the kind"
+
+
+def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:
+    given = of("--tool-call-parser unheard")
+    assert "tool_call_parser" not in given.settings and "no parser of that name" in given.notes[0].text

@@ -1,0 +1,85 @@
+"""Shell text as words: what a shell would make of it, and nothing run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specserve.convert.shelltext import CLOSE, OPEN, commands
+from specserve.errors import UsageError
+
+
+def words(text: str) -> list[list[str]]:
+    return [[word.text for word in command] for command in commands(text, file="x.sh")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a b", [["a", "b"]]),
+        ("a 'b c' \"d\"", [["a", "b c", "d"]]),
+        ("a \\\n  b", [["a", "b"]]),
+        ("a \\  \n  b", [["a", "b"]]),
+        ("a ^\r\n  b", [["a", "b"]]),
+        ("a # it's a comment\nb", [["a"], ["b"]]),
+        ("a \\\n  # in between\n  --b", [["a", "--b"]]),
+        ("a#b", [["a#b"]]),
+        ("a; b && c || d | e & f", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
+        ("a > log.txt 2>&1", [["a"]]),
+        ("a --tp 2 >> log", [["a", "--tp", "2"]]),
+        ("cat <<'EOF'\nit's\nEOF\nb", [["cat"], ["b"]]),
+        ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
+        ("X=1 a", [["X=1", "a"]]),
+        ("X='--a 1'\nX+=' --b 2'\nc $X", [["c", "--a", "1", "--b", "2"]]),
+        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["then"], ["fi"], ["c", "--a", "1"]]),
+        ("a ${X:---b 1}", [["a", "--b", "1"]]),
+        ("a ${X:?no value}", [["a", f"{OPEN}${{X:?no value}}{CLOSE}"]]),
+        ("a '$X' \"$X\"", [["a", "$X", f"{OPEN}X{CLOSE}"]]),
+        ("a $(nproc --all)", [["a", f"{OPEN}a command{CLOSE}"]]),
+        ("X='--b 1 --c 2'\na $X", [["a", "--b", "1", "--c", "2"]]),
+        ('A=(\n  --b "c d"\n)\nA+=(--e)\nx "${A[@]}"', [["x", "--b", "c d", "--e"]]),
+        ("declare -a A=()\nX=1\na $X", [["a", "1"]]),
+        ("A=()\nA+=(--b 1)\na ${A[@]}", [["a", "--b", "1"]]),
+        ("$ a b", [["a", "b"]]),
+        ("!a b", [["a", "b"]]),
+        ("if [ x ]; then\n  a\nfi", [["[", "x", "]"], ["then"], ["a"], ["fi"]]),
+        ("if x; then a b; fi", [["x"], ["a", "b"], ["fi"]]),
+        ("export X=1", [["export", "X=1"]]),
+        ("org/model-$X", [[f"org/model-{OPEN}X{CLOSE}"]]),
+    ],
+)
+def test_text_becomes_the_words_of_its_commands(text: str, expected: list[list[str]]) -> None:
+    assert words(text) == expected
+
+
+def test_each_word_knows_its_line_through_continuations_and_json() -> None:
+    text = "# one\nvllm serve a \\\n  --b '{\n \"c\": 1}' \\\n  --d"
+    (command,) = commands(text, file="x.sh")
+    assert [word.span.line for word in command] == [2, 2, 2, 3, 3, 5]
+
+
+def test_prose_with_an_apostrophe_before_the_command_does_no_harm() -> None:
+    text = "Here's how I started it:\n\nvllm serve org/model --seed 1\n"
+    assert words(text)[-1] == ["vllm", "serve", "org/model", "--seed", "1"]
+
+
+def test_a_quote_that_is_never_closed_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no closing quotation"):
+        words("vllm serve 'org/model")
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    assert words(f"a $(touch {mark}) `touch {mark}`; eval 'touch {mark}'")
+    assert not mark.exists()
+
+
+@given(st.text(alphabet="ab $'\"\\\n#(){}&|;<>=-`!", max_size=60))
+def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
+    try:
+        assert all(command for command in words(text))
+    except UsageError as error:
+        assert "is no shell text" in error.message
