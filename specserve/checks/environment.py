@@ -79,7 +79,7 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
             )
 
 
-@rule("SD107", "secret-in-profile", Severity.ERROR)
+@rule("SD107", "secret-in-profile", Severity.ERROR, policy=True)
 def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
@@ -124,7 +124,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-@rule("SD108", "open-bind", Severity.ERROR)
+@rule("SD108", "open-bind", Severity.ERROR, policy=True)
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 

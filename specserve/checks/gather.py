@@ -12,6 +12,7 @@ from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError
 from specserve.plan.support import in_range, known_versions
 from specserve.plan.uses import tokenizer_use
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -89,7 +90,10 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
             arms = tuple(_compared(target, arm, tokenizer=other, lock=lock) for arm in arms)
         if other:
             context = replace(context, tokenizer=_compare(other, target, lock=lock))
-    machine, why = _machine(profile, wanted)
+    try:
+        machine, why = _machine(profile, wanted)
+    except UnreadableValue as error:
+        machine, why = None, error.message
     if machine is None:
         missing["hardware"] = why
     context = replace(context, target=target, arms=arms, machine=machine)

@@ -23,6 +23,8 @@ _ONLINE = frozenset(
 )  # fmt: skip
 """Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
 _HEAD_NAME = re.compile(r"(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", re.I)
+_COMBINED = re.compile(r"deepseek-?v4|mimo-?v\d", re.I)
+"""Families with checkpoints that hold the target and its head: `MiMo-V2.5-DFlash/dflash` (vllm-project/vllm#57784)."""
 
 
 @rule("SD152", "too-long-draft", Severity.ERROR)
@@ -60,8 +62,8 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
     """The server's context becomes as short as the draft's.
 
     ## Why is this bad?
-    vLLM 0.33's V2 runner cannot pause speculation for a long sequence, so it lowers the server's `max_model_len` to
-    that of a `draft_model`, with a warning in the log: longer requests are refused.
+    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to
+    that of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
 
     ## Example
         vllm: ">=0.32"
@@ -86,7 +88,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         if found and all(runner is not None and runner.runner == "V2" for runner in taken):
             yield Hit(
                 f"{path}.max_model_len",
-                f"the server will take {own} tokens, not {longest}",
+                f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",
                 related=(("target.max_model_len", f"{longest} are asked for"),),
                 notes=only_in(ctx, found),
                 help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
@@ -163,8 +165,9 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
-    layers of its own, and cannot answer. A `speculators` checkpoint makes vLLM serve the model it was trained for,
-    with a speculation that the profile does not show. The model that the head was trained for is the target.
+    layers of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that
+    hold both (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves
+    the model that it was trained for, with a speculation that the profile does not show: an info.
 
     ## Example
         target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
@@ -178,13 +181,18 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
     model = ctx.profile.target.model
     if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
         return  # where its files are known, they tell
-    text = f"`{model}` reads like a draft head, which cannot be served by itself"
+    inside = any(block.model is None or block.model.startswith(model) for _, block in blocks(ctx))
+    if inside or _COMBINED.search(model):
+        return
+    text, severity = f"`{model}` reads like a draft head, which cannot be served by itself", None
     if "speculator" in model.lower():
-        text = f"vLLM would serve the model that `{model}` was trained for, and speculate on its own account"
+        text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
+        severity = Severity.INFO
     yield Hit(
         "target.model",
         text,
         help="write the model it was trained for here, and the head as `speculation.model`",
+        severity=severity,
     )
 
 

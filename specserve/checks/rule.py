@@ -85,6 +85,8 @@ class Rule:
     severity: Severity
     check: Callable[[Context], Iterable[Hit]]
     needs: Need = "nothing"
+    policy: bool = False
+    """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
 
     @property
     def doc(self) -> str:
@@ -93,11 +95,11 @@ class Rule:
 
 
 def rule(
-    code: str, name: str, severity: Severity, *, needs: Need = "nothing"
+    code: str, name: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
 ) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
     """Makes a rule of a function; `name` is the bad thing, so that it reads after the word allow."""
 
     def wrap(check: Callable[[Context], Iterable[Hit]]) -> Rule:
-        return Rule(code, name, severity, check, needs)
+        return Rule(code, name, severity, check, needs, policy)
 
     return wrap

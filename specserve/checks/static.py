@@ -89,5 +89,6 @@ STATIC: tuple[Rule, ...] = (
     runner.gpu_only_speculation,
     layout.refused_layout,
     nodes.uneven_nodes,
+    nodes.too_few_accelerators,
     host.unknown_vllm,
 )
