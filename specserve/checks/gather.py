@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specserve.checks.blocks import blocks
+from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError
@@ -217,6 +218,7 @@ def _complete(arm: Arm) -> bool:
 
 
 def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstimate:
+    from specserve.plan.memory.estimate import Interval
     from specserve.plan.memory.judge import assess
     from specserve.plan.memory.situation import situation
 
@@ -230,7 +232,12 @@ def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstima
         draft=arm.draft if arm else None,
     )
     needed = _asked(found, wanted) if wanted.ask_vllm else None
-    return assess(found, path=arm.path if arm else "speculation", needed=needed)
+    estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
+    limit = most_tokens(context)
+    if limit is None:
+        return estimate
+    fits = estimate.largest_max_model_len
+    return replace(estimate, largest_max_model_len=Interval(min(fits.low, limit), min(fits.high, limit)))
 
 
 def _asked(found: Situation, wanted: Wanted) -> Demand:

@@ -1,4 +1,4 @@
-"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name."""
+"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name, its family."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
+from specserve.facts.tokenizers.families import tokenizer_family
 from specserve.profile.problems import quoted
 
 _SHORTENED_SINCE = "0.33"
@@ -256,4 +257,49 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
                 f"the drafter's KV cache will be {quoted(dtype)} too",
                 related=(("engine.kv_cache_dtype", "chosen for the target"),),
                 help="write `kv_cache_dtype: bfloat16` in the block if no backend is found",
+            )
+
+
+@rule("SD163", "draft-of-another-family", Severity.INFO)
+def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
+    """The names of target and draft belong to families with different tokenizers.
+
+    ## Why is this bad?
+    vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
+    rejected. A name proves nothing: `specserve check` compares the tokenizers.
+
+    ## Example
+        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+        speculation:
+          method: draft_model
+          model: Qwen/Qwen2.5-0.5B
+          revision: 0123456789012345678901234567890123456789
+          num_speculative_tokens: 3
+
+    ## Use instead
+        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+        speculation:
+          method: draft_model
+          model: meta-llama/Llama-3.2-1B
+          revision: 0123456789012345678901234567890123456789
+          num_speculative_tokens: 3
+
+    ## Source
+    vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
+    """
+    target = ctx.profile.target.model
+    compared = {arm.path for arm in ctx.arms if arm.tokenizer is not None}
+    for path, block in blocks(ctx):
+        draft = block.model
+        if block.method != "draft_model" or draft is None or path in compared:
+            continue
+        if block.keys.get("use_heterogeneous_vocab") is True or not (is_hub_id(target) and is_hub_id(draft)):
+            continue
+        families = tokenizer_family(target), tokenizer_family(draft)
+        if None not in families and families[0] != families[1]:
+            yield Hit(
+                f"{path}.model",
+                f"the tokenizers probably differ: the target is a {families[0]} model, the draft is {families[1]}",
+                related=(("target.model", "the target"),),
+                help="`specserve check` compares them; take a draft of the target's family",
             )

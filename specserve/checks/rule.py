@@ -74,6 +74,8 @@ class Hit:
     """The key is what is wrong, not its value."""
     severity: Severity | None = None
     """Where this one is less, or more, than the rule's own."""
+    policy: bool = False
+    """Whether this one is policy where the rule is not."""
 
 
 @dataclass(frozen=True, slots=True)

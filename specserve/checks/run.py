@@ -153,6 +153,14 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
     return tuple(rule for rule in RULES if there[rule.needs])
 
 
+def can_be_passed(findings: Iterable[Finding]) -> bool:
+    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
+    from specserve.checks.catalogue import RULES
+
+    passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
+    return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
+
+
 def _not_run(run: Iterable[Rule]) -> Iterator[str]:
     """The codes of the other rules; the whole catalogue is loaded where a comment asks for one of them."""
     from specserve.checks.catalogue import RULES
@@ -174,4 +182,5 @@ def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Find
             ),
             notes=hit.notes,
             help=hit.help,
+            policy=rule.policy or hit.policy,
         )
