@@ -130,12 +130,15 @@ def _run(context: Context) -> tuple[list[Finding], tuple[str, ...]]:
 def _by_vllm(findings: list[Finding], rules: Iterable[Rule]) -> list[Finding]:
     """The findings about a raw command: an error is what vLLM refuses or serves wrong, policy is a warning."""
     policy = {rule.code for rule in rules if rule.policy}
-    return [
-        replace(finding, severity=Severity.WARNING)
-        if finding.severity is Severity.ERROR and (finding.policy or finding.code in policy)
-        else finding
-        for finding in findings
-    ]
+    return [_in_command(finding, is_policy=finding.policy or finding.code in policy) for finding in findings]
+
+
+def _in_command(finding: Finding, *, is_policy: bool) -> Finding:
+    if is_policy and finding.severity is Severity.ERROR:
+        finding = replace(finding, severity=Severity.WARNING)
+    # a command line has no place for a comment
+    ways = [way for way in (finding.help or "").split("; ") if "# specserve: ignore" not in way]
+    return replace(finding, help="; ".join(ways) or None)
 
 
 def rules_for(context: Context) -> tuple[Rule, ...]:

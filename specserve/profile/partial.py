@@ -40,7 +40,7 @@ class _Unreadable:
         self._stop()
 
     __bool__ = __iter__ = __len__ = __contains__ = __getitem__ = __str__ = _stop
-    __eq__ = __hash__ = _stop  # type: ignore[assignment]
+    __eq__ = __hash__ = _stop
 
 
 class _PartialMapping(dict[str, Any]):
