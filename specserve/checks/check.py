@@ -87,7 +87,7 @@ def check(
 
 
 def checked(
-    path: str, profile: Profile, *, problems: Iterable[Finding], wanted: Wanted, read: Read | None
+    path: str, profile: Profile, *, problems: list[Finding], wanted: Wanted, read: Read | None
 ) -> _Outcome:
     """One profile."""
     try:
@@ -110,12 +110,11 @@ def checked(
     if host is None and why:
         missing["host"] = why
     left_out = _left_out(profile, known, context, missing)
-    verdict = _verdict(found, left_out)
     outcome = Checked(
         path,
-        *identity(profile, verdict),
-        verdict,
-        stopped(context),
+        *identity(profile, found),
+        _verdict(found, left_out),
+        stopped(context) if problems else (),
         versions=context.versions if isinstance(context.versions, tuple) else (),
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),

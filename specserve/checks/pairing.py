@@ -13,6 +13,7 @@ from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
 from specserve.facts.tokenizers.families import tokenizer_family
 from specserve.profile.problems import quoted
+from specserve.profile.speculation import OWN_LAYERS
 
 _SHORTENED_SINCE = "0.33"
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
@@ -182,7 +183,10 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
     model = ctx.profile.target.model
     if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
         return  # where its files are known, they tell
-    inside = any(block.model is None or block.model.startswith(model) for _, block in blocks(ctx))
+    inside = any(
+        (block.method in OWN_LAYERS and block.model is None) or f"{block.model}/".startswith(f"{model}/")
+        for _, block in blocks(ctx)
+    )
     if inside or _COMBINED.search(model):
         return
     text, severity = f"`{model}` reads like a draft head, which cannot be served by itself", None

@@ -38,8 +38,8 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
         kept, more = examined_in(context, problems=problems)
         findings |= dict.fromkeys(kept)
         hidden += more
-        verdict, not_run = verdict_of(kept), stopped(context) if problems else ()
-        verdicts.append(Verdict(path, *identity(profile, verdict), verdict, not_run))
+        not_run = stopped(context) if problems else ()
+        verdicts.append(Verdict(path, *identity(profile, kept), verdict_of(kept), not_run))
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
 
 
@@ -53,14 +53,11 @@ def verdict_of(findings: list[Finding]) -> str:
     return "warnings" if any(finding.severity is Severity.WARNING for finding in findings) else "ok"
 
 
-def identity(profile: Profile, verdict: str) -> tuple[str | None, str | None]:
-    """The name and the fingerprint; None for a profile that could not be launched as it is."""
-    if verdict == "invalid":
+def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
+    """The name and the fingerprint; None for a profile that cannot be launched as it is written."""
+    if any(finding.code.startswith("SD0") for finding in findings):
         return None, None
-    try:
-        return profile.name, fingerprint(profile)
-    except UnreadableValue:
-        return profile.name, None
+    return profile.name, fingerprint(profile)
 
 
 def examined(

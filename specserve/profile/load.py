@@ -12,7 +12,6 @@ from specserve.diagnostics import Finding, Severity, Span
 from specserve.errors import ProfileError
 from specserve.profile import overrides
 from specserve.profile.extends import with_parents
-from specserve.profile.partial import readable
 from specserve.profile.problems import ordered, problem
 from specserve.profile.schema import Profile
 from specserve.profile.source import parse
@@ -86,10 +85,9 @@ def examine_partial(
     folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent  # noqa: PTH100
     whole, more = with_parents(tree, file=file, folder=folder)
     complete = all(finding.code != "SD009" for finding in more)
-    profile, problems = read_profile(overrides.apply(whole, settings), file=file, whole=complete)
-    if profile is not None and (findings or more):
-        profile = readable(profile, [*findings, *more])
-    return profile, ordered([*findings, *more, *problems])
+    tree = overrides.apply(whole, settings)
+    profile, found = read_profile(tree, file=file, whole=complete, problems=[*findings, *more])
+    return profile, ordered(found)
 
 
 def near_file(file: str) -> str | None:

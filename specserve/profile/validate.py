@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -32,10 +32,13 @@ def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | No
     return (None if found and file != COMMAND else profile), found
 
 
-def read_profile(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | None, list[Finding]]:
+def read_profile(
+    tree: Node, *, file: str, whole: bool = True, problems: Iterable[Finding] = ()
+) -> tuple[Profile | None, list[Finding]]:
     """The profile as far as it can be read, and its problems: using a bad value raises UnreadableValue.
 
-    None if too little is known of it: a parent could not be read, or the schema is another one.
+    None if too little is known of it: a parent could not be read, or the schema is another one. `problems`: those
+    that the tree itself has.
     """
     found: list[Finding] = []
     top = tree.mapping or {}
@@ -62,7 +65,9 @@ def read_profile(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile 
     )
     if not whole:
         found = [finding for finding in found if finding.code != "SD007"]
-    if not whole or any(finding.code == "SD010" for finding in found):
+    usable = whole and all(finding.code != "SD010" for finding in found)
+    found = [*problems, *found]
+    if not usable:
         return None, found
     return (readable(profile, found) if found else profile), found
 

@@ -93,6 +93,13 @@ def test_published_heads_are_known_by_their_names(profile: Load, model: str) -> 
     assert len(of("SD156", profile(f"target: {{model: {model}}}"))) == 1
 
 
+def test_a_head_beside_ngram_is_still_a_head(profile: Load) -> None:
+    text = (
+        "target: {model: z-lab/Qwen3-8B-DFlash-b16}\nspeculation: {method: ngram, num_speculative_tokens: 3}"
+    )
+    assert len(of("SD156", profile(text))) == 1
+
+
 def test_a_head_that_names_its_target_can_be_served(profile: Load) -> None:
     (found,) = of("SD156", profile("target: {model: RedHatAI/Qwen3-8B-speculator.eagle3}"))
     assert found.severity is Severity.INFO
