@@ -33,6 +33,9 @@ FAULTS = (
     "exit-slowly",  # the same, but its port closes a second before
     "kill-self",  # SIGKILL soon after it serves; the engine process lives on
     "unhealthy",  # answers 503 for a second
+    "mute",  # takes the first completion and never answers it
+    "refuses",  # answers every completion with an error of vLLM's form
+    "dies-of-a-request",  # SIGKILL of the API server and its engine by the first completion
     "orphan",  # leaves its engine process behind when it is told to stop
 )
 METRICS = (
@@ -157,6 +160,19 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
             self.send_response(200 if time.monotonic() >= ready_at else 503)
             self.end_headers()
             self.wfile.write(body.encode())
+
+        def do_POST(self) -> None:
+            print(f"POST {self.path} {self.headers.get('Authorization')}", flush=True)
+            if args.fault == "mute":
+                time.sleep(600)
+            if args.fault == "dies-of-a-request":
+                engine.kill()
+                os.kill(os.getpid(), signal.SIGKILL)
+            refused = args.fault == "refuses"
+            body = {"error": {"message": "no completions here"}} if refused else {"choices": [{"text": "!"}]}
+            self.send_response(404 if refused else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, *_args: object) -> None:
             pass
