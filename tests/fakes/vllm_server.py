@@ -169,10 +169,11 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
                 engine.kill()
                 os.kill(os.getpid(), signal.SIGKILL)
             refused = args.fault == "refuses"
-            body = {"error": {"message": "no completions here"}} if refused else {"choices": [{"text": "!"}]}
+            error = {"error": {"message": "no completions here"}}
+            answer = json.dumps(error if refused else {"choices": [{"text": "!"}]})
             self.send_response(404 if refused else 200)
             self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+            self.wfile.write(answer.encode())
 
         def log_message(self, *_args: object) -> None:
             pass
