@@ -169,7 +169,7 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
                 engine.kill()
                 os.kill(os.getpid(), signal.SIGKILL)
             refused = args.fault == "refuses"
-            error = {"error": {"message": "no completions here"}}
+            error: dict[str, object] = {"error": {"message": "no completions here"}}
             answer = json.dumps(error if refused else {"choices": [{"text": "!"}]})
             self.send_response(404 if refused else 200)
             self.end_headers()
