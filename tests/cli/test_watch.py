@@ -12,21 +12,61 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specserve.cli.app import _run as run
+from specserve.measure.watch.watch import looks
 from specserve.serve.detached import registry
 from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.record import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving, traffic
+from metrics_server import Script, Traffic, free_port, serving
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--window", "1s", "--interval", "0.2s")
+
+
+class Clock:
+    """The time of `run(["watch", …])`: it passes only while that waits, and the traffic goes on meanwhile."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.busy: list[tuple[Script, tuple[float, ...]]] = []
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds + 0.001  # a real one is never exact
+        for script, shares in self.busy:
+            for engine in script.engines:
+                for _ in range(round(seconds / 0.02)):
+                    engine.step(200, shares, finished=2)
+        time.sleep(0.001)  # for the threads of the test
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    CLOCK.__init__()  # type: ignore[misc]
+    monkeypatch.setattr("specserve.measure.watch.source.time", CLOCK)
+    monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
+    monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)
+
+
+@contextmanager
+def traffic(script: Script, shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.3)) -> Iterator[None]:
+    """Steps and finished requests in every engine, until it ends."""
+    CLOCK.busy.append((script, shares))
+    yield
+    CLOCK.busy.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -298,7 +338,7 @@ def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Capture
 
 
 def scraped(port: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
         return str(response.read().decode())
 
 
@@ -310,16 +350,19 @@ def test_the_exporter_serves_the_figures_and_no_key(
     port, found = str(free_port()), []
 
     def look() -> None:
-        time.sleep(1.2)
-        found.append(scraped(port))
+        while "specserve_mean_acceptance_length_tokens{" not in (found or [""])[-1]:
+            with suppress(OSError):  # it does not listen yet
+                found.append(scraped(port))
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
 
     reader = threading.Thread(target=look)
     reader.start()
     options = ["--exporter", port, "--api-key-env", "METRICS_KEY", "--profile", str(file)]
     with traffic(script):
-        run(["watch", url, "--for", "2s", "--interval", "0.2s", *options])
+        assert run(["watch", url, "--interval", "0.2s", *options]) == 130
     reader.join()
-    text = found[0]
+    text = found[-1]
     labels = 'engine="0",fingerprint="'
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     length = next(name for name in lines if name.startswith("specserve_mean_acceptance_length_tokens"))
@@ -365,7 +408,7 @@ def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -
 
 def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script) -> None:
     port = free_port()
-    with started(f"127.0.0.1:{port}", "--for", "60s", "--interval", "0.2s") as process:
+    with started(f"127.0.0.1:{port}", "--for", "600s", "--interval", "0.2s") as process:
         assert process.stderr is not None
         assert "watching" in process.stderr.readline()
         assert "nothing listens" in process.stderr.readline()
