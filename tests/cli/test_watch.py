@@ -57,6 +57,7 @@ CLOCK = Clock()
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     CLOCK.__init__()  # type: ignore[misc]
     monkeypatch.setattr("specserve.measure.watch.source.time", CLOCK)
+    assert looks.__kwdefaults__ is not None
     monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
     monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)
 
@@ -347,7 +348,8 @@ def test_the_exporter_serves_the_figures_and_no_key(
 ) -> None:
     monkeypatch.setenv("METRICS_KEY", "sesame")
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
-    port, found = str(free_port()), []
+    port = str(free_port())
+    found: list[str] = []
 
     def look() -> None:
         while "specserve_mean_acceptance_length_tokens{" not in (found or [""])[-1]:
