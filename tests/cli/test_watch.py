@@ -12,67 +12,29 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specserve.cli.app import _run as run
-from specserve.measure.watch.watch import looks
 from specserve.serve.detached import registry
 from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.record import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, free_port, serving
+from watch_clock import traffic, use_clock
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--window", "1s", "--interval", "0.2s")
 
 
-class Clock:
-    """The time of `run(["watch", …])`: it passes only while that waits, and the traffic goes on meanwhile."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.busy: list[tuple[Script, tuple[float, ...]]] = []
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def wait(self, seconds: float) -> None:
-        self.now_s += seconds + 0.001  # a real one is never exact
-        for script, shares in self.busy:
-            for engine in script.engines:
-                for _ in range(round(seconds / 0.02)):
-                    engine.step(200, shares, finished=2)
-        time.sleep(0.001)  # for the threads of the test
-
-
-CLOCK = Clock()
-
-
 @pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    CLOCK.__init__()  # type: ignore[misc]
-    monkeypatch.setattr("specserve.measure.watch.source.time", CLOCK)
-    assert looks.__kwdefaults__ is not None
-    monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
-    monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)
-
-
-@contextmanager
-def traffic(script: Script, shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.3)) -> Iterator[None]:
-    """Steps and finished requests in every engine, until it ends."""
-    CLOCK.busy.append((script, shares))
-    yield
-    CLOCK.busy.clear()
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    use_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -289,7 +251,7 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
     detached(url, profile=str(file), key="NOT_SET_HERE")
     with traffic(script):
-        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--format", "json"]) == 1
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
     assert found["promises"][0]["kept"] == "missed"
@@ -324,7 +286,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     detached(url, profile=str(file), method=method, arm=arm)
     script.engines[0].speculates = method is not None
     with traffic(script):
-        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
     assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
