@@ -12,9 +12,9 @@ PYTHON := $(shell for want in 'sys.version_info[:2] == (3, 11)' 'sys.version_inf
 endif
 # Byte code is kept: most of the tests' time would go into compiling the same modules for each child.
 OFFLINE := PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
-# No test may depend on where the clone lies: `make test`, and so CI, runs all of them in a copy at such a path.
+PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
+# No test may depend on where the clone lies: `make test`, and so CI, runs those without vLLM in a copy at such a path.
 ELSEWHERE := build/a specserve ü
-PYTEST = $(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(OFFLINE) $(BIN)/python -m pytest -q
 SOAK ?= 20
 
 ifndef TOGETHER  # one engine and the tests without one share the two cores; nothing else runs side by side
@@ -55,7 +55,7 @@ fmt: ## format and repair what ruff can repair
 	$(BIN)/ruff check --fix .
 
 unit:
-	$(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
+	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
 	$(PYTEST) -m "vllm and not engine and not soak"
 
 engine:

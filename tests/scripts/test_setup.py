@@ -192,14 +192,11 @@ def test_make_alone_lists_the_targets_that_the_readme_names() -> None:
     assert all(re.search(rf"^  make {name} +\S", listed, re.M) for name in ["setup", "demo", "test", "clean"])
 
 
-def test_make_test_runs_every_test_at_an_awkward_path() -> None:
-    done = make("-n", "engine", "unit", "TOGETHER=1", path=Path("/usr/bin"))
-    runs = [line for line in done.stdout.splitlines() if "pytest" in line]
-    assert len(runs) == 3, done.stderr
-    for run in runs:
-        place = re.match(r'cd "([^"]+)" && PYTHONPATH="\$PWD" ', run)
-        assert place is not None, run
-        assert "specserve" in place[1] and " " in place[1] and not place[1].isascii()
+def test_make_test_runs_the_tests_without_vllm_at_an_awkward_path() -> None:
+    done = make("-n", "unit", "TOGETHER=1", path=Path("/usr/bin"))
+    place = re.match(r'cd "([^"]+)" && PYTHONPATH="\$PWD" .* -m pytest .*"not engine', done.stdout)
+    assert place is not None, done.stdout + done.stderr
+    assert "specserve" in place[1] and " " in place[1] and not place[1].isascii()
 
 
 def test_every_distribution_of_the_cpu_engine_is_pinned_once(setup: ModuleType) -> None:
