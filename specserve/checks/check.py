@@ -51,8 +51,9 @@ class Checked(Verdict):
 
     @property
     def undone(self) -> bool:
-        """Whether a model of the Hub could not be read although it was asked for."""
-        return any(item.error.cause in {"not_found", "gated", "unreachable"} for item in self.unread)
+        """Whether a model of the Hub could not be read although it was asked for, and nothing is published about it."""
+        causes = {"not_found", "gated", "unreachable"}
+        return any(item.error.cause in causes and item.published is None for item in self.unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Ne
     """The groups that did not run, or not for every model."""
     ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
     items = [
-        skipped(item.error, profile, codes=_codes("models"))
+        skipped(item.error, profile, codes=_codes("models"), is_published=item.published is not None)
         for item in known.unread
         if item.path == "target.model" or unreadable(item.error, profile, path=item.path) is None
     ]
