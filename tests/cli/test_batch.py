@@ -23,15 +23,21 @@ def send(**message):
     print(json.dumps(message), flush=True)
 inbox = (json.loads(line) for line in sys.stdin)
 next(inbox)
-send(event="ready", vllm="0.32.0", max_num_seqs=1, defaults={})
+send(event="ready", vllm="0.32.0", max_num_seqs=8, defaults={})
+slow = 0
 for message in inbox:
     if "end" in message:
         break
     index, prompt = message["index"], message["prompt"]
     once = os.environ["ONCE"]
+    with open(os.environ["ASKED"], "a") as asked:
+        asked.write(f"{prompt} ")
+    if prompt == "slow" and not os.path.exists(once):
+        slow += 1
+        continue
     if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
         open(once, "w").close()
-        while open(os.environ["PARTIAL"]).read().count("\\n") < index:  # all before is written
+        while open(os.environ["PARTIAL"]).read().count("\\n") < index - slow:  # all answers are written
             time.sleep(0.01)
         if prompt == "die":
             print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
@@ -59,7 +65,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         vllm="0.32.0",
         platform="cpu",
         argv=("vllm",),
-        env={"ONCE": str(tmp_path / "once"), "PARTIAL": str(tmp_path / "out.jsonl.partial")},
+        env={
+            "ONCE": str(tmp_path / "once"),
+            "ASKED": str(tmp_path / "state" / "asked"),
+            "PARTIAL": str(tmp_path / "out.jsonl.partial"),
+        },
         engine_kwargs={"model": "m"},
         host="127.0.0.1",
         port=0,
@@ -160,6 +170,25 @@ def test_a_stopped_run_goes_on_where_it_stopped(
     assert run(plan, data, path) == 1  # the line that failed before is still counted
     assert texts(path) == ["A", None, prompt.upper(), "B"]
     assert "resuming: 2 of 4 lines are there already" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", ["interrupt", "die"])
+def test_finished_lines_do_not_wait_for_a_slower_line_before_them(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str], prompt: str
+) -> None:
+    path = tmp_path / "out.jsonl"
+    data = lines("slow", "a", "b", "c", prompt, "d")
+    with pytest.raises(Interrupted if prompt == "interrupt" else LaunchError) as stop:
+        run(plan, data, path)
+    told = str(stop.value) if prompt == "interrupt" else capfd.readouterr().err
+    assert f"3 of 6 lines are in `{path}.partial`; the same command resumes there" in told
+    kept = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in kept] == ["A", "B", "C"]
+    asked = tmp_path / "state" / "asked"
+    asked.write_text("")
+    assert run(plan, data, path) == 0
+    assert asked.read_text().split() == ["slow", prompt, "d"]
+    assert texts(path) == ["SLOW", "A", "B", "C", prompt.upper(), "D"]
 
 
 def test_an_engine_that_dies_loses_nothing_that_was_answered(plan: LaunchPlan, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -137,31 +138,63 @@ def test_acceptance_and_speed_are_told_at_the_end(whole: Run) -> None:
     assert float(line.split()[1].rstrip(",")) > 0.3
 
 
-@pytest.mark.soak
-def test_an_interrupted_killed_and_resumed_output_is_the_same(
-    whole: Run, tiny_server: Up, tmp_path: Path
-) -> None:
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
-    run.wait_for_lines(20)
+def stop_after(run: Run, lines: int, number: int) -> bytes:
+    """Signal a run once its journal holds so many lines; returns the whole lines that it leaves."""
+    run.wait_for_lines(lines)
     members = run.members()
-    run.process.send_signal(signal.SIGINT)
-    assert run.finish() == 130
-    assert "the same command resumes" in run.err
-    wait_until_gone(members)
-
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
-    run.wait_for_lines(60)
-    members = run.members()
-    run.process.kill()
+    run.process.send_signal(number)
     run.finish()
     wait_until_gone(members)
     assert not run.out.exists()
+    left = run.partial.read_bytes()
+    return left[: left.rfind(b"\n") + 1]
 
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+
+def assert_resumed(run: Run, journaled: bytes, whole: Run) -> None:
+    """The run ends with the undisturbed file, and computed nothing that the journal held."""
     assert run.finish() == 0, run.err
-    assert "resuming: " in run.err
+    kept = [json.loads(line) for line in journaled.splitlines()]
+    assert f"resuming: {len(kept)} of {len(REQUESTS)} lines" in run.err
+    assert len({record["index"] for record in kept}) == len(kept)
+    computed = sum(record["completion_tokens"] for record in whole.records()) - sum(
+        record["completion_tokens"] for record in kept
+    )
+    assert f"{computed} tokens in " in run.err
     assert run.out.read_bytes() == whole.out.read_bytes()
     assert not run.partial.exists()
+
+
+def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(
+    whole: Run, tiny_server: Up, tmp_path: Path
+) -> None:
+    journaled = stop_after(Run(tiny_server.profile, tmp_path, REQUESTS), 60, signal.SIGKILL)
+    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_killed_at_five_random_moments_ends_as_an_undisturbed_one(
+    whole: Run, tiny_server: Up, tmp_path: Path, seed: int
+) -> None:
+    moments = sorted(random.Random(seed).sample(range(len(REQUESTS) - 20), 5))
+    journaled = b""
+    for lines in moments:
+        before = journaled
+        journaled = stop_after(Run(tiny_server.profile, tmp_path, REQUESTS), lines, signal.SIGKILL)
+        assert journaled.startswith(before)
+    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
+
+
+@pytest.mark.soak
+def test_an_interrupted_run_says_how_many_lines_it_leaves(
+    whole: Run, tiny_server: Up, tmp_path: Path
+) -> None:
+    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+    journaled = stop_after(run, 20, signal.SIGINT)
+    assert run.finish() == 130
+    count = len(journaled.splitlines())
+    assert f"{count} of {len(REQUESTS)} lines are in `{run.partial}`; the same command resumes" in run.err
+    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
 
 
 @pytest.mark.soak
@@ -175,7 +208,9 @@ def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, t
     assert "the engine failed while generating: the engine process " in run.err
     assert "Traceback" not in run.err
     wait_until_gone(members)
-    assert run.partial.read_bytes().count(b"\n") >= 5
+    kept = run.partial.read_bytes().count(b"\n")
+    assert kept >= 5
+    assert f"{kept} of {len(REQUESTS)} lines are in `{run.partial}`" in run.err
 
 
 def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path) -> None:
