@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.engine.conftest import tiny_profile
+
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
 
@@ -104,9 +106,15 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_server: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small pair in float32."""
+    return tiny_profile(tmp_path_factory.mktemp("profile"), port=0)
+
+
+@pytest.fixture(scope="module")
+def whole(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """An uninterrupted run over all requests."""
-    run = Run(tiny_server.profile, tmp_path_factory.mktemp("whole"), REQUESTS)
+    run = Run(profile, tmp_path_factory.mktemp("whole"), REQUESTS)
     assert run.finish() == 0, run.err
     yield run
 
@@ -165,41 +173,39 @@ def assert_resumed(run: Run, journaled: bytes, whole: Run) -> None:
 
 
 def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(
-    whole: Run, tiny_server: Up, tmp_path: Path
+    whole: Run, profile: Path, tmp_path: Path
 ) -> None:
-    journaled = stop_after(Run(tiny_server.profile, tmp_path, REQUESTS), 60, signal.SIGKILL)
-    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
+    journaled = stop_after(Run(profile, tmp_path, REQUESTS), 60, signal.SIGKILL)
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2))
 def test_a_run_killed_at_five_random_moments_ends_as_an_undisturbed_one(
-    whole: Run, tiny_server: Up, tmp_path: Path, seed: int
+    whole: Run, profile: Path, tmp_path: Path, seed: int
 ) -> None:
     moments = sorted(random.Random(seed).sample(range(len(REQUESTS) - 20), 5))
     journaled = b""
     for lines in moments:
         before = journaled
-        journaled = stop_after(Run(tiny_server.profile, tmp_path, REQUESTS), lines, signal.SIGKILL)
+        journaled = stop_after(Run(profile, tmp_path, REQUESTS), lines, signal.SIGKILL)
         assert journaled.startswith(before)
-    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
 
 
 @pytest.mark.soak
-def test_an_interrupted_run_says_how_many_lines_it_leaves(
-    whole: Run, tiny_server: Up, tmp_path: Path
-) -> None:
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+def test_an_interrupted_run_says_how_many_lines_it_leaves(whole: Run, profile: Path, tmp_path: Path) -> None:
+    run = Run(profile, tmp_path, REQUESTS)
     journaled = stop_after(run, 20, signal.SIGINT)
     assert run.finish() == 130
     count = len(journaled.splitlines())
     assert f"{count} of {len(REQUESTS)} lines are in `{run.partial}`; the same command resumes" in run.err
-    assert_resumed(Run(tiny_server.profile, tmp_path, REQUESTS), journaled, whole)
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
 
 
 @pytest.mark.soak
-def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, tmp_path: Path) -> None:
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+def test_a_killed_engine_process_is_named_and_nothing_is_left(profile: Path, tmp_path: Path) -> None:
+    run = Run(profile, tmp_path, REQUESTS)
     run.wait_for_lines(5)
     members = run.members()
     (core,) = [process for process in members if "EngineCore" in " ".join(process.cmdline())]
@@ -213,7 +219,7 @@ def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, t
     assert f"{kept} of {len(REQUESTS)} lines are in `{run.partial}`" in run.err
 
 
-def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path) -> None:
+def test_bad_lines_fail_alone_with_vllms_reason(profile: Path, tmp_path: Path) -> None:
     good = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
     bad = [
         (b'{"prompt": "a", oops}', "line 2: invalid JSON at column 17"),
@@ -237,7 +243,7 @@ def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path)
         (as_lines([{**good, "prompt": ""}]), "line 11: The decoder prompt cannot be empty"),
     ]
     data = as_lines([good]) + b"".join(line.rstrip(b"\n") + b"\n" for line, _ in bad) + as_lines([good])
-    run = Run(tiny_server.profile, tmp_path, data)
+    run = Run(profile, tmp_path, data)
     assert run.finish() == 1
     first, *errors, last = run.records()
     assert first["text"] == last["text"] != ""
@@ -248,8 +254,10 @@ def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(tiny_server: Up, tmp_path: Path) -> None:
+def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(
+    tiny_server: Up, profile: Path, tmp_path: Path
+) -> None:
     request = {"id": "r", "prompt": "def f(", "temperature": 0}
-    run = Run(tiny_server.profile, tmp_path, [request])
+    run = Run(profile, tmp_path, [request])
     assert run.finish() == 0, run.err
     assert run.records() == [{**served(tiny_server, request), "index": 0}]
