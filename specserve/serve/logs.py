@@ -12,7 +12,7 @@ from specserve.serve.ownfiles import open_regular
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_COMPOSE = re.compile(r"^(?:[\w.-]+)? +\| ")  # docker compose puts the service before each line
+_LAUNCHER = re.compile(r"^(?:(?:[\w.-]+)? +\| |\[rank\d+\]: )")  # docker compose, torchrun
 # `VLLM_LOGGING_PREFIX`, the process that vLLM puts before each line, then level, time and source line.
 # (vllm 0.32, logger.py `_FORMAT`)
 _PROCESS = re.compile(r"^.{0,80}?\((?P<process>\w[\w.+-]*(?: \w[\w.+-]*)*) pid=\d+[^)]*\) ?")
@@ -47,7 +47,7 @@ def parse(raw: str) -> list[LogLine]:
 
 
 def _plain(piece: str) -> LogLine:
-    text = _COMPOSE.sub("", _COLOUR.sub("", piece))
+    text = _LAUNCHER.sub("", _COLOUR.sub("", piece))
     process = level = ""
     while match := _PROCESS.match(text):  # a worker may name itself twice
         process, text = match["process"], text[match.end() :]

@@ -32,7 +32,8 @@ _VLLM_FRAME = re.compile(r'^\s*File ".*?(vllm(?:/\w+)+\.py)", line (\d+), in (\w
 _FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
 _NAMED = r"(?:[A-Za-z_]\w*\.)*[A-Z]?\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)"
 _EXCEPTION = re.compile(rf"^(?P<name>{_NAMED})(?::(?P<message>.*))?$")
-# The first line below the frames that is not indented, whatever the class is called.
+# The first line below the frames that is not indented, whatever the class is called; or a class of a module.
+_QUALIFIED = re.compile(r"^(?P<name>(?:[a-z_]\w*\.){2,}[A-Z]\w*):(?P<message> .*)$")
 _AFTER_FRAMES = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?P<message>.*))?$")
 _REPR = re.compile(rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.+)(?P=quote),?\)""")
 _CAUSE = re.compile(r"^The above exception was the direct cause")
@@ -105,7 +106,7 @@ def _root(chain: Sequence[Raised]) -> Raised | None:
 
 
 def _exception(text: str, before: str, *, in_stack: bool) -> re.Match[str] | None:
-    match = _EXCEPTION.match(text)
+    match = _EXCEPTION.match(text) or _QUALIFIED.match(text)
     if match is None and in_stack and before[:1].isspace():
         match = _AFTER_FRAMES.match(text)
     return match
