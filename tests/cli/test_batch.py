@@ -6,8 +6,14 @@ real engine does only by accident. The real one runs in tests/engine.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import os
+import random
+import signal
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -77,6 +83,34 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         stall_timeout_s=60.0,
         shutdown_timeout_s=10.0,
     )
+
+
+SHUFFLING = """
+import json, os, random, select, sys
+def send(**message):
+    print(json.dumps(message), flush=True)
+held, unread, limit = [], b"", int(os.environ["LIMIT"])
+while True:
+    if select.select([0], [], [], 0.002)[0]:
+        read = os.read(0, 1 << 16)
+        *whole, unread = (unread + read).split(b"\\n")
+        for message in map(json.loads, whole):
+            if "engine_kwargs" in message:
+                send(event="ready", vllm="0.32.0", max_num_seqs=8, defaults={})
+            elif "end" in message:
+                send(event="done", acceptance=None)
+            else:
+                held.append(message["index"])
+                with open(os.environ["ASKED"], "a") as asked:
+                    asked.write(f"{message['index']} ")
+        if not read:
+            break
+    elif held and limit > 0:
+        limit -= 1
+        send(event="finished", index=(index := held.pop(random.randrange(len(held)))), text=f"text {index}",
+             finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+"""
+"""An engine that finishes its requests in any order, and stops after LIMIT of them."""
 
 
 def lines(*prompts: str) -> bytes:
@@ -212,3 +246,47 @@ def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: Launch
     with pytest.raises(UsageError, match="another profile"):
         run(other, data, tmp_path / "out.jsonl")
     assert run(other, data, tmp_path / "out.jsonl", resume=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_killed_at_five_moments_lose_no_line_and_compute_none_again(
+    plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", SHUFFLING))
+    path, partial, asked = (
+        tmp_path / "out.jsonl",
+        tmp_path / "out.jsonl.partial",
+        tmp_path / "state" / "asked",
+    )
+    data = lines(*(f"prompt {number}" for number in range(60)))
+    journaled = b""
+    for moment in sorted(random.Random(seed).sample(range(60), 5)):
+        limit = moment - journaled.count(b"\n")
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                run(limited(plan, limit), data, path)
+            os._exit(0)
+        while not partial.exists() or partial.read_bytes().count(b"\n") < moment:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has not ended by itself
+            time.sleep(0.001)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        before, journaled = journaled, partial.read_bytes()
+        assert journaled.startswith(before)
+        assert not asked_again(asked, before)
+    assert run(limited(plan, 60), data, path) == 0
+    assert not asked_again(asked, journaled)
+    assert texts(path) == [f"text {number}" for number in range(60)]
+
+
+def limited(plan: LaunchPlan, limit: int) -> LaunchPlan:
+    return dataclasses.replace(plan, env={**plan.env, "LIMIT": str(limit)})
+
+
+def asked_again(asked: Path, journaled: bytes) -> set[int]:
+    """The journaled lines that the last run's engine was asked; forgets what it was asked."""
+    done = {json.loads(line)["index"] for line in journaled.splitlines()}
+    again = done & {int(index) for index in asked.read_text().split()} if asked.exists() else set()
+    asked.unlink(missing_ok=True)
+    return again

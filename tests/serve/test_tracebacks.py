@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specserve.plan.support import versions_with
 from specserve.serve.causes import find_cause
@@ -79,6 +81,25 @@ def root(raw: str) -> Raised:
 )
 def test_the_root_is_the_innermost_exception_with_a_message(raw: str, text: str) -> None:
     assert root(raw).text == text
+
+
+PIECES = [
+    TRACEBACK,
+    CAUSE,
+    CONTEXT,
+    frame("vllm/a.py", "f"),
+    "Exception ignored in: x\n",
+    "    x = y\n",
+    "^^\n",
+    "\n",
+]
+ENDS = ["ValueError: x\n", "KeyError: 'k'\n", "Exception\n", "Exception:\n", "AssertionError\n", "EOFError\n"]
+
+
+@given(st.lists(st.sampled_from(PIECES + ENDS) | st.text(max_size=20)))
+def test_no_log_is_too_broken_to_be_read(pieces: list[str]) -> None:
+    found = root_exception(parse("".join(pieces)))
+    assert found is None or found.text
 
 
 def test_workers_that_write_between_each_others_lines_are_read_apart() -> None:
