@@ -32,7 +32,7 @@ _VLLM_FRAME = re.compile(r'^\s*File ".*?(vllm(?:/\w+)+\.py)", line (\d+), in (\w
 _FRAME = re.compile(r'^\s*File "[^"]+", line \d+, in ')
 _NAMED = r"(?:[A-Za-z_]\w*\.)*[A-Z]?\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)"
 _EXCEPTION = re.compile(rf"^(?P<name>{_NAMED})(?::(?P<message>.*))?$")
-# The first line below the frames that is not indented, whatever the class is called; or a class of a module.
+# A class of a module, and the first line below the frames that is not indented: whatever the class is called.
 _QUALIFIED = re.compile(r"^(?P<name>(?:[a-z_]\w*\.){2,}[A-Z]\w*):(?P<message> .*)$")
 _AFTER_FRAMES = re.compile(r"^(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::(?P<message>.*))?$")
 _REPR = re.compile(rf"""^(?P<name>{_NAMED})\((?P<quote>["'])(?P<message>.+)(?P=quote),?\)""")
@@ -41,7 +41,7 @@ _CONTEXT = re.compile(r"^During handling of the above exception, another excepti
 _IGNORED = re.compile(r"^Exception ignored in")
 # What the engine says of a worker's exception. (vllm 0.32, v1/executor/multiproc_executor.py)
 _QUOTES = re.compile(r"^Worker failed with error '(?P<quoted>.*?)(?:', please check.*)?$")
-_LOOKUP = re.compile(r"^(?:KeyError|AttributeError|IndexError|StopIteration|\w*\.?Empty)\b")
+_LOOKUP = re.compile(r"^(?:KeyError|IndexError|StopIteration|(?:_?queue\.)?Empty)\b")
 # What the survivors say about a death elsewhere: never the root cause.
 _ECHO = re.compile(
     r"EngineDeadError|root cause above|(?:stack ?trace|error)s? (?:\(above\)|above) for (?:the|more)"
@@ -91,10 +91,9 @@ def _roots(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[int, Raised]]:
                 if root := _root(chain):
                     yield end, root
                 chain = []
-            elif link and _CONTEXT.match(link) and chain and _LOOKUP.match(chain[-1].text):
-                chain.pop()
+            is_next = bool(link and _CONTEXT.match(link) and chain and _LOOKUP.match(chain[-1].text))
             if not is_ignored:
-                chain.append(raised)
+                chain.insert(len(chain) - is_next, raised)
             stack, link, end, is_ignored = [], None, position, False
     if chain and (root := _root(chain)):
         yield end, root

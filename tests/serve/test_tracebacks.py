@@ -42,6 +42,7 @@ def root(raw: str) -> Raised:
         ("ValueError: said\n" + CAUSE + "Exception:\n" + CAUSE + "Exception\n", "ValueError: said"),
         # A failed look-up is only how the code came to do something else.
         ("KeyError: 'cache'\n" + CONTEXT + TRACEBACK + "OSError: no such model\n", "OSError: no such model"),
+        ("KeyError: 'x'\n" + CONTEXT + TRACEBACK + "EngineDeadError: see above\n", "KeyError: 'x'"),
         ("OSError: no network\n" + CONTEXT + TRACEBACK + "ValueError: no model\n", "OSError: no network"),
         # The head of a message of several lines yields to the line that says what is wrong.
         (
