@@ -41,10 +41,8 @@ def generate(
     An answer is {"id", "index", "text", "finish_reason", "prompt_tokens", "completion_tokens"}; a line that
     cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1.
 
-    Each finished line is appended at once to OUT.jsonl.partial, in the order in which the lines finish. After an
-    interruption, or `kill -9`, the same command computes only the missing lines; lines with an error count as
-    finished. OUT.jsonl appears when all lines are finished. If the profile or the input has changed, the command
-    stops instead of mixing their answers.
+    Each finished line is appended at once to OUT.jsonl.partial, errors included. After an interruption or
+    `kill -9` the same command computes only the missing lines, unless the profile or the input has changed.
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl
