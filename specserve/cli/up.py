@@ -98,16 +98,15 @@ def up(
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How it is told: as text, or as JSON on both streams.")
+        LogFormat, typer.Option(help="json: one object per line, on both streams.")
     ] = LogFormat.TEXT,
 ) -> None:
     """Check a profile, start vLLM, wait until it is ready, and print its address. Ctrl-C stops it.
 
     Ready means that the server has answered one short request: the first one is slow. The address and a request to
-    try go to stdout, progress goes to stderr, vLLM's own log to a file. With --log-format json each line on stderr
-    is an object, and one object on stdout holds the address. Exit code 0: stopped by a signal after it was ready;
-    1: the check found errors, or --verify failed and the server was stopped; 2: the server did not start, or died;
-    130 or 143: stopped before it was ready. systemd is notified after --verify.
+    try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a signal after it
+    was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died; 130 or 143:
+    stopped before it was ready. systemd is notified after --verify.
 
     \b
     specserve up configs/demo.yaml
@@ -116,6 +115,8 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
+    from specserve.cli.beside import room_beside
+    from specserve.cli.detach import arm_of, detached_name, leave
     from specserve.cli.preflight import cleared
 
     _refuse_contradictions(
@@ -138,29 +139,18 @@ def up(
     if dry_run:
         show(plan, format=format or PlanFormat.SHELL)
         return
-    from specserve.cli.beside import room_beside
-    from specserve.cli.detach import arm_of, detached_name, leave
-
     refuse_exposed(source, insecure=insecure)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
     room = None if no_check else room_beside(source, plan, name=called)
     gate = _gate(source, plan, log_format=log_format) if verify else None
     if exec_:
         become(plan)
-    elif called is not None:
+        return
+    start = partial(launch, plan)
+    if called is not None:
         arm = arm_of(alternative, settings or ())
-        leave(
-            plan,
-            name=called,
-            profile=source.file,
-            arm=arm,
-            room=room,
-            log_format=log_format,
-            gate=gate,
-            warms_up=not no_warm_up,
-        )
-    else:
-        launch(plan, log_format=log_format, gate=gate, warms_up=not no_warm_up)
+        start = partial(leave, plan, name=called, profile=source.file, arm=arm, room=room)
+    start(log_format=log_format, gate=gate, warms_up=not no_warm_up)
 
 
 def _refuse_contradictions(
