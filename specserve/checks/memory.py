@@ -12,7 +12,7 @@ from specserve.profile.ranks import world_size
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
-    from specserve.plan.memory.estimate import MemoryEstimate
+    from specserve.plan.memory.estimate import Interval, MemoryEstimate
 
 _COSTLY = 0.25
 """Share of the KV cache that a draft may take before it is worth a word."""
@@ -35,12 +35,24 @@ def ranks(ctx: Context) -> int:
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
-    """What is free of an accelerator that was found, where vLLM asks for more: told by a rule of its own."""
-    machine, parts = ctx.machine, memory.per_gpu_bytes
-    if machine is None or machine.basis != "found" or parts.budget == parts.total:
+    """What is free on the fullest accelerator found here if a launch needs more at once; SD312 reports it."""
+    machine = ctx.machine
+    if machine is None or machine.basis != "found":
         return None
     free = machine.least_free_bytes(ranks=ranks(ctx))
-    return free if free is not None and free < parts.budget else None
+    return free if free is not None and free < needed_at_once(memory, machine).high else None
+
+
+def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Interval:
+    """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
+    from specserve.plan.memory.estimate import Interval
+
+    per_gpu = memory.per_gpu_bytes
+    if not is_fixed(memory):
+        return Interval(per_gpu.budget, per_gpu.budget)
+    weights, kv = per_gpu.target_weights + per_gpu.draft_weights, per_gpu.kv_cache.low
+    sharing = memory.ranks if machine.is_cpu else 1
+    return Interval(sharing * weights + kv, sharing * (weights + kv))
 
 
 @rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")

@@ -18,7 +18,7 @@ from specserve.report.failure import failure
 Write = Callable[..., Path]
 HOST = Host(
     python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=False, openmp=None, cpus=(0, 1),
-    numa_nodes=1, free_bytes=2**33, compiler=None,
+    numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
 
 

@@ -68,3 +68,7 @@ class MemoryEstimate:
     """Why it is tight, in a few words."""
     draft_logits_bytes: int = 0
     """What probabilistic drafts keep on every GPU, whether requests sample or not."""
+    ranks: int = 1
+    """Worker processes on each node. On the CPU they share the memory, and the figures are those of one."""
+    is_kv_cache_default: bool = False
+    """Whether specserve set the size of the KV cache because the profile sets none."""

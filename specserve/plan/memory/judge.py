@@ -69,6 +69,8 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         notes=(*demand.notes, *notes),
         reason=reason(s, r) if found == "tight" else "",
         draft_logits_bytes=r.draft_logits,
+        ranks=s.ranks,
+        is_kv_cache_default=s.is_kv_cache_default,
     )
 
 

@@ -110,10 +110,10 @@ def _length(s: Situation, r: Reckoning) -> Iterator[_Turn]:
 
 def _share(s: Situation) -> Iterator[_Turn]:
     """A larger share of the memory, as far as it is free and leaves room for the CUDA context."""
-    if s.kv_cache_memory_bytes is not None:
+    if s.kv_cache_memory_bytes is not None or (s.runner == "cpu" and s.machine.memory_nodes > 1):
         return
     total = s.machine.accelerator.total_bytes
-    free = total if s.least_free_bytes is None else s.least_free_bytes
+    free = total if s.least_free_bytes is None or s.runner == "cpu" else s.least_free_bytes
     most = int(min(0.97, (free - 0.5 * _GIB) / total) * 100) / 100
     for value in (0.94, 0.95, 0.96, 0.97):
         if s.gpu_memory_utilization < value <= most:

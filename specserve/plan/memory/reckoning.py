@@ -178,10 +178,8 @@ def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | 
     """Memory that nobody has a claim on. `counted`: what is used, where the KV cache is told outright."""
     total = s.machine.accelerator.total_bytes
     if s.runner == "cpu":
-        free = (s.machine.free_bytes or (total,))[0]
-        ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
         return (
-            free - ranks * counted - _SERVER
+            total - s.ranks * counted - _SERVER
             if counted is not None
             else total * (1 - s.gpu_memory_utilization)
         )

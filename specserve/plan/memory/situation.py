@@ -8,6 +8,7 @@ from typing import Any
 
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
+from specserve.plan.host import default_kv_bytes
 from specserve.plan.memory.constants import Runner, minor
 from specserve.plan.memory.defaults import batch_defaults, gpu_memory_utilization
 from specserve.plan.memory.length import longest
@@ -51,6 +52,8 @@ class Situation:
     tiers: int = 1
     """Different K of a schedule by batch size."""
     kv_cache_memory_bytes: int | None = None
+    is_kv_cache_default: bool = False
+    """Whether specserve set that size because the profile sets none."""
     enforce_eager: bool = False
     capture_sizes: int | None = None
     """How many sizes the profile asks graphs for; None: vLLM's default."""
@@ -62,11 +65,16 @@ class Situation:
     not_modelled: tuple[str, ...] = ()
 
     @property
-    def least_free_bytes(self) -> int | None:
-        """What is free on the fullest accelerator that the launch takes; None where none was looked at."""
+    def ranks(self) -> int:
+        """Worker processes on each node; on the CPU they share one memory."""
         parts = self.settings
         ranks = parts.tensor_parallel_size * parts.pipeline_parallel_size * parts.data_parallel_size
-        return self.machine.least_free_bytes(ranks=ranks)
+        return -(-ranks // self.machine.nodes)
+
+    @property
+    def least_free_bytes(self) -> int | None:
+        """What is free on the fullest accelerator that the launch takes; None if none was looked at."""
+        return self.machine.least_free_bytes(ranks=self.ranks)
 
 
 def situation(
@@ -95,20 +103,23 @@ def situation(
     if draft and speculation and speculation.method == "draft_model" and runner == "v2":
         length = min(length, _draft_limit(keys, draft))
     settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
-    utilization = _number(engine.get("gpu_memory_utilization"))
+    told = _kv_bytes(profile, is_cpu=machine.is_cpu)
+    is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
+    utilization = _number(engine.get("gpu_memory_utilization")) or gpu_memory_utilization(minor(version))
     return Situation(
         target=target,
         machine=machine,
         settings=settings,
         runner=runner,
-        gpu_memory_utilization=gpu_memory_utilization(minor(version)) if utilization is None else utilization,
+        gpu_memory_utilization=utilization / (machine.memory_nodes if machine.is_cpu else 1),
         draft=draft,
         method=speculation.method if speculation else None,
         num_speculative_tokens=_k(speculation, draft, target),
         is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
         draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
         tiers=_tiers(keys.get("num_speculative_tokens_per_batch_size")),
-        kv_cache_memory_bytes=_kv_bytes(profile, machine),
+        kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else told,
+        is_kv_cache_default=is_default,
         enforce_eager=_is_eager(engine),
         capture_sizes=_capture_sizes(engine),
         is_auto_length=profile.target.max_model_len == -1,
@@ -187,19 +198,11 @@ def _tiers(schedule: Any) -> int:
     return len({str(row[2]) for row in rows if isinstance(row, (list, tuple)) and len(row) == 3}) or 1
 
 
-def _kv_bytes(profile: Profile, machine: Machine) -> int | None:
-    """The KV cache that is told outright; on a CPU specserve sets one where the profile sets none."""
+def _kv_bytes(profile: Profile, *, is_cpu: bool) -> int | None:
+    """The size of the KV cache that the profile sets; None if it sets none."""
     told = _integer(profile.engine.get("kv_cache_memory_bytes"))
-    if told is not None or not machine.is_cpu:
-        return told
-    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "")
-    if space.strip().isdigit() and int(space):
-        return int(space) * _GIB
-    if profile.engine.get("gpu_memory_utilization") is not None:
-        return None
-    from specserve.plan.host import default_kv_bytes
-
-    return default_kv_bytes((machine.free_bytes or (machine.accelerator.total_bytes,))[0])
+    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "").strip() if is_cpu else ""
+    return int(space) * _GIB or None if told is None and space.isdigit() else told
 
 
 def _is_eager(engine: Mapping[str, Any]) -> bool:

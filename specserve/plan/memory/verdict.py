@@ -33,6 +33,10 @@ def reason(s: Situation, r: Reckoning) -> str:
         if not keeps(r, promise, r.low):
             many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"
             return f"the promised {many} are not sure to run at one time"
+    if r.slack < r.excess and s.runner == "cpu":
+        total = s.machine.accelerator.total_bytes
+        who = f"its {s.ranks} ranks together" if s.ranks > 1 else "the server"
+        return f"{who} may take {(total - r.slack + r.excess) / _GIB:.1f} GiB"
     if r.slack < r.excess:
         spare = max(0.0, r.slack) / _GIB
         what = "drafts being verified" if s.num_speculative_tokens else "fragmentation"
@@ -79,8 +83,11 @@ def _overfull(s: Situation, r: Reckoning) -> bool:
 
 
 def _is_free(s: Situation, r: Reckoning) -> bool:
-    """Whether every GPU that was found has the share free that vLLM asks for."""
+    """Whether every GPU that was found has the share free that vLLM asks for.
+
+    A host's memory is judged by its capacity: what is free of it at the moment has a rule of its own.
+    """
     free = s.least_free_bytes
-    if free is None or s.kv_cache_memory_bytes is not None:
+    if free is None or s.kv_cache_memory_bytes is not None or s.runner == "cpu":
         return True
-    return free >= r.budget + (0 if s.runner == "cpu" else _FREE_MARGIN)
+    return free >= r.budget + _FREE_MARGIN
