@@ -13,6 +13,7 @@ from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
+from specserve.plan.support import Installed
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
 from tests.checks.surroundings import read
@@ -228,3 +229,16 @@ def test_ranks_that_fill_a_host_together_are_counted(profile: Load, tmp_path: Pa
     assert (finding.severity.value, finding.message) == (
         "warning", "20.0 GiB of 24.0 GiB are free, and 3 ranks take 24.0 GiB",
     )  # fmt: skip
+
+
+def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
+    target: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
+    monkeypatch.setattr("specserve.plan.support.installed", lambda: cuda)
+    monkeypatch.setattr("specserve.facts.nvml.gpus", list)
+    loaded = target("\nhardware: {accelerator: L4-24GB}")
+    codes = [item.code for item in judged(gather(loaded, wanted=Wanted(launch=True), read=read).context)]
+    assert "SD306" in codes and "SD309" in codes
+    elsewhere = target("\nhardware: {accelerator: MI300X-192GB}")
+    assert gather(elsewhere, wanted=Wanted(launch=True), read=read).context.machine is None
