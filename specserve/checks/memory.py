@@ -1,4 +1,4 @@
-"""SD301-SD305: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
+"""SD301-SD305, SD313: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "does_not_fit":
+        if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
             yield Hit(
                 path,
                 f"does not fit {machine_words(ctx.machine)}: {_reason(memory, ctx.machine)}",
@@ -128,7 +128,8 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "tight" and lacking_free_bytes(ctx, memory) is None:
+        is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
+        if memory.verdict == "tight" and not is_told:
             yield Hit(
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
@@ -252,3 +253,53 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
                 f"the logits of the drafts take {gib(size)} of {where}",
                 help="a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none",
             )
+
+
+@rule("SD313", "missing-state-blocks", Severity.ERROR, needs="hardware")
+def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
+    """More requests may run than the KV cache has blocks for their recurrent states.
+
+    ## Why is this bad?
+    Layers of Mamba, gated delta net and short convolutions keep a state for each request, and a state takes a whole
+    block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
+    `max_num_seqs` is larger; its default is 1024 on GPUs with 70 GiB and more. If the upper bound of the KV cache
+    has enough blocks, this finding is a warning.
+
+    ## Example
+        target: {model: ./lfm2, max_model_len: 2048}
+        engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./lfm2, max_model_len: 2048}
+        engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    vllm/config/compilation.py, `exceeds available Mamba cache `
+    """
+    for _, memory in estimates(ctx):
+        states = memory.states
+        if states is None or states.blocks.low >= states.max_num_seqs:
+            continue
+        low, high = int(states.blocks.low), int(states.blocks.high)
+        blocks = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        turns = "; ".join(
+            other for other in (advice(memory) or "").split("; ") if "max_num_seqs" not in other
+        )
+        is_sure = high < states.max_num_seqs and memory.certain
+        yield Hit(
+            "engine.max_num_seqs",
+            f"{states.max_num_seqs:,} requests may run, and the KV cache has {blocks} blocks for their states",
+            notes=memory.notes,
+            help=_most_requests(states.largest_max_num_seqs, turns),
+            severity=None if is_sure else Severity.WARNING,
+        )
+        return
+
+
+def _most_requests(most: int, turns: str) -> str | None:
+    """The largest `max_num_seqs` that boots, then what else would help."""
+    if not most:
+        return turns or None
+    return f"write `max_num_seqs: {most}` or less" + (f"; {turns}" if turns else "")

@@ -18,6 +18,7 @@ from specserve.profile.numbers import human_int
 from specserve.profile.schema import Expectation, Profile
 from specserve.profile.speculation import Speculation
 
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 _GIB = 2**30
 NOT_MODELLED = (
     "cpu_offload_gb", "enable_lora", "num_gpu_blocks_override", "decode_context_parallel_size",
@@ -55,6 +56,8 @@ class Situation:
     is_kv_cache_default: bool = False
     """Whether specserve set that size because the profile sets none."""
     enforce_eager: bool = False
+    has_full_graphs: bool = True
+    """Whether CUDA graphs of whole decode steps are captured, and not only pieces of them."""
     capture_sizes: int | None = None
     """How many sizes the profile asks graphs for; None: vLLM's default."""
     is_auto_length: bool = False
@@ -117,10 +120,11 @@ def situation(
         num_speculative_tokens=_k(speculation, draft, target),
         is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
         draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
-        tiers=_tiers(keys.get("num_speculative_tokens_per_batch_size")),
+        tiers=_tiers(keys.get(SCHEDULE)),
         kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else told,
         is_kv_cache_default=is_default,
         enforce_eager=_is_eager(engine),
+        has_full_graphs=_has_full_graphs(engine, runner=runner, keys=keys),
         capture_sizes=_capture_sizes(engine),
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit,
@@ -206,10 +210,23 @@ def _kv_bytes(profile: Profile, *, is_cpu: bool) -> int | None:
 
 
 def _is_eager(engine: Mapping[str, Any]) -> bool:
+    no_graphs = _graph_mode(engine) in ("NONE", "0")
+    return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
+
+
+def _has_full_graphs(engine: Mapping[str, Any], *, runner: Runner, keys: Mapping[str, Any]) -> bool:
+    """Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`."""
+    if runner == "cpu" or _is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
+        return False
+    mode = _graph_mode(engine)
+    return mode not in ("PIECEWISE", "1") if mode else engine.get("optimization_level") != 1
+
+
+def _graph_mode(engine: Mapping[str, Any]) -> str | None:
+    """`cudagraph_mode` in capitals, or as its number; None: vLLM's default."""
     compilation = engine.get("compilation_config")
     mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
-    no_graphs = str(mode).upper() in ("NONE", "0") if mode is not None else False
-    return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
+    return None if mode is None else str(mode).upper()
 
 
 def _capture_sizes(engine: Mapping[str, Any]) -> int | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from specserve.plan.memory.estimate import MemoryVerdict
+from specserve.plan.memory.estimate import VERDICTS, MemoryVerdict
 from specserve.plan.memory.reckoning import Reckoning
 from specserve.plan.memory.situation import Promise, Situation
+from specserve.plan.memory.stateblocks import judge_states, lacks_blocks
 
 _GIB = 2**30
 _SAFE = 1.10
@@ -16,6 +17,11 @@ _DOUBT = 0.02
 
 def verdict(s: Situation, r: Reckoning) -> MemoryVerdict:
     """FIT: starts and serves what is promised at the lower bound; DOES NOT FIT: does not start at the upper one."""
+    return max(verdict_without_states(s, r), judge_states(s, r), key=VERDICTS.index)
+
+
+def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
+    """The same without vLLM's comparison of recurrent states with the blocks of the KV cache."""
     if not _starts(s, r, r.high) or _overfull(s, r):
         return "does_not_fit"
     promised = all(keeps(r, promise, r.low) for promise in s.promises)
@@ -53,7 +59,8 @@ def certain(s: Situation, r: Reckoning) -> bool:
     if s.not_modelled:
         return False
     more = [high + int(_DOUBT * r.budget) for high in r.high]
-    return not _starts(s, r, r.high if s.kv_cache_memory_bytes is not None else more) or _overfull(s, r)
+    most = r.high if s.kv_cache_memory_bytes is not None else more
+    return not _starts(s, r, most) or lacks_blocks(s, r, most) or _overfull(s, r)
 
 
 def keeps(r: Reckoning, promise: Promise, kv_bytes: list[int]) -> bool:
