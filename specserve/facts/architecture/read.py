@@ -13,6 +13,7 @@ from specserve.errors import FactError
 from specserve.facts.architecture.defaults import text_fields
 from specserve.facts.architecture.fields import Fields
 from specserve.facts.architecture.heads import attention, attention_layers
+from specserve.facts.architecture.quantized import is_mxfp4
 from specserve.facts.architecture.shape import Mixer, Shape
 from specserve.facts.architecture.states import layer_kinds, state
 
@@ -60,8 +61,15 @@ def read_shape(model: str, config: Mapping[str, Any]) -> Shape:
         is_tied=fields.flag("tie_word_embeddings", default=True),
         dtype=_dtype(fields),
         layers=tuple(_layers(fields, model_type=model_type, count=count)),
+        mxfp4_expert=_mxfp4_expert(fields, config),
         is_known=model_type in COMPARED,
     )
+
+
+def _mxfp4_expert(fields: Fields, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    width = fields.optional("moe_intermediate_size", "intermediate_size")
+    has_experts = fields.optional("num_local_experts", "n_routed_experts", "num_experts", least=0)
+    return (fields.integer("hidden_size"), width) if has_experts and width and is_mxfp4(config) else None
 
 
 def _dtype(fields: Fields) -> str | None:

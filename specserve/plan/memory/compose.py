@@ -14,6 +14,7 @@ from specserve.plan.memory.dtypes import kv_dtype, served_bytes
 from specserve.plan.memory.groups import LayerGroup, group_layers
 from specserve.plan.memory.kv import Cache, cache_of, layer_kv
 from specserve.plan.memory.layerkv import LayerKv
+from specserve.plan.memory.mxfp4padding import moe_backend
 from specserve.plan.memory.parts import is_by_formula, tallied
 from specserve.plan.memory.pool import Group, Stage
 from specserve.plan.memory.settings import Settings
@@ -54,7 +55,7 @@ def compose(
     head = _draft_weights(target, speculative, shape, weights, settings=settings)
     drafts = [*[0] * (settings.pipeline_parallel_size - 1), head]
     stages, groups = put_together(placed, weights.stages, drafts, settings=settings)
-    return stages, groups, _notes(target, speculative, shape)
+    return stages, groups, _notes(target, speculative, shape, settings=settings)
 
 
 def put_together(
@@ -179,7 +180,9 @@ def _batches(settings: Settings) -> int:
     return settings.pipeline_parallel_size + is_async
 
 
-def _notes(target: ModelFacts, speculative: Speculative, shape: Shape) -> tuple[str, ...]:
+def _notes(
+    target: ModelFacts, speculative: Speculative, shape: Shape, *, settings: Settings
+) -> tuple[str, ...]:
     notes = []
     if not shape.is_known:
         notes.append(
@@ -187,6 +190,11 @@ def _notes(target: ModelFacts, speculative: Speculative, shape: Shape) -> tuple[
         )
     if not shape.is_known and is_by_formula(target):
         notes.append(f"weights of `{target.model}` by formula: its safetensors headers are not known")
+    if shape.mxfp4_expert is not None and settings.moe_backend == "auto" and settings.platform != "cpu":
+        backend = moe_backend(settings)
+        notes.append(
+            f"MXFP4 experts are padded for the MoE backend `{backend}`, assumed for this accelerator"
+        )
     draft = speculative.draft
     if (
         draft is not None
