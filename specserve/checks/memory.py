@@ -161,7 +161,9 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
     wanted = ctx.profile.engine.get("max_num_seqs")
     for _, memory in estimates(ctx):
         most = memory.max_concurrency.high
-        if type(wanted) is int and memory.verdict != "does_not_fit" and most < wanted:
+        if not memory.is_kv_known or memory.verdict == "does_not_fit":
+            continue
+        if type(wanted) is int and most < wanted:
             yield Hit(
                 "engine.max_num_seqs",
                 f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "
