@@ -111,12 +111,12 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
     }
 
 
-def _bytes(interval: Interval) -> dict[str, int]:
-    return {"low": int(interval.low), "high": int(interval.high)}
+def _bytes(interval: Interval) -> dict[str, Any]:
+    return {"low": int(interval.low), "high": int(interval.high), "logs": interval.logs}
 
 
-def _bounds(interval: Interval) -> dict[str, float]:
-    return {"low": round(interval.low, 2), "high": round(interval.high, 2)}
+def _bounds(interval: Interval) -> dict[str, Any]:
+    return {"low": round(interval.low, 2), "high": round(interval.high, 2), "logs": interval.logs}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

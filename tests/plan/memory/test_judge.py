@@ -269,11 +269,14 @@ def test_speculation_never_makes_room(name: str, settings: Settings) -> None:
 
 
 @given(MACHINES, LAUNCHES, st.booleans(), st.sampled_from([1, 2, 4]))
-def test_more_gpus_are_never_worse(name: str, settings: Settings, drafts: bool, size: int) -> None:
+def test_more_gpus_never_make_a_launch_impossible(
+    name: str, settings: Settings, drafts: bool, size: int
+) -> None:
+    """Communication takes memory of its own: what was sure to fit may become tight, and no more than that."""
     s = launch(f"8x{name}", settings, drafts=drafts)
     few, many = (
         replace(s, settings=replace(settings, tensor_parallel_size=parts)) for parts in (size, 2 * size)
     )
-    assert rank(many) <= rank(few)
+    assert rank(many) <= max(rank(few), ORDER.index("tight"))
     fewer, more = reckon(few), reckon(many)
     assert more.demand.tokens(more.low) >= fewer.demand.tokens(fewer.low)
