@@ -46,7 +46,7 @@ from specserve.plan.memory.constants import Regime, minor, regime, regimes
 from specserve.plan.memory.estimate import Interval
 from specserve.plan.memory.reckoning import captures, reckon
 from specserve.plan.memory.shape import shape
-from specserve.plan.memory.verdict import verdict
+from specserve.plan.memory.verdict import verdict, verdict_without_states
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "plan" / "memory" / "constants.toml"
@@ -281,7 +281,8 @@ def score(launch: Row, rules: Regime | None = None) -> Score:
     version = minor(s.settings.version)
     group = next(name for name, (first, end) in GROUPS.items() if first <= version < end)
     serves = str(launch.point["outcome"]) == "serves"
-    found = verdict(s, r) if launch.demand.groups else None
+    judge = verdict if launch.point.get("max_num_seqs") else verdict_without_states
+    found = judge(s, r) if launch.demand.groups else None
     if logged is None:
         return Score(group, found, serves, None, False, (kv.high - kv.low) / total, launch.point)
     rounding = 0.006 * GIB

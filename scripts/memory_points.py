@@ -38,7 +38,8 @@ _QWEN_27B = {
     "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 248320,
     "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 48,
     "linear_key_head_dim": 128, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
-    "mtp_num_hidden_layers": 1, "parameters": 27_800_000_000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "mtp_num_hidden_layers": 1, "mamba_ssm_dtype": "float32", "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "parameters": 27_800_000_000,
     "vision_config": {}, "architectures": ["Qwen3_5ForConditionalGeneration"],
 }  # fmt: skip
 _GPT_OSS = {
@@ -176,10 +177,13 @@ def _cache(point: Mapping[str, Any], s: Situation) -> Demand:
 
 
 def logged_kv(launch: Row) -> float | None:
-    """The KV cache of a log, in bytes: what it says, or what its tokens take, the smallest of its ranks."""
-    told, tokens = reported(launch.point, "kv"), launch.point.get("reported_kv_tokens")
-    is_plain = len(launch.demand.groups) == 1 and launch.demand.groups[0].fixed_blocks is None
-    counted = tokens * launch.demand.stages[0].bytes_per_block / BLOCK if tokens and is_plain else None
+    """The KV cache of a log, in bytes: what it says, or what its blocks or tokens take, the smallest of its ranks."""
+    told, page = reported(launch.point, "kv"), launch.demand.stages[0].bytes_per_block
+    blocks, tokens = launch.point.get("reported_kv_blocks"), launch.point.get("reported_kv_tokens")
+    groups = launch.demand.groups
+    if len(groups) == 1 and tokens:
+        blocks = tokens / groups[0].block_size
+    counted = blocks * page if blocks and groups else None
     if told is None or counted is None:
         return counted if told is None else told
     return min(told, counted) if counted < 0.98 * told else told

@@ -43,7 +43,9 @@ def parts(memory: MemoryEstimate, machine: Machine) -> str:
     weights = gib(per_gpu.target_weights)
     if per_gpu.draft_weights:
         weights += f" + {gib(per_gpu.draft_weights)} of the draft"
-    where, total = "on this host" if machine.is_cpu else "per GPU", gib(per_gpu.total)
+    where, total = "per GPU", gib(per_gpu.total)
+    if machine.is_cpu:
+        where = f"each of {memory.ranks} ranks on this host" if memory.ranks > 1 else "on this host"
     if is_fixed(memory):
         head = f"{where} of {total}, estimated: "
     else:

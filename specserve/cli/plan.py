@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
+from specserve.cli.options import (
+    Alternative,
+    Assume,
+    Devices,
+    MasterAddr,
+    NodeRank,
+    NoLock,
+    Port,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -37,6 +46,7 @@ def plan(
             metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
         ),
     ] = None,
+    assume: Assume = None,
     no_lock: NoLock = False,
     settings: Settings = None,
     port: Port = None,
@@ -46,19 +56,23 @@ def plan(
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
-    What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts
-    the same server as `up` when pasted into a shell. With --vllm, or where none is installed, it is the
-    launch that any machine shares. A profile for several nodes gives a command for each.
+    What specserve adds is said, and why. If a vLLM is installed, the plan is for this machine and starts the
+    same server as `up` when pasted into a shell. With --vllm, without a vLLM, or if the profile's `hardware`
+    or --assume names accelerators that the installed vLLM does not run on, it is the launch that all such
+    machines share. A profile for several nodes gives a command for each.
 
     \b
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
-    specserve plan configs/llama70b-8b.yaml --origin
+    specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --origin
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
+    from specserve.facts.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
     from specserve.plan.shell import as_json, origins
     from specserve.report.console import in_one_line, out
+
+    machine = machine_of(assume) if assume else None
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         from specserve.cli.prepare import prepare
@@ -75,6 +89,7 @@ def plan(
             whole=True,
             use_lock=not no_lock,
             node=None if rank is None else node_at(rank, master_addr),
+            machine=machine,
         )
 
     source, made = planned(node_rank)

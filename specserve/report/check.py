@@ -107,7 +107,9 @@ def _tokenizers(comparison: TokenizerComparison) -> str:
 def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     """The figures of the fullest GPU; a range where a term is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
-    where = "Memory of this host" if machine.is_cpu else "Memory per GPU"
+    where = "Memory per GPU"
+    if machine.is_cpu:
+        where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
     per_gpu = estimate.per_gpu_bytes
     rows = [
         ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
@@ -117,8 +119,9 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
         ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
     ]  # fmt: skip
-    if is_fixed(estimate):  # by the profile: vLLM then takes no share of what there is
-        rows[-1] = ("capacity", _gib(per_gpu.total), "", "the profile fixes the KV cache")
+    if is_fixed(estimate):  # vLLM then takes no share of what there is
+        who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
+        rows[-1] = ("capacity", _gib(per_gpu.total), "", f"{who} fixes the KV cache")
     shown = [row for row in rows if row[0] != "draft weights" or per_gpu.draft_weights]
     lines = [f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"]
     lines += [f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip() for name, size, share, note in shown]

@@ -49,28 +49,26 @@ def captured_graphs(
     drafts: bool = False,
     sizes: Sequence[int] | None = None,
     largest: int | None = None,
+    whole: bool = True,
     blackwell: bool = False,
 ) -> Captured:
     """How many graphs vLLM captures, and for how many tokens at most.
 
     In pieces for every size, whole for those that a decode step can have; whole once more for the draft's own steps.
     `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule; `drafts`: a
-    draft network runs; `sizes`, `largest`: what the profile sets. Source: vllm/config/vllm.py 0.32,
+    draft network runs; `sizes`, `largest`, `whole`: what the profile sets. Source: vllm/config/vllm.py 0.32,
     `_set_cudagraph_sizes`.
     """
     ceiling = 1024 if blackwell else 512
     most = min(largest or min(2 * max_num_seqs * decode_tokens, ceiling), max_num_batched_tokens)
     if sizes is None:
-        pieces = set(_grid(most))
-        decode = {count * decode_tokens for count in _grid(min(max_num_seqs, ceiling))}
-        pieces |= (
-            {size for size in decode if size <= most} if decode_tokens > 1 or max_num_seqs <= most else set()
-        )
+        requests = min(max_num_seqs, ceiling)
+        decode = {count * decode_tokens for count in (*_grid(requests), requests)}
+        pieces = {*_grid(most), *(size for size in decode if size <= most)}
     else:
-        pieces = {size for size in sizes if size <= max_num_batched_tokens}
-        decode = pieces
-    whole = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
-    return Captured(len(pieces) + whole * (2 if drafts else 1), max(pieces, default=0))
+        decode = pieces = {size for size in sizes if size <= max_num_batched_tokens}
+    full = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
+    return Captured(len(pieces) + whole * full * (2 if drafts else 1), max(pieces, default=0))
 
 
 def _grid(largest: int) -> list[int]:

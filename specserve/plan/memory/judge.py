@@ -12,7 +12,8 @@ from specserve.plan.memory.estimate import Interval, MemoryEstimate, PerGpu
 from specserve.plan.memory.knobs import knobs
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.plan.memory.situation import Situation, situation
-from specserve.plan.memory.verdict import certain, reason, verdict
+from specserve.plan.memory.stateblocks import state_blocks
+from specserve.plan.memory.verdict import certain, reason, verdict, verdict_without_states
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
@@ -69,6 +70,10 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         notes=(*demand.notes, *notes),
         reason=reason(s, r) if found == "tight" else "",
         draft_logits_bytes=r.draft_logits,
+        ranks=s.ranks,
+        is_kv_cache_default=s.is_kv_cache_default,
+        states=state_blocks(s, r),
+        is_short_of_states_only=found != verdict_without_states(s, r),
     )
 
 

@@ -167,6 +167,7 @@ def captures(s: Situation) -> Captured:
         drafts=s.method in DRAFTED,
         sizes=s.capture_sizes,
         largest=s.max_capture_size,
+        whole=s.has_full_graphs,
         blackwell=capability[0] == 10,
     )
 
@@ -197,10 +198,8 @@ def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | 
     """Memory that nobody has a claim on. `counted`: what is used, where the KV cache is told outright."""
     total = s.machine.accelerator.total_bytes
     if s.runner == "cpu":
-        free = (s.machine.free_bytes or (total,))[0]
-        ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
         return (
-            free - ranks * counted - _SERVER
+            total - s.ranks * counted - _SERVER
             if counted is not None
             else total * (1 - s.gpu_memory_utilization)
         )

@@ -183,11 +183,37 @@ def test_on_a_cpu_the_memory_is_the_machines_own() -> None:
     assert (told.verdict, told.certain, told.kv_cache_tokens.low) == ("does_not_fit", True, 8192)
     share = estimate(profile(gpu_memory_utilization=0.5), target=TARGET, machine=ram, version="0.32")
     assert share.verdict == "fit" and share.per_gpu_bytes.budget == 32 * GIB
-    full = replace(ram, free_bytes=(8 * GIB,))
-    assert (
-        estimate(profile(kv_cache_memory_bytes=4 * GIB), target=TARGET, machine=full, version="0.32").verdict
-        == "tight"
+
+
+def test_on_a_cpu_what_is_free_changes_no_figure() -> None:
+    ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, basis="found", free_bytes=(48 * GIB,))
+    full = replace(ram, free_bytes=(GIB,))
+    for engine in ({}, {"kv_cache_memory_bytes": 8 * GIB}, {"gpu_memory_utilization": 0.5}):
+        here, there = (
+            estimate(profile(length=1024, **engine), target=TARGET, machine=machine, version="0.32")
+            for machine in (ram, full)
+        )
+        assert here == there
+        assert here.is_kv_cache_default == (not engine)
+    assert here.verdict == "fit"
+
+
+def test_ranks_on_a_cpu_are_named_with_what_they_take_together() -> None:
+    ram = Machine(Accelerator("cpu", 32 * GIB, None, "cpu"), 1, basis="found", free_bytes=(30 * GIB,))
+    found = estimate(
+        profile(tensor=3, length=1024, kv_cache_memory_bytes=9 * GIB),
+        target=TARGET,
+        machine=ram,
+        version="0.32",
     )
+    assert (found.verdict, found.ranks) == ("tight", 3)
+    assert found.reason.startswith("its 3 ranks together may take 4")
+
+
+def test_the_share_of_a_cpu_is_a_share_of_one_of_its_memory_nodes() -> None:
+    ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, memory_nodes=2)
+    found = estimate(profile(gpu_memory_utilization=0.5), target=TARGET, machine=ram, version="0.32")
+    assert found.per_gpu_bytes.budget == 16 * GIB
 
 
 def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None:
