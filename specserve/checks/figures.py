@@ -51,9 +51,14 @@ def parts(memory: MemoryEstimate, machine: Machine) -> str:
     else:
         head = f"{where}, estimated: {gib(per_gpu.budget)} of {total}; "
     return (
-        f"{head}weights {weights}, activations {span(per_gpu.activation)}, other {span(per_gpu.other)}, "
-        f"KV cache {span(per_gpu.kv_cache)}"
+        f"{head}weights {weights}, activations {_supported(per_gpu.activation)}, "
+        f"other {_supported(per_gpu.other)}, KV cache {_supported(per_gpu.kv_cache)}"
     )
+
+
+def _supported(interval: Interval) -> str:
+    """A span, and how many logs it comes from."""
+    return span(interval) + (f" ({interval.support})" if interval.support else "")
 
 
 def capacity(memory: MemoryEstimate) -> str:

@@ -114,8 +114,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     rows = [
         ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
         ("draft weights", _gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
-        ("activations", _range(per_gpu.activation), "", "estimated"),
-        ("other", _range(per_gpu.other), "", "estimated"),
+        ("activations", _range(per_gpu.activation), "", _estimated(per_gpu.activation)),
+        ("other", _range(per_gpu.other), "", _estimated(per_gpu.other)),
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
         ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
     ]  # fmt: skip
@@ -137,6 +137,13 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     )
     return "\n".join(
         [*lines, *(filled(clean(note), lead="  ", stream=sys.stdout) for note in estimate.notes)]
+    )
+
+
+def _estimated(interval: Interval) -> str:
+    """`estimated, from 23 logs`; what no log supports is assumed."""
+    return (
+        interval.support if interval.logs == 0 else ", ".join(filter(None, ("estimated", interval.support)))
     )
 
 

@@ -119,12 +119,12 @@ def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
     return content if estimate.is_kv_known else dict.fromkeys(content)
 
 
-def _bytes(interval: Interval) -> dict[str, int]:
-    return {"low": int(interval.low), "high": int(interval.high)}
+def _bytes(interval: Interval) -> dict[str, Any]:
+    return {"low": int(interval.low), "high": int(interval.high), "logs": interval.logs}
 
 
-def _bounds(interval: Interval) -> dict[str, float]:
-    return {"low": round(interval.low, 2), "high": round(interval.high, 2)}
+def _bounds(interval: Interval) -> dict[str, Any]:
+    return {"low": round(interval.low, 2), "high": round(interval.high, 2), "logs": interval.logs}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -16,6 +16,17 @@ class Interval:
 
     low: float
     high: float
+    logs: int | None = None
+    """How many public boot logs support the bounds; 0: none, they are assumed; None: no fitted constant in them."""
+
+    @property
+    def support(self) -> str:
+        """What the bounds rest on, in words: `from 23 logs`; empty if no fitted constant is in them."""
+        if self.logs is None:
+            return ""
+        if not self.logs:
+            return "assumed: no log of this kind"
+        return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)

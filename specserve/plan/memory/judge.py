@@ -59,12 +59,12 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         target_kv_bytes_fixed=stage.target_kv_bytes_fixed,
         draft_kv_bytes_fixed=stage.draft_kv_bytes_fixed,
         max_model_len=s.settings.max_model_len,
-        kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high)),
-        max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high)),
+        kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high), r.logs),
+        max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high), r.logs),
         largest_max_model_len=_longest(s, r),
         without_speculation_kv_cache_tokens=_baseline(s) if s.method and demand.is_kv_known else None,
         basis=demand.basis,
-        calibration=_calibration(r),
+        calibration=_calibration(r, at),
         certain=found == "does_not_fit" and certain(s, r),
         knobs=_knobs(s, r, found, path=path),
         notes=(*demand.notes, *notes),
@@ -106,7 +106,7 @@ def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:
         draft_weights=stage.draft_weights_bytes,
         activation=r.activation[at],
         other=r.other[at],
-        kv_cache=Interval(max(0.0, kv.low), max(0.0, kv.high)),
+        kv_cache=Interval(max(0.0, kv.low), max(0.0, kv.high), kv.logs),
     )
 
 
@@ -119,7 +119,8 @@ def _concurrency(s: Situation, r: Reckoning, kv_bytes: list[int]) -> float:
 def _longest(s: Situation, r: Reckoning) -> Interval:
     """The largest max_model_len that fits, up to what the model is made for."""
     limit = max(s.longest, s.settings.max_model_len) if r.demand.is_kv_known else 0
-    return Interval(*(r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high)))
+    low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
+    return Interval(low, high, r.logs)
 
 
 def _baseline(s: Situation) -> Interval | None:
@@ -128,10 +129,12 @@ def _baseline(s: Situation) -> Interval | None:
         alone = reckon(without_speculation(s))
     except FactError:
         return None
-    return Interval(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high))
+    return Interval(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high), alone.logs)
 
 
-def _calibration(r: Reckoning) -> str:
+def _calibration(r: Reckoning, at: int) -> str:
     rules = r.regime
     name = "CPU engine" if rules.runner == "cpu" else f"model runner {rules.runner.upper()}"
-    return f"{name}, vLLM {rules.since} and later: {rules.source}"
+    parts = (("activations", r.activation[at]), ("other", r.other[at]), ("KV cache", r.kv_cache[at]))
+    support = ", ".join(f"{what} {part.support}" for what, part in parts if part.support)
+    return f"{name}, vLLM {rules.since} and later: {support}; {rules.source}"

@@ -58,8 +58,10 @@ class Situation:
     enforce_eager: bool = False
     has_full_graphs: bool = True
     """Whether CUDA graphs of whole decode steps are captured, and not only pieces of them."""
-    capture_sizes: int | None = None
-    """How many sizes the profile asks graphs for; None: vLLM's default."""
+    capture_sizes: tuple[int, ...] | None = None
+    """The batch sizes that the profile asks CUDA graphs for; None: vLLM's default."""
+    max_capture_size: int | None = None
+    """The largest of them, where the profile sets it."""
     is_auto_length: bool = False
     """`max_model_len: auto`: vLLM lowers it to what fits."""
     longest: int = 0
@@ -126,6 +128,7 @@ def situation(
         enforce_eager=_is_eager(engine),
         has_full_graphs=_has_full_graphs(engine, runner=runner, keys=keys),
         capture_sizes=_capture_sizes(engine),
+        max_capture_size=_integer(_compiled(engine, "max_cudagraph_capture_size")),
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit,
         promises=tuple(
@@ -238,11 +241,18 @@ def _graph_mode(engine: Mapping[str, Any]) -> str | None:
     return None if mode is None else str(mode).upper()
 
 
-def _capture_sizes(engine: Mapping[str, Any]) -> int | None:
+def _capture_sizes(engine: Mapping[str, Any]) -> tuple[int, ...] | None:
+    sizes = _compiled(engine, "cudagraph_capture_sizes")
+    if not isinstance(sizes, (list, tuple)):
+        return None
+    return tuple(size for size in map(_integer, sizes) if size is not None)
+
+
+def _compiled(engine: Mapping[str, Any], name: str) -> Any:
+    """An argument that may also stand in `compilation_config`."""
     compilation = engine.get("compilation_config")
-    inner = compilation.get("cudagraph_capture_sizes") if isinstance(compilation, Mapping) else None
-    sizes = engine.get("cudagraph_capture_sizes", inner)
-    return len(sizes) if isinstance(sizes, (list, tuple)) else None
+    inner = compilation.get(name) if isinstance(compilation, Mapping) else None
+    return engine.get(name, inner)
 
 
 def _promise(item: Expectation, *, engines: int) -> Promise | None:
