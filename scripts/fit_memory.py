@@ -1,146 +1,393 @@
-"""Fit the constants of the memory bounds on public boot logs, and score the estimate on them or on others.
+"""Fit the bounds of the memory estimate to public boot logs, and score the estimate.
 
-    python scripts/fit_memory.py              fit anew: prints what constants.toml should hold, and the scores
-    python scripts/fit_memory.py --write      and writes the lines that are marked as fitted
-    python scripts/fit_memory.py --score FILE score other logs, with the constants as they are
+    python scripts/fit_memory.py              fit, and score in-sample and with each source left out in turn
+    python scripts/fit_memory.py --write      the same, and write constants.toml and the table of docs/memory.md
+    python scripts/fit_memory.py --score FILE score the points of other files with the constants that ship
 
-Fits nothing on what `--score` names. Everything else in constants.toml was read in vLLM's sources.
+A point is in-sample if the fit saw its source, else held-out.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
-from memory_points import GIB, Row, intermediate, read, reported, row, situation
+from memory_points import (
+    GIB,
+    POINTS,
+    Row,
+    capability,
+    has_gpu,
+    is_described,
+    logged_kv,
+    read,
+    reported,
+    row,
+    situation,
+)
 
+from specserve.plan.memory.bounds import (
+    NVLINK,
+    Drafting,
+    draft_rows,
+    experts_bytes,
+    graph_pool_bytes,
+    hidden_bytes,
+    kept_for_draft,
+    layers_bytes,
+)
+from specserve.plan.memory.constants import Regime, minor, regime, regimes
+from specserve.plan.memory.estimate import Interval
+from specserve.plan.memory.reckoning import captures, reckon
 from specserve.plan.memory.shape import shape
+from specserve.plan.memory.verdict import verdict, verdict_without_states
 
 ROOT = Path(__file__).resolve().parents[1]
-POINTS = ROOT / "tests" / "plan" / "memory" / "vram_points.jsonl"
 CONSTANTS = ROOT / "specserve" / "plan" / "memory" / "constants.toml"
-REGIME = "v1_no_graph_deduction"
-SINCE = "0.17"
+PAGE = ROOT / "docs" / "memory.md"
+MARKS = ("<!-- scores: scripts/fit_memory.py --write -->", "<!-- end of scores -->")
+_SURPRISE = 0.4
+"""What the next log may lie beyond those seen, with one log: ±40 %. Half of it shrinks with the number of logs, half
+with the number of sources: logs of one report share a machine."""
+_ENOUGH = 3
+"""With fewer logs, an interval also holds all that the sources allow."""
+_FEW_GRAPHS = 20
+_MIB = 2**20
+
+Kind = Literal[
+    "sampler_bytes", "draft_bytes", "layers", "one_gpu_gib", "several_gpus_gib", "pcie_gpus_gib", "graph_mib"
+]
+_POOLED: frozenset[Kind] = frozenset({"layers", "one_gpu_gib", "pcie_gpus_gib", "graph_mib"})
+"""What depends neither on the version nor on the runner."""
+_BEFORE_V1 = "0.5"
+"""The engine before V1 is by itself."""
+_ASSUMED: Mapping[Kind, tuple[float, float]] = {
+    "layers": (0.7, 1.4),
+    "one_gpu_gib": (0.0, 0.6),
+    "several_gpus_gib": (0.1, 2.4),
+    "pcie_gpus_gib": (0.1, 1.0),
+    "graph_mib": (1.0, 9.0),
+}
+_READ: Mapping[tuple[str, str, Kind], tuple[float, float]] = {
+    ("v1", "0.5", "sampler_bytes"): (22.8, 53.2),
+    ("v1", "0.8", "sampler_bytes"): (22.8, 53.2),
+    ("v1", "0.17", "sampler_bytes"): (8.4, 19.6),
+    ("v1", "0.21", "sampler_bytes"): (8.4, 19.6),
+    ("v2", "0.26", "sampler_bytes"): (2.0, 8.4),
+    ("v2", "0.29", "sampler_bytes"): (2.0, 8.4),
+    ("v2", "0.33", "sampler_bytes"): (6.0, 19.6),
+    ("v2", "0.26", "draft_bytes"): (2.0, 8.4),
+    ("v2", "0.29", "draft_bytes"): (2.0, 8.4),
+    ("v2", "0.33", "draft_bytes"): (2.0, 8.4),
+}
+"""Read in vLLM's sources, ±40 %: what holds as long as there is no log. V1 holds 16-bit logits, a copy in fp32,
+probabilities and random numbers: 2 + 4 + 4 + 4 = 14 bytes; torch.sort, until 0.16, values, 64-bit indices and copies
+of both: 24 more. V2 profiles greedy sampling: 16-bit logits with or without a copy in fp32."""
+GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "before 0.8": ((0, 0), (0, 8)),
+    "0.8 to 0.16": ((0, 8), (0, 17)),
+    "0.17 to 0.20": ((0, 17), (0, 21)),
+    "0.21 and later": ((0, 21), (99, 0)),
+}
+
+
+class Sample(NamedTuple):
+    """What one log says of one constant."""
+
+    kind: Kind
+    runner: str
+    since: str
+    value: float
+    source: str = ""
 
 
 def main() -> None:
     """Fit or score, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--score", type=Path, nargs="*", metavar="FILE", help="logs to score only")
-    parser.add_argument("--write", action="store_true", help="write the fitted lines")
+    parser.add_argument("--score", type=Path, nargs="+", metavar="FILE", help="points to score only")
+    parser.add_argument(
+        "--write", action="store_true", help="write constants.toml and the table of docs/memory.md"
+    )
     arguments = parser.parse_args()
-    if not arguments.score:
-        lines = fitted(read(POINTS))
-        print("\n".join(f"{name} = {value} # fitted" for name, value in lines.items()), end="\n\n")
-        if arguments.write:
-            CONSTANTS.write_text(rewritten(CONSTANTS.read_text(encoding="utf-8"), lines), encoding="utf-8")
-    points = [point for file in arguments.score or [POINTS] for point in read(file)]
-    print("\n".join(scores([found for point in points if (found := row(point))], among=len(points))))
+    known = read(POINTS)
+    if arguments.score:
+        given = [point for file in arguments.score for point in read(file)]
+        print("\n".join(score_lines(given, known=known)))
+        return
+    found = fitted(known)
+    text = rewritten(CONSTANTS.read_text(encoding="utf-8"), found)
+    table = "\n".join(tables(known))
+    print(table)
+    if arguments.write:
+        CONSTANTS.write_text(text, encoding="utf-8")
+        PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    elif text != CONSTANTS.read_text(encoding="utf-8"):
+        print("\nconstants.toml is not what this fit gives: --write")
 
 
-def fitted(points: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """The constants of the regime that the points pin down."""
-    seen = [point for point in points if point.get("regime") == REGIME and _since(point)]
-    peaks = [peak for point in seen if (peak := _peak(point))]
-    slope = sum(left * logits for left, logits in peaks) / sum(logits**2 for _, logits in peaks)
-    ratios = [left / (slope * logits) for left, logits in peaks]
-    # twice what was missed: one kind of GPU and one attention backend are all that was seen
-    margin = math.ceil(200 * max(abs(ratio - 1) for ratio in ratios)) / 100
-    outside = [
-        point["reported_non_torch_gib"]
-        for point in seen
-        if _alone(point) and "reported_non_torch_gib" in point
+def source_of(point: Mapping[str, Any]) -> str:
+    """Where a log was published: `owner/repository#number`, or the report's repository."""
+    told = str(point.get("source") or point.get("id"))
+    thread = re.search(r"github\.com/([\w.-]+/[\w.-]+)[ /](?:issues|pull)/(\d+)", told)
+    if thread:
+        return f"{thread[1]}#{thread[2]}"
+    report = re.match(r"github:([\w.-]+/[\w.-]+)", told)
+    return report[1] if report else told
+
+
+def fitted(points: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, Kind], Interval]:
+    """The bounds of every regime that logs can pin down: what was seen, and what the next log may add."""
+    samples = [
+        sample._replace(source=source_of(point))
+        for point in points
+        if has_gpu(point)
+        for sample in _samples(point)
     ]
-    return {
-        "logit_bytes": f"[{slope:.2f}, {slope:.2f}]",
-        "spread": f"[{1 - margin:.2f}, {1 + margin:.2f}]",
-        "tp1_gib": f"[{max(0.0, min(outside) - 0.2):.2f}, {max(outside) + 0.1:.2f}]",
-    }
+    found: dict[tuple[str, str, Kind], Interval] = {}
+    for rules in regimes():
+        for kind in get_args(Kind) if rules.runner != "cpu" else ():
+            seen = [
+                sample
+                for sample in samples
+                if sample.kind == kind
+                and (
+                    (sample.since == rules.since and sample.runner == rules.runner)
+                    or (kind in _POOLED and _BEFORE_V1 not in (sample.since, rules.since))
+                )
+            ]
+            if kind == "draft_bytes" and rules.runner != "v2":
+                continue
+            assumed = _READ.get((rules.runner, rules.since, kind)) or _ASSUMED[kind]
+            found[rules.runner, rules.since, kind] = _bounds(seen, assumed=assumed)
+    return found
 
 
-def _since(point: dict[str, Any]) -> bool:
-    return tuple(map(int, str(point["vllm_version"]).split(".")[:2])) >= (0, 17)
+def _bounds(seen: Sequence[Sample], *, assumed: tuple[float, float]) -> Interval:
+    if not seen:
+        return Interval(*assumed, 0)
+    values = [sample.value for sample in seen]
+    margin = _SURPRISE / 2 * (1 / len(seen) + 1 / len({sample.source for sample in seen}))
+    low, high = max(0.0, min(values) * (1 - margin)), max(values) * (1 + margin)
+    if len(seen) < _ENOUGH:
+        low, high = min(low, assumed[0]), max(high, assumed[1])
+    return Interval(low, high, len(seen))
 
 
-def _alone(point: dict[str, Any]) -> bool:
-    return int(point.get("tp") or 1) == 1 and int(point.get("pp") or 1) == 1
-
-
-def _peak(point: dict[str, Any]) -> tuple[float, float] | None:
-    """(Peak less hidden states and experts, rows times vocabulary), where the sampler is the peak."""
-    activation = reported(point, "activation")
-    if activation is None or int(point.get("pp") or 1) > 1 or point["config"].get("pattern"):
-        return None
+def _samples(point: Mapping[str, Any]) -> list[Sample]:
+    """What one log says of the constants."""
     s = situation(point)
-    sizes, tokens = shape(s.target), s.settings.max_num_batched_tokens
-    hidden = tokens * sizes.hidden * sizes.dtype_bytes
-    experts = (
-        tokens * sizes.experts_per_token * (2 * sizes.expert_intermediate + sizes.hidden) * sizes.dtype_bytes
+    if not is_described(point):
+        return []
+    rules = regime(s.settings.version, runner=s.runner)
+    found = [*_peak(point, rules)]
+    beside = reported(point, "non_torch")
+    if beside is not None:
+        several: Kind = "several_gpus_gib" if capability(s) in NVLINK else "pcie_gpus_gib"
+        kind: Kind = "one_gpu_gib" if s.settings.tensor_parallel_size == 1 else several
+        found.append(Sample(kind, rules.runner, rules.since, beside / GIB))
+    graphs, captured = reported(point, "cudagraph"), captures(s)
+    is_plain = captured.graphs >= _FEW_GRAPHS and "linear_num_key_heads" not in s.target.config
+    if graphs is not None and graphs > 0 and is_plain:
+        pool = graph_pool_bytes(shape(s.target), settings=s.settings, captured=captured)
+        left = graphs - pool if graphs > 2 * pool else graphs
+        found.append(Sample("graph_mib", rules.runner, rules.since, left / captured.graphs / _MIB))
+    return found
+
+
+def _peak(point: Mapping[str, Any], rules: Regime) -> Iterable[Sample]:
+    """The term that made the peak of the activations, and its constant."""
+    peak = reported(point, "activation")
+    if peak is None:
+        return
+    s = situation(point)
+    sizes, settings = shape(s.target), s.settings
+    has_encoder = sizes.is_multimodal or "pattern" in (point.get("config") or {})
+    if has_encoder or (sizes.experts_per_token and sizes.is_quantized):
+        return
+    experts, layers = experts_bytes(sizes, settings), layers_bytes(sizes, settings)
+    drafting = Drafting(s.method, s.num_speculative_tokens)
+    if rules.runner == "v2" and s.method:
+        kept = kept_for_draft(sizes, settings)
+        tokens = draft_rows(settings, drafting) * sizes.vocab
+        yield Sample("draft_bytes", rules.runner, rules.since, (peak - (kept.low + kept.high) / 2) / tokens)
+    elif layers > 0.9 * (peak - experts):
+        yield Sample("layers", rules.runner, rules.since, (peak - experts) / layers)
+    else:
+        hidden = rules.hidden_copies * hidden_bytes(sizes, settings)
+        rows = min(settings.max_num_seqs, settings.max_num_batched_tokens) * sizes.vocab
+        yield Sample("sampler_bytes", rules.runner, rules.since, (peak - hidden - experts) / rows)
+
+
+def rules_of(found: Mapping[tuple[str, str, Kind], Interval], known: Regime) -> Regime:
+    """A regime with these bounds."""
+
+    def bound(kind: Kind, now: Interval, unit: int = 1) -> Interval:
+        given = found.get((known.runner, known.since, kind))
+        return now if given is None else Interval(given.low * unit, given.high * unit, given.logs)
+
+    return replace(
+        known,
+        sampler_bytes=bound("sampler_bytes", known.sampler_bytes),
+        draft_bytes=bound("draft_bytes", known.draft_bytes),
+        layers=bound("layers", known.layers),
+        one_gpu_bytes=bound("one_gpu_gib", known.one_gpu_bytes, GIB),
+        several_gpus_bytes=bound("several_gpus_gib", known.several_gpus_bytes, GIB),
+        pcie_gpus_bytes=bound("pcie_gpus_gib", known.pcie_gpus_bytes, GIB),
+        graph_bytes=bound("graph_mib", known.graph_bytes, _MIB),
     )
-    layers = (
-        tokens * 3 * intermediate(point["config"]) * sizes.dtype_bytes / s.settings.tensor_parallel_size
-        + 4 * hidden
+
+
+def rewritten(text: str, found: Mapping[tuple[str, str, Kind], Interval]) -> str:
+    """constants.toml with these bounds."""
+    return "".join(
+        _rewritten_row(part, found) for part in re.split(r"(?=^\[\[regime\]\]$)", text, flags=re.M)
     )
-    if layers > 0.9 * activation:
-        return None
-    return activation - 1.42 * hidden - experts, s.settings.max_num_seqs * sizes.vocab
 
 
-def rewritten(text: str, lines: dict[str, str]) -> str:
-    """constants.toml with these values on the lines that are marked as fitted."""
-    for name, value in lines.items():
-        text = re.sub(rf"^{name} = .* # fitted$", f"{name} = {value} # fitted", text, flags=re.M)
-    return text
+def _rewritten_row(row_text: str, found: Mapping[tuple[str, str, Kind], Interval]) -> str:
+    names = dict(re.findall(r'^(runner|from) = "(.*)"$', row_text, re.M))
+    for (runner, since, kind), bound in found.items():
+        if (runner, since) == (names.get("runner"), names.get("from")):
+            line = f"{kind} = [{bound.low:.2f}, {bound.high:.2f}, {bound.logs}]"
+            row_text = re.sub(rf"^{kind} = .*$", line, row_text, flags=re.M)
+    return row_text
 
 
-def scores(rows: Sequence[Row], *, among: int) -> list[str]:
-    """How good the estimate is, in lines: weights, KV cache, intervals, verdicts."""
-    weights = [
-        abs(found.weights_bytes / given - 1)
-        for found in rows
-        if found.weights_bytes and (given := reported(found.point, "weights"))
+class Score(NamedTuple):
+    """One launch against its log."""
+
+    group: str
+    verdict: str | None
+    """None where only the KV cache can be compared."""
+    serves: bool
+    error: float | None
+    """Distance of the interval's middle from the log's figure, as a share of the GPU's memory."""
+    is_inside: bool
+    width: float
+    point: Mapping[str, Any]
+
+
+def score(launch: Row, rules: Regime | None = None) -> Score:
+    """One launch, with the constants that ship or with others."""
+    s = launch.situation
+    r = reckon(s, needed=launch.demand, rules=rules)
+    kv, logged, total = r.kv_cache[r.poorest], logged_kv(launch), s.machine.accelerator.total_bytes
+    version = minor(s.settings.version)
+    group = next(name for name, (first, end) in GROUPS.items() if first <= version < end)
+    serves = str(launch.point["outcome"]) == "serves"
+    judge = verdict if launch.point.get("max_num_seqs") else verdict_without_states
+    found = judge(s, r) if launch.demand.groups else None
+    if logged is None:
+        return Score(group, found, serves, None, False, (kv.high - kv.low) / total, launch.point)
+    rounding = 0.006 * GIB
+    is_inside = kv.low - rounding <= logged <= kv.high + rounding
+    error = abs((kv.low + kv.high) / 2 - logged) / total
+    return Score(group, found, serves, error, is_inside, (kv.high - kv.low) / total, launch.point)
+
+
+def tables(points: Sequence[Mapping[str, Any]]) -> list[str]:
+    """In-sample and leave-one-source-out, by vLLM version."""
+    left_out: list[Score] = []
+    everything = fitted(points)
+    in_sample = scores(points, everything)
+    for source in sorted({source_of(point) for point in points}):
+        rest = fitted([point for point in points if source_of(point) != source])
+        left_out += scores([point for point in points if source_of(point) == source], rest)
+    return [
+        *_table("In-sample: the logs that the constants were fitted to", in_sample),
+        "",
+        *_table("Leave one source out: each log is predicted from the other sources", left_out),
+        "",
+        *_unscored(points),
     ]
-    measured = [(found, given) for found in rows if (given := reported(found.point, "kv")) is not None]
-    errors = [_error(found, given) for found, given in measured]
-    inside = [_inside(found, given) for found, given in measured]
-    verdicts = Counter((str(found.point["outcome"]) == "serves", found.estimate.verdict) for found in rows)
-    tight = sum(count for (_, verdict), count in verdicts.items() if verdict == "tight")
-    lines = [f"{len(rows)} of {among} logs can be judged"]
-    if weights:
-        lines.append(
-            f"weights       MAPE {statistics.mean(weights):.2%} over {len(weights)}, worst {max(weights):.2%}"
-        )
-    if errors:
-        middle, worst = statistics.median(errors), max(errors)
-        lines.append(
-            f"KV cache      median error {middle:.2%} of the GPU over {len(errors)}, worst {worst:.2%}"
-        )
-        lines.append(f"intervals     {statistics.mean(inside):.0%} hold what was reported")
-    lines += [
-        f"{'serves' if served else 'fails':<13} {verdict:<13} {count}"
-        for (served, verdict), count in sorted(verdicts.items())
+
+
+def scores(
+    points: Iterable[Mapping[str, Any]], found: Mapping[tuple[str, str, Kind], Interval]
+) -> list[Score]:
+    scored = []
+    for point in points:
+        if not has_gpu(point):
+            continue
+        s = situation(point)
+        rules = rules_of(found, regime(s.settings.version, runner=s.runner))
+        launch = row(point, rules=rules)
+        if not isinstance(launch, str):
+            scored.append(score(launch, rules))
+    return scored
+
+
+def score_lines(points: Sequence[Mapping[str, Any]], *, known: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The same for other points, with the constants that ship: in-sample and held-out apart."""
+    seen = {source_of(point) for point in known}
+    parts: dict[bool, list[Score]] = {False: [], True: []}
+    for point in points:
+        launch = row(point)
+        if not isinstance(launch, str):
+            parts[source_of(point) in seen].append(score(launch))
+    lines = []
+    titles = {
+        False: "Held-out: the fit saw none of these sources",
+        True: "In-sample: the fit saw these sources",
+    }
+    for is_seen, title in titles.items():
+        if parts[is_seen]:
+            lines += [*_table(title, parts[is_seen]), ""]
+    return [*lines, *_unscored(points)]
+
+
+def _table(title: str, scores: Sequence[Score]) -> list[str]:
+    lines = [
+        f"**{title}**",
+        "",
+        "| vLLM | launches | KV cache: logs | median error | inside | median width | false FIT | false DOES NOT FIT |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    lines.append(f"false FIT     {verdicts[(False, 'fit')]}")
-    lines.append(f"TIGHT rate    {tight / max(1, len(rows)):.0%}")
+    for group in (*GROUPS, "all"):
+        chosen = [found for found in scores if group in ("all", found.group)]
+        if chosen:
+            lines.append(_line(group, chosen))
     return lines
 
 
-def _error(found: Row, given: float) -> float:
-    """Distance of the interval's middle, as a share of the GPU's memory."""
-    kv = found.estimate.per_gpu_bytes.kv_cache
-    return abs((kv.low + kv.high) / 2 - given) / found.estimate.per_gpu_bytes.total
+def _line(group: str, scores: Sequence[Score]) -> str:
+    measured = [found for found in scores if found.error is not None]
+    figures = ["-", "-", "-"]
+    if measured:
+        figures = [
+            f"{statistics.median(found.error or 0.0 for found in measured):.1%}",
+            f"{statistics.mean(found.is_inside for found in measured):.0%}",
+            f"{statistics.median(found.width for found in measured):.1%}",
+        ]
+    judged = Counter((found.serves, found.verdict) for found in scores if found.verdict)
+    failed = sum(count for (serves, _), count in judged.items() if not serves)
+    served = sum(count for (serves, _), count in judged.items() if serves)
+    wrong = f"{judged[False, 'fit']} of {failed}", f"{judged[True, 'does_not_fit']} of {served}"
+    return f"| {group} | {len(scores)} | {len(measured)} | {' | '.join(figures)} | {' | '.join(wrong)} |"
 
 
-def _inside(found: Row, given: float) -> bool:
-    """Whether the interval holds the figure, within the log's rounding."""
-    kv, rounding = found.estimate.per_gpu_bytes.kv_cache, 0.006 * GIB
-    return kv.low - rounding <= given <= kv.high + rounding
+def _unscored(points: Iterable[Mapping[str, Any]]) -> list[str]:
+    why: dict[str, list[str]] = {}
+    for point in points:
+        launch = row(point)
+        if isinstance(launch, str):
+            why.setdefault(launch, []).append(str(point.get("id") or point.get("model")))
+    count = sum(map(len, why.values()))
+    return [f"Not scored: {count}"] + [
+        f"- {reason}: {', '.join(names)}" for reason, names in sorted(why.items())
+    ]
+
+
+def with_table(page: str, table: str) -> str:
+    """The page with the table between its marks."""
+    before, rest = page.split(MARKS[0], 1)
+    return f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{rest.split(MARKS[1], 1)[1]}"
 
 
 if __name__ == "__main__":

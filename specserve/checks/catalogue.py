@@ -78,6 +78,7 @@ _WITH_NEEDS: tuple[Rule, ...] = (
     memory.unreachable_concurrency,
     memory.costly_draft,
     memory.large_draft_buffer,
+    memory.missing_state_blocks,
     hardware.split_node,
     hardware.idle_accelerators,
     hardware.missing_hardware,

@@ -43,15 +43,22 @@ def parts(memory: MemoryEstimate, machine: Machine) -> str:
     weights = gib(per_gpu.target_weights)
     if per_gpu.draft_weights:
         weights += f" + {gib(per_gpu.draft_weights)} of the draft"
-    where, total = "on this host" if machine.is_cpu else "per GPU", gib(per_gpu.total)
+    where, total = "per GPU", gib(per_gpu.total)
+    if machine.is_cpu:
+        where = f"each of {memory.ranks} ranks on this host" if memory.ranks > 1 else "on this host"
     if is_fixed(memory):
         head = f"{where} of {total}, estimated: "
     else:
         head = f"{where}, estimated: {gib(per_gpu.budget)} of {total}; "
     return (
-        f"{head}weights {weights}, activations {span(per_gpu.activation)}, other {span(per_gpu.other)}, "
-        f"KV cache {span(per_gpu.kv_cache)}"
+        f"{head}weights {weights}, activations {_supported(per_gpu.activation)}, "
+        f"other {_supported(per_gpu.other)}, KV cache {_supported(per_gpu.kv_cache)}"
     )
+
+
+def _supported(interval: Interval) -> str:
+    """A span, and how many logs it comes from."""
+    return span(interval) + (f" ({interval.support})" if interval.support else "")
 
 
 def capacity(memory: MemoryEstimate) -> str:

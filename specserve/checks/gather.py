@@ -194,7 +194,7 @@ def _compare(
 
 def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
-    from specserve.facts.accelerators import assume, this_cpu
+    from specserve.facts.accelerators import Machine, accelerator, assume, this_cpu
     from specserve.facts.nvml import find
     from specserve.plan.support import installed
 
@@ -210,6 +210,10 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     found = find(devices=hardware.devices if hardware else None) if wanted.here else None
     if found:  # the other nodes of a launch are not looked at, and taken for the same
         return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
+    if hardware and hardware.accelerator and vllm and vllm.platform != "cpu":
+        named = accelerator(hardware.accelerator)
+        if named.vendor == "nvidia":  # of the others NVML knows nothing
+            return Machine(named, 0, hardware.nodes, "found"), ""
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 

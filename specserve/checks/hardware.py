@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.figures import gib, machine_words
-from specserve.checks.memory import estimates, lacking_free_bytes, ranks
+from specserve.checks.figures import gib, is_fixed, machine_words
+from specserve.checks.memory import estimates, lacking_free_bytes, needed_at_once, ranks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
@@ -203,11 +203,13 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 @rule("SD312", "occupied-memory", Severity.ERROR, needs="hardware")
 def occupied_memory(ctx: Context) -> Iterator[Hit]:
-    """Less memory is free than vLLM asks for.
+    """Less memory is free on this machine than the launch needs now.
 
     ## Why is this bad?
-    vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start where
-    other processes hold too much: often the previous server, or what is left of it.
+    vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start if other
+    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be
+    free beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free,
+    this finding is a warning.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
@@ -224,12 +226,27 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
     assert machine is not None
     for _, memory in estimates(ctx):
         free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
-        if free is not None:
-            share = int(100 * (free - 2**29) / total) / 100
-            yield Hit(
-                "engine.gpu_memory_utilization",
-                f"{gib(free)} of {gib(total)} are free, and vLLM asks for {gib(memory.per_gpu_bytes.budget)}",
-                notes=machine.holders,
-                help=f"stop what holds it, or write `gpu_memory_utilization: {share}`" if share > 0 else None,
+        if free is None:
+            continue
+        need = needed_at_once(memory, machine)
+        if is_fixed(memory):
+            who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
+            path, words, help = (
+                "engine.kv_cache_memory_bytes",
+                f"{who} {gib(need.high)}",
+                "stop what holds it",
             )
-            return
+        else:
+            share = int(100 * (free - 2**29) / total) / 100
+            path, words = "engine.gpu_memory_utilization", f"vLLM asks for {gib(need.high)}"
+            help = "stop what holds it" + (
+                f", or write `gpu_memory_utilization: {share}`" if share > 0 else ""
+            )
+        yield Hit(
+            path,
+            f"{gib(free)} of {gib(total)} are free, and {words}",
+            notes=machine.holders,
+            help=help,
+            severity=None if free < need.low else Severity.WARNING,
+        )
+        return

@@ -1,4 +1,4 @@
-"""SD301-SD305: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
+"""SD301-SD305, SD313: whether weights, draft and KV cache fit the machine, and what the draft costs of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specserve.profile.ranks import world_size
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
-    from specserve.plan.memory.estimate import MemoryEstimate
+    from specserve.plan.memory.estimate import Interval, MemoryEstimate
 
 _COSTLY = 0.25
 """Share of the KV cache that a draft may take before it is worth a word."""
@@ -35,12 +35,24 @@ def ranks(ctx: Context) -> int:
 
 
 def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
-    """What is free of an accelerator that was found, where vLLM asks for more: told by a rule of its own."""
-    machine, parts = ctx.machine, memory.per_gpu_bytes
-    if machine is None or machine.basis != "found" or parts.budget == parts.total:
+    """What is free on the fullest accelerator found here if a launch needs more at once; SD312 reports it."""
+    machine = ctx.machine
+    if machine is None or machine.basis != "found":
         return None
     free = machine.least_free_bytes(ranks=ranks(ctx))
-    return free if free is not None and free < parts.budget else None
+    return free if free is not None and free < needed_at_once(memory, machine).high else None
+
+
+def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Interval:
+    """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
+    from specserve.plan.memory.estimate import Interval
+
+    per_gpu = memory.per_gpu_bytes
+    if not is_fixed(memory):
+        return Interval(per_gpu.budget, per_gpu.budget)
+    weights, kv = per_gpu.target_weights + per_gpu.draft_weights, per_gpu.kv_cache.low
+    sharing = memory.ranks if machine.is_cpu else 1
+    return Interval(sharing * weights + kv, sharing * (weights + kv))
 
 
 @rule("SD301", "insufficient-memory", Severity.ERROR, needs="hardware")
@@ -67,7 +79,7 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "does_not_fit":
+        if memory.verdict == "does_not_fit" and not memory.is_short_of_states_only:
             yield Hit(
                 path,
                 f"does not fit {machine_words(ctx.machine)}: {_reason(memory, ctx.machine)}",
@@ -98,8 +110,9 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication
-    buffers. It also is tight where verifying drafts, which vLLM's profile run leaves out, needs more than lies
-    outside of vLLM's share, or where a promised concurrency has no room.
+    buffers. It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies
+    outside of vLLM's share, or if a promised concurrency has no room. If the architecture is not known, so that
+    its KV cache cannot be computed, this finding is an info.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
@@ -116,12 +129,16 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
-        if memory.verdict == "tight" and lacking_free_bytes(ctx, memory) is None:
+        is_told = memory.is_short_of_states_only or lacking_free_bytes(ctx, memory) is not None
+        if memory.verdict == "tight" and not is_told:
             yield Hit(
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
                 notes=(parts(memory, ctx.machine), *memory.notes),
-                help=advice(memory),
+                help=advice(memory)
+                if memory.is_kv_known
+                else "`--ask-vllm` lets the installed vLLM compute it",
+                severity=None if memory.is_kv_known else Severity.INFO,
             )
 
 
@@ -148,7 +165,9 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
     wanted = ctx.profile.engine.get("max_num_seqs")
     for _, memory in estimates(ctx):
         most = memory.max_concurrency.high
-        if type(wanted) is int and memory.verdict != "does_not_fit" and most < wanted:
+        if not memory.is_kv_known or memory.verdict == "does_not_fit":
+            continue
+        if type(wanted) is int and most < wanted:
             yield Hit(
                 "engine.max_num_seqs",
                 f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "
@@ -240,3 +259,53 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
                 f"the logits of the drafts take {gib(size)} of {where}",
                 help="a smaller `max_num_seqs` keeps fewer; `draft_sample_method: greedy` keeps none",
             )
+
+
+@rule("SD313", "missing-state-blocks", Severity.ERROR, needs="hardware")
+def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
+    """More requests may run than the KV cache has blocks for their recurrent states.
+
+    ## Why is this bad?
+    Layers of Mamba, gated delta net and short convolutions keep a state for each request, and a state takes a whole
+    block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
+    `max_num_seqs` is larger; its default is 1024 on GPUs with 70 GiB and more. If the upper bound of the KV cache
+    has enough blocks, this finding is a warning.
+
+    ## Example
+        target: {model: ./lfm2, max_model_len: 2048}
+        engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Use instead
+        target: {model: ./lfm2, max_model_len: 2048}
+        engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
+        hardware: {accelerator: L4-24GB}
+
+    ## Source
+    vllm/config/compilation.py, `exceeds available Mamba cache `
+    """
+    for _, memory in estimates(ctx):
+        states = memory.states
+        if states is None or states.blocks.low >= states.max_num_seqs:
+            continue
+        low, high = int(states.blocks.low), int(states.blocks.high)
+        blocks = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        turns = "; ".join(
+            other for other in (advice(memory) or "").split("; ") if "max_num_seqs" not in other
+        )
+        is_sure = high < states.max_num_seqs and memory.certain
+        yield Hit(
+            "engine.max_num_seqs",
+            f"{states.max_num_seqs:,} requests may run, and the KV cache has {blocks} blocks for their states",
+            notes=memory.notes,
+            help=_most_requests(states.largest_max_num_seqs, turns),
+            severity=None if is_sure else Severity.WARNING,
+        )
+        return
+
+
+def _most_requests(most: int, turns: str) -> str | None:
+    """The largest `max_num_seqs` that boots, then what else would help."""
+    if not most:
+        return turns or None
+    return f"write `max_num_seqs: {most}` or less" + (f"; {turns}" if turns else "")

@@ -12,7 +12,7 @@ import typer
 from specserve.checks.gather import Wanted
 from specserve.cli import judge
 from specserve.cli.judge import Format
-from specserve.cli.options import NoLock, Settings
+from specserve.cli.options import Assume, NoLock, Settings
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
@@ -30,12 +30,7 @@ def check(
         ),
     ],
     *,
-    assume: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[NODESx]COUNTxNAME", show_default=False, help="Judge for this machine: 4xH100-80GB."
-        ),
-    ] = None,
+    assume: Assume = None,
     offline: Annotated[bool, typer.Option("--offline", help="Cache, directories and lock only.")] = False,
     locked: Annotated[bool, typer.Option("--locked", help="Profile and lock, nothing else.")] = False,
     no_lock: NoLock = False,

@@ -24,6 +24,12 @@ Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
 ]
+Assume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[NODESx]COUNTxNAME", show_default=False, help="Assume this machine, such as 4xH100-80GB."
+    ),
+]
 NodeRank = Annotated[
     int | None,
     typer.Option(

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specserve.cli.options import Alternative, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
+from specserve.cli.options import (
+    Alternative,
+    Assume,
+    Devices,
+    MasterAddr,
+    NodeRank,
+    NoLock,
+    Port,
+    Settings,
+)
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -37,6 +46,7 @@ def plan(
             metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
         ),
     ] = None,
+    assume: Assume = None,
     no_lock: NoLock = False,
     settings: Settings = None,
     port: Port = None,
@@ -46,19 +56,23 @@ def plan(
 ) -> None:
     """Print the exact launch: program, arguments, environment.
 
-    What specserve adds is told, and why. Where a vLLM is installed the plan is for this machine, and starts
-    the same server as `up` when pasted into a shell. With --vllm, or where none is installed, it is the
-    launch that any machine shares. A profile for several nodes gives a command for each.
+    What specserve adds is said, and why. If a vLLM is installed, the plan is for this machine and starts the
+    same server as `up` when pasted into a shell. With --vllm, without a vLLM, or if the profile's `hardware`
+    or --assume names accelerators that the installed vLLM does not run on, it is the launch that all such
+    machines share. A profile for several nodes gives a command for each.
 
     \b
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
-    specserve plan configs/llama70b-8b.yaml --origin
+    specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --origin
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
+    from specserve.facts.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
-    from specserve.plan.shell import as_json, origins
+    from specserve.plan.shell import origins
     from specserve.report.console import in_one_line, out
+
+    machine = machine_of(assume) if assume else None
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
         from specserve.cli.prepare import prepare
@@ -75,6 +89,7 @@ def plan(
             whole=True,
             use_lock=not no_lock,
             node=None if rank is None else node_at(rank, master_addr),
+            machine=machine,
         )
 
     source, made = planned(node_rank)
@@ -82,18 +97,25 @@ def plan(
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
     rows = origins(plans[0])
     if format is Format.JSON:
-        content = as_json(plans[0])
-        if nodes > 1:
-            content["nodes"] = [{"argv": list(one.argv)} for one in plans]
-        if origin:
-            content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
-        out(json.dumps(content, indent=2))
+        out(json.dumps(_content(plans, rows=rows if origin else None), indent=2))
         return
     if origin:
         width = max(len(key) for key, _, _ in rows)
         out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
         return
     _print(plans)
+
+
+def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:
+    """The plan as JSON; with several nodes the command of each, and with `rows` where each value was written."""
+    from specserve.plan.shell import as_json
+
+    content: dict[str, Any] = as_json(plans[0])
+    if len(plans) > 1:
+        content["nodes"] = [{"argv": list(one.argv)} for one in plans]
+    if rows is not None:
+        content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
+    return content
 
 
 def _print(plans: list[LaunchPlan]) -> None:

@@ -13,6 +13,7 @@ from specserve.plan.table import VllmTable
 from specserve.profile.schema import Hardware, Profile
 
 if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.nodes import Node
 
@@ -33,15 +34,19 @@ def prepare(
     passed: Collection[str] = (),
     node: Node | None = None,
     whole: bool = False,
+    machine: Machine | None = None,
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
 
     `starts`: the plan is to be run here, so a vLLM must be installed and port 0 becomes a free one. `use_lock`: the
     models are those of the lock beside the profile; `locked`: it must be there, and so must all that it names.
     `passed`: codes of errors that do not stop it. `node`: which of several this is. `whole`: where none
-    is named, the plan of all without the flags of nodes; else that is an error.
+    is named, the plan of all without the flags of nodes; else that is an error. `machine`: what the plan is for,
+    instead of the profile's `hardware`. A plan that is not to be run here, and whose machine has another kind of
+    accelerator than the installed vLLM, is the one of that machine.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
+    from specserve.cli.locking import at_lock, without_hub
     from specserve.plan.launch import launch, with_port
     from specserve.profile.load import load_profile, with_alternative
 
@@ -49,15 +54,15 @@ def prepare(
     if devices is not None:
         profile = on_devices(profile, devices)
     if check:
-        _refuse_errors(profile, starts=starts, passed=passed)
-    from specserve.cli.locking import at_lock, without_hub
-
+        _refuse_errors(for_machine(profile, machine), starts=starts, passed=passed)
     profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
-    here = None if vllm else _installed(profile, needed=starts)
+    meant = for_machine(profile, machine)
+    is_elsewhere = vllm is not None or (not starts and _is_elsewhere(meant))
+    here = None if is_elsewhere else _installed(profile, needed=starts)
     if here is None:
-        table, version, platform = _named(profile, vllm)
+        table, version, platform = _named(meant, vllm)
         plan = launch(profile, table=table, platform=platform, version=version, port=port)
-        plan = _on_node(plan, profile, table, node, whole=whole)
+        plan = _on_node(plan, meant, table, node, whole=whole)
     else:
         from specserve.plan.host import localize, this_host
         from specserve.plan.support import installed
@@ -65,7 +70,7 @@ def prepare(
         found, host = installed(), this_host()
         assert found is not None
         plan = launch(profile, table=here, platform=found.platform, version=found.version, port=port)
-        plan = _on_node(plan, profile, here, node, whole=whole)
+        plan = _on_node(plan, meant, here, node, whole=whole)
         plan = localize(plan, installed=found, host=host)
         plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
         if check and starts:
@@ -75,14 +80,18 @@ def prepare(
             host = replace(seen_from(host, plan), taken_ports={})
             _refuse_errors(profile, plan=plan, host=host, passed=passed)
     if devices is not None and plan.platform == "cpu":
-        from specserve.report.console import say, styled
-
-        say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
+        _say_without_effect()
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
 
         plan = with_port(plan, free_port(plan.host))
-    return profile, plan
+    return meant, plan
+
+
+def _say_without_effect() -> None:
+    from specserve.report.console import say, styled
+
+    say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
 
 
 def _on_node(
@@ -152,6 +161,34 @@ def on_devices(profile: Profile, text: str) -> Profile:
     return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
 
 
+def for_machine(profile: Profile, machine: Machine | None) -> Profile:
+    """The profile with an assumed machine as its `hardware`; None: as it is."""
+    if machine is None:
+        return profile
+    hardware = replace(
+        profile.hardware or Hardware(),
+        accelerator=machine.accelerator.name,
+        count=machine.count,
+        nodes=machine.nodes,
+    )
+    return replace(profile, hardware=hardware)
+
+
+def _is_elsewhere(profile: Profile) -> bool:
+    """Whether `hardware` names a kind of accelerator that the installed vLLM does not run on."""
+    from specserve.plan.support import installed
+
+    found, hardware = installed(), profile.hardware
+    if found is None or hardware is None or hardware.accelerator is None:
+        return False
+    return _is_for_cpu(profile) != (found.platform == "cpu")
+
+
+def _is_for_cpu(profile: Profile) -> bool:
+    named = profile.hardware.accelerator if profile.hardware else None
+    return named is not None and named.strip().lower() == "cpu"
+
+
 def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
     """The table of the installed vLLM; None where none is, and none is needed. Raises FactError."""
     from specserve.plan.support import contains, installed, installed_table
@@ -175,5 +212,5 @@ def _named(profile: Profile, vllm: str | None) -> tuple[VllmTable, str, str]:
     from specserve.plan.support import in_range, known_versions, table
 
     version = vllm or (in_range(profile.vllm or "") or known_versions())[-1]
-    cpu = "+cpu" in version or (profile.hardware is not None and profile.hardware.accelerator == "cpu")
+    cpu = "+cpu" in version or _is_for_cpu(profile)
     return table(version), version, "cpu" if cpu else "cuda"

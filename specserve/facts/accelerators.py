@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Literal
 
 from specserve.errors import UsageError
@@ -16,7 +14,6 @@ CPU = "cpu"
 _GIB = 2**30
 _MACHINE = re.compile(r"(?:(?:(\d{1,6})x)?(\d{1,6})x)?([A-Za-z].*)", re.S)
 _LONGEST_NAME = 60
-_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +45,8 @@ class Machine:
     """Free memory per accelerator, where they were found."""
     holders: tuple[str, ...] = ()
     """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
+    memory_nodes: int = 1
+    """NUMA nodes that share the memory of a CPU: the engine's `gpu_memory_utilization` is a share of one of them."""
 
     @property
     def is_cpu(self) -> bool:
@@ -127,43 +126,23 @@ def assume(text: str, *, basis: Literal["assumed", "profile"] = "assumed") -> Ma
     nodes, count = int(match[1] or 1), int(match[2] or 1)
     if not (nodes and count):
         raise UsageError(f"`{_shown(text)}` has no accelerator", hint=hint)
-    return Machine(accelerator(match[3]), count, nodes, basis)
+    kind = accelerator(match[3])
+    here = this_cpu().memory_nodes if kind.name == CPU else 1
+    return Machine(kind, count, nodes, basis, memory_nodes=here)
 
 
 def this_cpu() -> Machine:
-    """This machine's own memory, as the CPU engine counts it: one memory node, and a container's limit.
+    """This machine's own memory, which the CPU engine uses: its capacity, and what is free of it now."""
+    from specserve.facts.hostmemory import host_memory
 
-    Source: vllm/utils/cpu_resource_utils.py 0.32, `get_memory_node_info`.
-    """
-    import psutil
-
-    memory = psutil.virtual_memory()
-    total, free = min([memory.total, *_nodes()]), int(memory.available)
-    limit, used = _number("memory.max"), _number("memory.current")
-    if limit is not None and limit < total:
-        total, free = limit, min(free, limit - (used or 0))
+    memory = host_memory()
     return Machine(
-        Accelerator(CPU, total, None, CPU), 1, basis="found", free_bytes=(max(0, min(free, total)),)
+        Accelerator(CPU, memory.capacity_bytes, None, CPU),
+        1,
+        basis="found",
+        free_bytes=(memory.free_bytes,),
+        memory_nodes=memory.nodes,
     )
-
-
-def _nodes() -> list[int]:
-    """The memory of each NUMA node, in bytes."""
-    totals = []
-    for file in Path("/sys/devices/system/node").glob("node[0-9]*/meminfo"):
-        with suppress(OSError, ValueError):
-            match = re.search(r"MemTotal:\s*(\d+) kB", file.read_text(encoding="ascii"))
-            totals += [int(match[1]) * 1024] if match and int(match[1]) else []
-    return totals
-
-
-def _number(name: str) -> int | None:
-    """A figure of this control group, version 2 or 1."""
-    old = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes"}[name]
-    for file in (_GROUP / name, _GROUP / "memory" / old):
-        with suppress(OSError, ValueError):
-            return int(file.read_text(encoding="ascii"))
-    return None
 
 
 def _plain(name: str) -> str:

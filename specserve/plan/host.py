@@ -37,7 +37,8 @@ class Host:
     openmp: str | None
     cpus: tuple[int, ...]
     numa_nodes: int
-    free_bytes: int
+    capacity_bytes: int
+    """Memory of the machine, or of its container; not what is free."""
     compiler: str | None
     """The C++ compiler that torch would call; None where there is none."""
     taken_ports: Mapping[int, str] = field(default_factory=dict)
@@ -54,11 +55,11 @@ def this_host() -> Host:
     """The machine and the Python that run this."""
     import shutil
 
-    import psutil
+    from specserve.facts.hostmemory import host_memory
 
+    memory = host_memory()
     script = Path(sys.executable).with_name("vllm")
     openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    nodes = list(Path("/sys/devices/system/node").glob("node[0-9]*"))
     return Host(
         python=sys.executable,
         vllm_script=str(script) if script.exists() else None,
@@ -66,8 +67,8 @@ def this_host() -> Host:
         plugin=_has_plugin(),
         openmp=str(openmp) if openmp.exists() else None,
         cpus=tuple(sorted(os.sched_getaffinity(0))),
-        numa_nodes=len(nodes) or 1,
-        free_bytes=int(psutil.virtual_memory().available),
+        numa_nodes=memory.nodes,
+        capacity_bytes=memory.capacity_bytes,
         compiler=shutil.which(os.environ.get("CXX", "g++")),  # torch/_inductor/config.py, `cpp.cxx`
     )
 
@@ -158,8 +159,8 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     named = {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(plan.engine_kwargs)
     if named or _value(plan, environ, "VLLM_CPU_KVCACHE_SPACE"):
         return plan
-    size = default_kv_bytes(host.free_bytes)
-    why = "vLLM would claim 92 % of all memory; a quarter of what is free, at most 4 GiB, is assumed to do"
+    size = default_kv_bytes(host.capacity_bytes)
+    why = "vLLM would claim 92 % of all memory; specserve plans a quarter of it, at most 4 GiB"
     kwargs: dict[str, Json] = {**plan.engine_kwargs, "kv_cache_memory_bytes": size}
     return replace(
         plan,
@@ -170,10 +171,10 @@ def _with_memory(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) ->
     )
 
 
-def default_kv_bytes(free_bytes: int) -> int:
-    """The KV cache of a CPU launch whose profile names none: a quarter of what is free, 0.25 to 4 GiB."""
+def default_kv_bytes(capacity_bytes: int) -> int:
+    """The KV cache of a CPU launch whose profile sets none: a quarter of the machine's memory, 0.25 to 4 GiB."""
     quarter = _GIB // 4
-    return max(quarter, min(4 * _GIB, free_bytes // 4) // quarter * quarter)
+    return max(quarter, min(4 * _GIB, capacity_bytes // 4) // quarter * quarter)
 
 
 def _value(plan: LaunchPlan, environ: Mapping[str, str], name: str) -> str:

@@ -109,18 +109,21 @@ def _tokenizers(comparison: TokenizerComparison) -> str:
 def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     """The figures of the fullest GPU; a range where a term is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
-    where = "Memory of this host" if machine.is_cpu else "Memory per GPU"
+    where = "Memory per GPU"
+    if machine.is_cpu:
+        where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
     per_gpu = estimate.per_gpu_bytes
     rows = [
         ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
         ("draft weights", _gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
-        ("activations", _range(per_gpu.activation), "", "estimated"),
-        ("other", _range(per_gpu.other), "", "estimated"),
+        ("activations", _range(per_gpu.activation), "", _estimated(per_gpu.activation)),
+        ("other", _range(per_gpu.other), "", _estimated(per_gpu.other)),
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
         ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
     ]  # fmt: skip
-    if is_fixed(estimate):  # by the profile: vLLM then takes no share of what there is
-        rows[-1] = ("capacity", _gib(per_gpu.total), "", "the profile fixes the KV cache")
+    if is_fixed(estimate):  # vLLM then takes no share of what there is
+        who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
+        rows[-1] = ("capacity", _gib(per_gpu.total), "", f"{who} fixes the KV cache")
     shown = [row for row in rows if row[0] != "draft weights" or per_gpu.draft_weights]
     lines = [f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"]
     lines += [f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip() for name, size, share, note in shown]
@@ -128,7 +131,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         lines.append(f"  speculation costs {lost:.1%} of the KV cache's {_tokens(alone)} tokens without it")
-    lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
+    if estimate.is_kv_known:
+        lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
     lines += [f"  {_knob(knob.path, knob.value)}: {_MEMORY[knob.verdict][0]}" for knob in estimate.knobs[:4]]
     basis = "published configuration" if estimate.basis == "published" else estimate.basis
     lines.append(filled(f"{basis}; {clean(estimate.calibration)}", lead="  basis: ", stream=sys.stdout))
@@ -137,11 +141,20 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     )
 
 
+def _estimated(interval: Interval) -> str:
+    """`estimated, from 23 logs`; what no log supports is assumed."""
+    return (
+        interval.support if interval.logs == 0 else ", ".join(filter(None, ("estimated", interval.support)))
+    )
+
+
 def _knob(path: str, value: float | str | bool) -> str:
     return f"with `{path}: {str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _kv(estimate: MemoryEstimate) -> str:
+    if not estimate.is_kv_known:
+        return "tokens not computed"
     sequences = estimate.max_concurrency
     low, high = f"{sequences.low:.1f}", f"{sequences.high:.1f}"
     many = low if low == high else f"{low}-{high}"

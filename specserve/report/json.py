@@ -88,18 +88,8 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
             "other": _bytes(per_gpu.other),
             "kv_cache": _bytes(per_gpu.kv_cache),
         },
-        "kv_bytes_per_token": {
-            "target": estimate.target_kv_bytes_per_token,
-            "draft": estimate.draft_kv_bytes_per_token,
-        },
-        "kv_bytes_per_request_fixed": {
-            "target": estimate.target_kv_bytes_fixed,
-            "draft": estimate.draft_kv_bytes_fixed,
-        },
         "max_model_len": estimate.max_model_len,
-        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
-        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
-        "max_concurrency": _bounds(estimate.max_concurrency),
+        **_kv_cache(estimate),
         "without_speculation": {"kv_cache_tokens": _bytes(alone)} if alone else None,
         "knobs": [
             {"path": knob.path, "value": knob.value, "frees_bytes": knob.frees_bytes, "verdict": knob.verdict}
@@ -111,12 +101,30 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
     }
 
 
-def _bytes(interval: Interval) -> dict[str, int]:
-    return {"low": int(interval.low), "high": int(interval.high)}
+def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
+    """What the KV cache holds; nulls for an architecture whose cache is not known."""
+    content: dict[str, Any] = {
+        "kv_bytes_per_token": {
+            "target": estimate.target_kv_bytes_per_token,
+            "draft": estimate.draft_kv_bytes_per_token,
+        },
+        "kv_bytes_per_request_fixed": {
+            "target": estimate.target_kv_bytes_fixed,
+            "draft": estimate.draft_kv_bytes_fixed,
+        },
+        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
+        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
+        "max_concurrency": _bounds(estimate.max_concurrency),
+    }
+    return content if estimate.is_kv_known else dict.fromkeys(content)
 
 
-def _bounds(interval: Interval) -> dict[str, float]:
-    return {"low": round(interval.low, 2), "high": round(interval.high, 2)}
+def _bytes(interval: Interval) -> dict[str, Any]:
+    return {"low": int(interval.low), "high": int(interval.high), "logs": interval.logs}
+
+
+def _bounds(interval: Interval) -> dict[str, Any]:
+    return {"low": round(interval.low, 2), "high": round(interval.high, 2), "logs": interval.logs}
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specserve.facts.architecture.tensors import expected_tensors
+
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -246,6 +248,19 @@ GEMMA: Config = {
     "tie_word_embeddings": True,
 }
 
+CONVOLUTIONS: Config = {
+    **LLAMA,
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention"] * 4,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "conv_dim": 64,
+    "block_ff_dim": 128,
+    "block_auto_adjust_ff_dim": False,
+    "tie_word_embeddings": True,
+}
+
 CATALOGUE: Mapping[str, Recipe] = {
     "llama": Recipe(LLAMA, decoder),
     "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
@@ -294,6 +309,7 @@ CATALOGUE: Mapping[str, Recipe] = {
     "llama-cut": Recipe(LLAMA, decoder, weights="cut"),
     "llama-mute": Recipe(LLAMA, decoder, tokens=False),
     "gemma2": Recipe({**GEMMA, "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}, decoder),
+    "lfm2": Recipe(CONVOLUTIONS, lambda config: expected_tensors("lfm2", config) or {}),
     "gpt2": Recipe(
         {
             "architectures": ["GPT2LMHeadModel"],

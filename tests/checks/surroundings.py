@@ -22,7 +22,7 @@ from specserve.profile.schema import Profile
 GIB = 2**30
 HOST = Host(
     python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
-    numa_nodes=1, free_bytes=8 * GIB, compiler="/usr/bin/g++",
+    numa_nodes=1, capacity_bytes=8 * GIB, compiler="/usr/bin/g++",
 )  # fmt: skip
 HOSTS: Mapping[str, Mapping[str, Any]] = {
     "SD401": {"compiler": None},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
+from specserve.plan.support import Installed
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
 from tests.checks.surroundings import read
@@ -20,11 +22,15 @@ Load = Callable[[str], Profile]
 GIB = 2**30
 
 
+def everything(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
+    """What all rules find that need no host."""
+    wanted = Wanted(offline=True, here=False, machine=machine)
+    return judged(gather(loaded, wanted=wanted, read=read).context)
+
+
 def found(loaded: Profile, machine: Machine | None = None) -> list[Finding]:
     """What the rules about accelerators find."""
-    wanted = Wanted(offline=True, here=False, machine=machine)
-    findings = judged(gather(loaded, wanted=wanted, read=read).context)
-    return [item for item in findings if "SD306" <= item.code <= "SD319"]
+    return [item for item in everything(loaded, machine) if "SD306" <= item.code <= "SD319"]
 
 
 @pytest.fixture
@@ -173,3 +179,66 @@ def test_a_gpu_that_the_launch_does_not_take_may_be_full(target: Load) -> None:
 
 def test_a_machine_that_was_not_found_says_nothing_of_free_memory(target: Load) -> None:
     assert found(target(""), Machine(Accelerator("H100-80GB", 80 * GIB, (9, 0)), 1)) == []
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "lines", "severity", "words"),
+    [
+        (8.0, "kv_cache_memory_bytes: 4G", None, ""),
+        (
+            3.5,
+            "kv_cache_memory_bytes: 4G",
+            "error",
+            "3.5 GiB of 24.0 GiB are free, and the launch takes 4.0 GiB",
+        ),
+        (
+            3.5,
+            "gpu_memory_utilization: 0.5",
+            "error",
+            "3.5 GiB of 24.0 GiB are free, and vLLM asks for 12.0 GiB",
+        ),
+        (3.5, "", "error", "3.5 GiB of 24.0 GiB are free, and the launch takes 4.0 GiB"),
+    ],
+)
+def test_a_host_that_is_full_now_is_told_apart_from_one_that_is_too_small(
+    profile: Load, tmp_path: Path, free_gib: float, lines: str, severity: str | None, words: str
+) -> None:
+    checkpoint(tmp_path, "llama")
+    loaded = profile(f"target: {{model: ./llama, max_model_len: 1024}}\nengine: {{{lines}}}")
+    there = Machine(
+        Accelerator("cpu", 24 * GIB, None, "cpu"), 1, basis="found", free_bytes=(int(free_gib * GIB),)
+    )
+    findings = [item for item in everything(loaded, there) if item.code in ("SD301", "SD302", "SD312")]
+    assert [(item.code, item.severity.value, item.message) for item in findings] == (
+        [("SD312", severity, words)] if severity else []
+    )
+
+
+def test_ranks_that_fill_a_host_together_are_counted(profile: Load, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "llama")
+    loaded = profile(
+        "target: {model: ./llama, max_model_len: 1024, tensor_parallel_size: 3}\n"
+        "engine: {kv_cache_memory_bytes: 8G}"
+    )
+    there = Machine(Accelerator("cpu", 24 * GIB, None, "cpu"), 1, basis="profile")
+    (finding,) = [item for item in everything(loaded, there) if item.code == "SD302"]
+    assert "its 3 ranks together may take" in finding.message
+    assert finding.notes[0].startswith("each of 3 ranks on this host of 24.0 GiB")
+    busy = replace(there, basis="found", free_bytes=(20 * GIB,))
+    (finding,) = [item for item in found(loaded, busy) if item.code == "SD312"]
+    assert (finding.severity.value, finding.message) == (
+        "warning", "20.0 GiB of 24.0 GiB are free, and 3 ranks take 24.0 GiB",
+    )  # fmt: skip
+
+
+def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
+    target: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
+    monkeypatch.setattr("specserve.plan.support.installed", lambda: cuda)
+    monkeypatch.setattr("specserve.facts.nvml.gpus", list)
+    loaded = target("\nhardware: {accelerator: L4-24GB}")
+    codes = [item.code for item in judged(gather(loaded, wanted=Wanted(launch=True), read=read).context)]
+    assert "SD309" in codes
+    elsewhere = target("\nhardware: {accelerator: MI300X-192GB}")
+    assert gather(elsewhere, wanted=Wanted(launch=True), read=read).context.machine is None

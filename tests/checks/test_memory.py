@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from specserve.diagnostics import Finding, Severity
 from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
 from specserve.profile.schema import Profile
+from tests.checks.checkpoints import checkpoint
+from tests.plan.memory.test_stateblocks import HYBRID
 
 Load = Callable[[str], Profile]
 LLAMA_8B: dict[str, Any] = {
@@ -31,6 +35,8 @@ DRAFT = "{method: draft_model, model: ./1b, num_speculative_tokens: 5}"
 
 
 def read(model: str, revision: str | None) -> ModelFacts:
+    if model.endswith("hybrid"):
+        return ModelFacts(model, "directory", HYBRID, revision=revision)
     return ModelFacts(model, "directory", LLAMA_1B if model.endswith("1b") else LLAMA_8B, revision=revision)
 
 
@@ -38,7 +44,7 @@ def found(loaded: Profile, machine: str = "1xL4-24GB") -> list[Finding]:
     """What the rules about memory find of an 8B target."""
     wanted = Wanted(offline=True, here=False, machine=assume(machine))
     findings = judged(gather(loaded, wanted=wanted, read=read).context)
-    return [item for item in findings if "SD301" <= item.code <= "SD305"]
+    return [item for item in findings if "SD301" <= item.code <= "SD305" or item.code == "SD313"]
 
 
 def profile_of(profile: Load, text: str = "", *, length: int = 8192) -> Profile:
@@ -157,3 +163,43 @@ def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
     assert memory is not None and memory.largest_max_model_len.high == 131072
     lengths = [knob.value for knob in memory.knobs if knob.path == "target.max_model_len"]
     assert all(isinstance(length, int) and length <= 131072 for length in lengths)
+
+
+def test_states_without_blocks_are_an_error_with_the_most_requests_that_boot(profile: Load) -> None:
+    text = "target: {model: ./hybrid, max_model_len: 8192}\nengine: {max_num_seqs: 1024, %s}"
+    (finding,) = found(profile(text % "kv_cache_memory_bytes: 2G"), "1xL4-24GB")
+    assert (finding.code, finding.severity, finding.span.path) == (
+        "SD313", Severity.ERROR, "engine.max_num_seqs",
+    )  # fmt: skip
+    blocks = re.search(r"the KV cache has ([\d,]+) blocks", finding.message)
+    assert blocks is not None
+    most = int(blocks[1].replace(",", ""))
+    assert finding.message.startswith("1,024 requests may run, and ")
+    assert (finding.help or "").startswith(f"write `max_num_seqs: {most}` or less")
+    fewer = text.replace("1024", str(most)) % "kv_cache_memory_bytes: 2G"
+    assert "SD313" not in [item.code for item in found(profile(fewer), "1xL4-24GB")]
+    assert "SD313" not in [
+        item.code
+        for item in found(profile(text % "kv_cache_memory_bytes: 2G, enforce_eager: true"), "1xL4-24GB")
+    ]
+
+
+def test_states_that_may_have_blocks_are_a_warning_and_no_second_one(profile: Load) -> None:
+    seen = set()
+    for seqs in range(64, 1024, 32):
+        text = f"target: {{model: ./hybrid, max_model_len: 8192}}\nengine: {{max_num_seqs: {seqs}}}"
+        codes = [(item.code, item.severity) for item in found(profile(text), "1xL4-24GB")]
+        assert len([code for code, _ in codes if code in ("SD301", "SD302", "SD313")]) <= 1
+        seen |= set(codes)
+    assert {("SD313", Severity.WARNING), ("SD313", Severity.ERROR)} <= seen
+
+
+def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "llama", model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"])
+    loaded = profile("target: {model: ./llama, max_model_len: 1024}\nengine: {max_num_seqs: 64}")
+    wanted = Wanted(offline=True, here=False, machine=assume("1xL4-24GB"))
+    findings = judged(gather(loaded, wanted=wanted).context)
+    (finding,) = [item for item in findings if "SD301" <= item.code <= "SD313"]
+    assert (finding.code, finding.severity) == ("SD302", Severity.INFO)
+    assert "the KV cache of an unknown architecture is not computed" in finding.message
+    assert any("the architecture `DeepseekV4ForCausalLM` is not known" in note for note in finding.notes)

@@ -25,7 +25,7 @@ Load = Callable[[str], Profile]
 HEADINGS = ["Why is this bad?", "Example", "Use instead", "Source"]
 BARE = Host(
     python="/v/python", vllm_script=None, vllm_metadata=True, plugin=True, openmp=None, cpus=(0, 1),
-    numa_nodes=1, free_bytes=2**33, compiler=None,
+    numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
 each = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 

@@ -138,6 +138,14 @@ def test_on_a_cpu_the_memory_is_the_hosts_and_a_fixed_cache_has_no_budget(
     assert max(map(len, stdout.splitlines())) <= 80
 
 
+def test_a_cache_that_the_profile_does_not_fix_is_not_said_to_be_fixed_by_it(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _run(["check", pair(PAIR.replace("L40S-48GB", "cpu"))])
+    stdout = capsys.readouterr().out
+    assert "specserve's default fixes the KV cache" in stdout and "the profile fixes" not in stdout
+
+
 def test_the_text_says_what_ran_and_where_the_memory_goes(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,14 @@ def test_a_profile_for_another_vllm_than_the_installed_is_planned_by_the_newest_
     assert stderr.startswith("# vLLM 0.26, cuda")
 
 
+def test_a_machine_is_assumed_as_check_assumes_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(write("target: {model: org/m}"))
+    assert _run(["plan", file, "--assume", "4xH100-80GB"]) == 0
+    assert ", cuda\n" in capsys.readouterr().err
+    assert _run(["plan", file, "--assume", "4xH100"]) == 2
+    assert "did you mean `H100-80GB`" in capsys.readouterr().err
+
+
 def test_stdin_is_a_profile_too(specserve: Run) -> None:
     done = specserve("plan", "-", "--vllm", "0.33", stdin=TEXT.encode())
     assert done.returncode == 0 and b"vllm serve org/target" in done.stdout

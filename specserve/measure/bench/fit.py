@@ -36,9 +36,9 @@ def fit(arms: Sequence[Arm]) -> Fit:
 
 
 def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
-    import psutil
+    from specserve.facts.hostmemory import host_memory
 
-    free = psutil.virtual_memory().available * _USABLE
+    free = host_memory().free_bytes * _USABLE
     if any(arm.memory_bytes is None for arm in planned):
         return Fit(1, "how much memory a server takes is not known")
     needs = sorted((arm.memory_bytes or 0 for arm in planned), reverse=True)

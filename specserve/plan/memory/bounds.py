@@ -1,29 +1,41 @@
-"""What vLLM takes beside weights and KV cache, as intervals; constants.toml holds the constants. Knows no profile."""
+"""What vLLM takes beside weights and KV cache, as intervals; constants.toml holds the constants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from specserve.plan.memory.constants import Regime
+from specserve.plan.memory.defaults import Captured
 from specserve.plan.memory.estimate import Interval
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.shape import Shape
 
 _GIB = 2**30
-_ALL_SIZES = 51
-"""CUDA graphs of a default launch without speculation."""
-_LAYERS = 32
+_NOTHING = Interval(0, 0)
+DRAFTED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "p_eagle", "medusa"})
+"""Methods with a network that drafts."""
+PARALLEL_DRAFTS = frozenset({"dflash", "dspark", "p_eagle"})
+"""Methods that draft all K tokens of a request at once."""
+_GRAPH_POOL = 0.25 * _GIB
+"""The most that the first captured graph takes beside its activations: the kernels' workspaces."""
 _UNSURE = Interval(0.8, 1.25)
 """Mixtures of experts with quantised weights: their kernels' workspaces differ."""
 _COPIES = 1.5
 """Of the logits that are verified at one time: in fp32, and in part once more for top-k and top-p."""
+_RECURRENT_IN_GRAPHS = 110 / 1024
+"""Hidden states of the whole batch, per request, that capturing recurrent layers takes at most: the KV cache of two
+launches with 1,024 requests came out 6 to 9 GiB smaller than without (vllm-project/recipes#831)."""
+_RECURRENT_IN_PREFILL = 36
+"""Hidden states that a prefill of recurrent layers takes beyond the profile run (vllm-project/vllm#52872)."""
 _FRAGMENTATION = 0.3 * _GIB
 _FLASHINFER = 394 * 2**20
 """The attention backend of Blackwell. Source: vllm/envs.py, VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE."""
-_NVLINK = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
+NVLINK = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
 """GPUs that come with NVLink: communication over it keeps larger buffers."""
-_ENCODER = 1.5 * _GIB
+_ENCODER = 1.2 * _GIB
 """The most that profiling an image encoder took on top."""
+_KEPT_FOR_DRAFT = Interval(2, 12)
+"""Hidden states of the whole batch that the draft's pass keeps: those of several layers, and its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +59,75 @@ def activation(
 ) -> Interval:
     """The transient peak of the profile run, in bytes. `samples`: whether this pipeline stage has the sampler.
 
-    The larger of the layers' peak and the sampler's, and the experts' workspace. Fitted: constants.toml.
+    The largest of the layers' peak, the sampler's and the draft's, and the experts' workspace.
     """
-    layers = _layers(shape, settings)
-    low, high = 0.85 * layers, 1.15 * layers
+    peaks = [_scaled(regime.layers, layers_bytes(shape, settings))]
     if samples:
-        rows = min(settings.max_num_seqs, settings.max_num_batched_tokens)
-        logits, hidden = rows * shape.vocab, regime.hidden_copies * _hidden(shape, settings)
-        low = max(low, (regime.logit_bytes.low * logits + hidden) * regime.spread.low)
-        high = max(high, (regime.logit_bytes.high * logits + hidden) * regime.spread.high)
+        rows, beside = _rows(settings), regime.hidden_copies * hidden_bytes(shape, settings)
+        peaks.append(_scaled(regime.sampler_bytes, rows * shape.vocab, plus=Interval(beside, beside)))
         if drafting.draft:
-            high = max(high, 1.15 * _layers(drafting.draft, settings)) + 4 * _hidden(shape, settings)
-    experts = _experts(shape, settings)
-    low, high = low + 0.8 * experts, high + 1.25 * experts
+            own = _scaled(regime.layers, layers_bytes(drafting.draft, settings))
+            peaks.append(Interval(0, own.high + 4 * hidden_bytes(shape, settings), own.logs))
+        if regime.runner == "v2" and drafting.method in DRAFTED:
+            peaks.append(_drafted(shape, settings=settings, regime=regime, drafting=drafting))
+    low, highest = max(peak.low for peak in peaks), max(peaks, key=lambda peak: peak.high)
+    experts = experts_bytes(shape, settings)
+    low, high = low + 0.8 * experts, highest.high + 1.25 * experts
     if shape.experts_per_token and shape.is_quantized:
         low, high = low * _UNSURE.low, high * _UNSURE.high
-    return Interval(low, high + (_ENCODER if shape.is_multimodal else 0))
+    return Interval(low, high + (_ENCODER if shape.is_multimodal else 0), highest.logs)
 
 
-def _hidden(shape: Shape, settings: Settings) -> int:
+def _scaled(factor: Interval, size: float, *, plus: Interval = _NOTHING) -> Interval:
+    return Interval(factor.low * size + plus.low, factor.high * size + plus.high, factor.logs)
+
+
+def _rows(settings: Settings) -> int:
+    """Requests that the profile run samples for."""
+    return min(settings.max_num_seqs, settings.max_num_batched_tokens)
+
+
+def draft_rows(settings: Settings, drafting: Drafting) -> int:
+    """Tokens that the V2 runner's profile run drafts at one time.
+
+    Source: v1/worker/gpu/model_runner.py `_dummy_run` and spec_decode/dflash/speculator.py, 0.32.
+    """
+    if drafting.method not in PARALLEL_DRAFTS:
+        return _rows(settings)
+    fitting = settings.max_num_batched_tokens // drafting.decode_tokens
+    return min(settings.max_num_seqs, max(1, fitting)) * drafting.num_speculative_tokens
+
+
+def kept_for_draft(shape: Shape, settings: Settings) -> Interval:
+    """Hidden states that lie beside the draft's logits."""
+    return _scaled(_KEPT_FOR_DRAFT, hidden_bytes(shape, settings))
+
+
+def _drafted(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting) -> Interval:
+    """The draft's logits in the profile run, and what the target's pass left for it."""
+    kept = kept_for_draft(shape, settings)
+    vocab = (drafting.draft or shape).vocab or shape.vocab
+    return _scaled(regime.draft_bytes, draft_rows(settings, drafting) * vocab, plus=kept)
+
+
+def hidden_bytes(shape: Shape, settings: Settings) -> int:
+    """Hidden states of a whole batch."""
     return settings.max_num_batched_tokens * shape.hidden * shape.dtype_bytes
 
 
-def _layers(shape: Shape, settings: Settings) -> float:
+def layers_bytes(shape: Shape, settings: Settings) -> float:
+    """What a layer holds at its peak, of a whole batch."""
+    handed_on = 2 * hidden_bytes(shape, settings) if settings.pipeline_parallel_size > 1 else 0
+    return settings.max_num_batched_tokens * _layers_per_token(shape, settings) + handed_on
+
+
+def _layers_per_token(shape: Shape, settings: Settings) -> float:
     inner = 3 * shape.intermediate / settings.tensor_parallel_size
-    tokens = settings.max_num_batched_tokens * shape.dtype_bytes
-    handed_on = 2 * _hidden(shape, settings) if settings.pipeline_parallel_size > 1 else 0
-    return tokens * inner + 4 * _hidden(shape, settings) + handed_on
+    return (inner + 4 * shape.hidden) * shape.dtype_bytes
 
 
-def _experts(shape: Shape, settings: Settings) -> float:
+def experts_bytes(shape: Shape, settings: Settings) -> float:
+    """The workspace of the experts, of a whole batch."""
     parts = 1 if settings.enable_expert_parallel else settings.tensor_parallel_size
     inner = 2 * shape.expert_intermediate / parts + shape.hidden
     return settings.max_num_batched_tokens * shape.experts_per_token * inner * shape.dtype_bytes
@@ -105,29 +156,41 @@ def draft_logits(shape: Shape, *, settings: Settings, drafting: Drafting) -> int
     return settings.max_num_seqs * drafting.num_speculative_tokens * drafted.vocab * drafted.dtype_bytes
 
 
-def graphs(shape: Shape, *, regime: Regime, sizes: int, is_hybrid: bool = False) -> Interval:
-    """CUDA graphs, in bytes; `sizes`: how many are captured, 0 for `enforce_eager`.
+def graphs(
+    shape: Shape, *, settings: Settings, regime: Regime, captured: Captured, is_hybrid: bool = False
+) -> Interval:
+    """CUDA graphs, in bytes: each of them, and one pool as large as the largest captured batch needs.
 
-    With recurrent layers vLLM's own estimate went wrong by up to a quarter of the KV cache (vllm-project/vllm#50780).
+    With recurrent layers vLLM counts a transient of the whole batch as graphs (vllm-project/vllm#50780).
     """
-    if not sizes:
-        return Interval(0, 0)
-    scale = sizes / _ALL_SIZES * max(shape.layers, 1) / _LAYERS
-    most = regime.graphs_bytes.high * min(max(scale, 0.1), 2.5)
-    return Interval(regime.graphs_bytes.low * min(scale, 1), most * (2 if is_hybrid else 1))
+    if not captured.graphs:
+        return _NOTHING
+    each = regime.graph_bytes
+    high = captured.graphs * each.high + graph_pool_bytes(shape, settings=settings, captured=captured)
+    if is_hybrid:
+        batch = hidden_bytes(shape, settings) / settings.tensor_parallel_size
+        high += _RECURRENT_IN_GRAPHS * min(_rows(settings), 1024) * batch
+    return Interval(captured.graphs * each.low, high, each.logs)
+
+
+def graph_pool_bytes(shape: Shape, *, settings: Settings, captured: Captured) -> float:
+    """The most that the graphs share: activations of the largest captured batch, and the kernels' workspaces."""
+    return _GRAPH_POOL + captured.largest * _layers_per_token(shape, settings)
 
 
 def outside(*, settings: Settings, regime: Regime, capability: tuple[int, int]) -> Interval:
     """Memory outside of torch: CUDA libraries, workspaces, communication where several GPUs share the model."""
     workspace = _FLASHINFER if capability >= (10, 0) else 0
+    alone = regime.one_gpu_bytes
     if settings.tensor_parallel_size == 1:
-        return Interval(regime.one_gpu_bytes.low, regime.one_gpu_bytes.high + workspace)
-    several = regime.several_gpus_bytes
-    high = several.high if capability in _NVLINK else max(several.low, several.high / 2)
-    return Interval(several.low, high + workspace)
+        return Interval(alone.low, alone.high + workspace, alone.logs)
+    several = regime.several_gpus_bytes if capability in NVLINK else regime.pcie_gpus_bytes
+    return Interval(several.low, several.high + workspace, several.logs)
 
 
-def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting) -> float:
+def excess(
+    shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting, is_hybrid: bool = False
+) -> float:
     """What serving takes at its peak beyond what the profile run saw, in bytes: drafts being verified, fragments.
 
     As many requests as the warm-up has: v1/worker/gpu/warmup.py 0.32, `_warmup_kernels`.
@@ -140,7 +203,7 @@ def excess(shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafti
         peak += _COPIES * min(regime.verify_chunk_bytes, 4 * logits)
     if regime.runner == "v1" and drafting.is_probabilistic:
         peak += requests * drafting.num_speculative_tokens * (drafting.draft or shape).vocab * 4
-    profiled = (
-        min(settings.max_num_seqs, settings.max_num_batched_tokens) * shape.vocab * regime.logit_bytes.low
-    )
-    return max(0.0, peak - profiled) + _FRAGMENTATION
+    rows = _rows(settings) * shape.vocab
+    peak = max(peak, rows * regime.sampling_bytes)
+    prefill = _RECURRENT_IN_PREFILL * hidden_bytes(shape, settings) if is_hybrid else 0
+    return max(0.0, peak - rows * regime.sampler_bytes.low, prefill) + _FRAGMENTATION

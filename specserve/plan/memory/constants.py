@@ -11,7 +11,7 @@ from typing import Any, Literal
 from specserve.plan.memory.estimate import Interval
 
 Runner = Literal["v1", "v2", "cpu"]
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,16 @@ class Regime:
     runner: Runner
     since: str
     """The first vLLM minor it holds for."""
-    logit_bytes: Interval
+    sampler_bytes: Interval
+    draft_bytes: Interval
+    layers: Interval
     hidden_copies: float
-    spread: Interval
     one_gpu_bytes: Interval
     several_gpus_bytes: Interval
-    graphs_bytes: Interval
+    pcie_gpus_bytes: Interval
+    graph_bytes: Interval
     graphs_deducted: bool
+    sampling_bytes: float
     verify_bytes: int
     verify_chunk_bytes: int | None
     source: str
@@ -46,22 +49,25 @@ def _regime(row: dict[str, Any]) -> Regime:
     return Regime(
         runner=row["runner"],
         since=row["from"],
-        logit_bytes=_interval(row["logit_bytes"]),
+        sampler_bytes=_interval(row["sampler_bytes"]),
+        draft_bytes=_interval(row["draft_bytes"]),
+        layers=_interval(row["layers"]),
         hidden_copies=float(row["hidden_copies"]),
-        spread=_interval(row["spread"]),
-        one_gpu_bytes=_interval(row["tp1_gib"], unit=_GIB),
-        several_gpus_bytes=_interval(row["tp_gib"], unit=_GIB),
-        graphs_bytes=_interval(row["graphs_gib"], unit=_GIB),
+        one_gpu_bytes=_interval(row["one_gpu_gib"], unit=_GIB),
+        several_gpus_bytes=_interval(row["several_gpus_gib"], unit=_GIB),
+        pcie_gpus_bytes=_interval(row["pcie_gpus_gib"], unit=_GIB),
+        graph_bytes=_interval(row["graph_mib"], unit=_MIB),
         graphs_deducted=row["graphs_deducted"],
+        sampling_bytes=float(row["sampling_bytes"]),
         verify_bytes=int(row["verify_bytes"]),
         verify_chunk_bytes=int(row["verify_chunk_gib"] * _GIB) or None,
         source=row["source"],
     )
 
 
-def _interval(pair: list[float], *, unit: int = 1) -> Interval:
-    low, high = pair
-    return Interval(low * unit, high * unit)
+def _interval(given: list[float], *, unit: int = 1) -> Interval:
+    low, high, logs = given
+    return Interval(low * unit, high * unit, int(logs))
 
 
 def regime(version: str, *, runner: Runner) -> Regime:

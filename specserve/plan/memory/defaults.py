@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from specserve.facts.accelerators import Machine
 
 GPU_MEMORY_UTILIZATION = 0.92
@@ -26,19 +29,48 @@ def gpu_memory_utilization(version: tuple[int, int]) -> float:
     return GPU_MEMORY_UTILIZATION if version >= (0, 22) else 0.9
 
 
-def capture_sizes(
-    *, max_num_seqs: int, decode_tokens: int = 1, tiers: int = 1, blackwell: bool = False
-) -> int:
-    """How many sizes CUDA graphs are captured for. Source: vllm/config/vllm.py 0.32, `_set_cudagraph_sizes`.
+class Captured(NamedTuple):
+    """The CUDA graphs of a launch."""
 
-    `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule.
+    graphs: int
+    largest: int
+    """Tokens of the largest captured batch."""
+
+
+NO_GRAPHS = Captured(0, 0)
+
+
+def captured_graphs(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    decode_tokens: int = 1,
+    tiers: int = 1,
+    drafts: bool = False,
+    sizes: Sequence[int] | None = None,
+    largest: int | None = None,
+    whole: bool = True,
+    blackwell: bool = False,
+) -> Captured:
+    """How many graphs vLLM captures, and for how many tokens at most.
+
+    In pieces for every size, whole for those that a decode step can have; whole once more for the draft's own steps.
+    `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule; `drafts`: a
+    draft network runs; `sizes`, `largest`, `whole`: what the profile sets. Source: vllm/config/vllm.py 0.32,
+    `_set_cudagraph_sizes`.
     """
     ceiling = 1024 if blackwell else 512
-    sizes = _sizes(min(2 * max_num_seqs * decode_tokens, ceiling))
-    # those of a step with drafts are captured as whole graphs only, and not in pieces too
-    return sizes + (tiers * _sizes(min(max_num_seqs, ceiling)) // 2 if decode_tokens > 1 else 0)
+    most = min(largest or min(2 * max_num_seqs * decode_tokens, ceiling), max_num_batched_tokens)
+    if sizes is None:
+        requests = min(max_num_seqs, ceiling)
+        decode = {count * decode_tokens for count in (*_grid(requests), requests)}
+        pieces = {*_grid(most), *(size for size in decode if size <= most)}
+    else:
+        decode = pieces = {size for size in sizes if size <= max_num_batched_tokens}
+    full = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
+    return Captured(len(pieces) + whole * full * (2 if drafts else 1), max(pieces, default=0))
 
 
-def _sizes(largest: int) -> int:
-    small = sum(size <= largest for size in (1, 2, 4))
-    return small + len(range(8, min(largest + 1, 256), 8)) + len(range(256, largest + 1, 16))
+def _grid(largest: int) -> list[int]:
+    small = [size for size in (1, 2, 4) if size <= largest]
+    return [*small, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)]

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 MemoryVerdict = Literal["fit", "tight", "does_not_fit"]
+VERDICTS: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
+"""From best to worst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,17 @@ class Interval:
 
     low: float
     high: float
+    logs: int | None = None
+    """How many public boot logs support the bounds; 0: none, they are assumed; None: no fitted constant in them."""
+
+    @property
+    def support(self) -> str:
+        """What the bounds rest on, in words: `from 23 logs`; empty if no fitted constant is in them."""
+        if self.logs is None:
+            return ""
+        if not self.logs:
+            return "assumed: no log of this kind"
+        return f"from {self.logs} log{'s' if self.logs > 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +52,17 @@ class Knob:
     value: int | float | str | bool
     frees_bytes: int
     verdict: MemoryVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """Blocks of the KV cache, each of which can hold the recurrent state of a request."""
+
+    blocks: Interval
+    max_num_seqs: int
+    """Requests that may run: vLLM aborts if there are more of them than blocks."""
+    largest_max_num_seqs: int
+    """What surely boots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +93,13 @@ class MemoryEstimate:
     """Why it is tight, in a few words."""
     draft_logits_bytes: int = 0
     """What probabilistic drafts keep on every GPU, whether requests sample or not."""
+    ranks: int = 1
+    """Worker processes on each node. On the CPU they share the memory, and the figures are those of one."""
+    is_kv_cache_default: bool = False
+    """Whether specserve set the size of the KV cache because the profile sets none."""
+    states: StateBlocks | None = None
+    """None for a model without recurrent states, or if vLLM does not compare their number with the blocks."""
+    is_short_of_states_only: bool = False
+    """Whether the verdict would be better but for the states."""
+    is_kv_known: bool = True
+    """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""

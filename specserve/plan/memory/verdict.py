@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from specserve.plan.memory.estimate import MemoryVerdict
+from specserve.plan.memory.estimate import VERDICTS, MemoryVerdict
 from specserve.plan.memory.reckoning import Reckoning
 from specserve.plan.memory.situation import Promise, Situation
+from specserve.plan.memory.stateblocks import judge_states, lacks_blocks
 
 _GIB = 2**30
 _SAFE = 1.10
@@ -16,16 +17,24 @@ _DOUBT = 0.02
 
 def verdict(s: Situation, r: Reckoning) -> MemoryVerdict:
     """FIT: starts and serves what is promised at the lower bound; DOES NOT FIT: does not start at the upper one."""
+    return max(verdict_without_states(s, r), judge_states(s, r), key=VERDICTS.index)
+
+
+def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
+    """The same without vLLM's comparison of recurrent states with the blocks of the KV cache."""
     if not _starts(s, r, r.high) or _overfull(s, r):
         return "does_not_fit"
     promised = all(keeps(r, promise, r.low) for promise in s.promises)
-    if _starts(s, r, r.low) and promised and r.slack >= r.excess and _is_free(s, r):
+    is_sure = _starts(s, r, r.low) and promised and r.slack >= r.excess and r.demand.is_kv_known
+    if is_sure and _is_free(s, r):
         return "fit"
     return "tight"
 
 
 def reason(s: Situation, r: Reckoning) -> str:
     """Why a launch that may start is not sure to, in a few words: the first of what is short."""
+    if not r.demand.is_kv_known:
+        return "the KV cache of an unknown architecture is not computed"
     if not _starts(s, r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
         return f"the KV cache holds {low:,} to {high:,} tokens, and one request may take {r.demand.max_model_len:,}"
@@ -33,6 +42,10 @@ def reason(s: Situation, r: Reckoning) -> str:
         if not keeps(r, promise, r.low):
             many = f"{promise.concurrency} requests of {promise.tokens:,} tokens"
             return f"the promised {many} are not sure to run at one time"
+    if r.slack < r.excess and s.runner == "cpu":
+        total = s.machine.accelerator.total_bytes
+        who = f"its {s.ranks} ranks together" if s.ranks > 1 else "the server"
+        return f"{who} may take {(total - r.slack + r.excess) / _GIB:.1f} GiB"
     if r.slack < r.excess:
         spare = max(0.0, r.slack) / _GIB
         what = "drafts being verified" if s.num_speculative_tokens else "fragmentation"
@@ -46,10 +59,12 @@ def reason(s: Situation, r: Reckoning) -> str:
 
 def certain(s: Situation, r: Reckoning) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
-    if s.not_modelled:
+    is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
+    if s.not_modelled or (is_divided and not r.demand.is_kv_known):  # how, only vLLM knows
         return False
     more = [high + int(_DOUBT * r.budget) for high in r.high]
-    return not _starts(s, r, r.high if s.kv_cache_memory_bytes is not None else more) or _overfull(s, r)
+    most = r.high if s.kv_cache_memory_bytes is not None else more
+    return not _starts(s, r, most) or lacks_blocks(s, r, most) or _overfull(s, r)
 
 
 def keeps(r: Reckoning, promise: Promise, kv_bytes: list[int]) -> bool:
@@ -79,8 +94,11 @@ def _overfull(s: Situation, r: Reckoning) -> bool:
 
 
 def _is_free(s: Situation, r: Reckoning) -> bool:
-    """Whether every GPU that was found has the share free that vLLM asks for."""
+    """Whether every GPU that was found has the share free that vLLM asks for.
+
+    A host's memory is judged by its capacity: what is free of it at the moment has a rule of its own.
+    """
     free = s.least_free_bytes
-    if free is None or s.kv_cache_memory_bytes is not None:
+    if free is None or s.kv_cache_memory_bytes is not None or s.runner == "cpu":
         return True
-    return free >= r.budget + (0 if s.runner == "cpu" else _FREE_MARGIN)
+    return free >= r.budget + _FREE_MARGIN

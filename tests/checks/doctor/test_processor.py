@@ -12,7 +12,7 @@ from specserve.plan.host import PLUGIN, Host
 
 GOOD = Host(
     python="/v/python", vllm_script="/v/vllm", vllm_metadata=True, plugin=True, openmp="/v/libiomp5.so",
-    cpus=(0, 1), numa_nodes=1, free_bytes=8 << 30, compiler="/usr/bin/g++",
+    cpus=(0, 1), numa_nodes=1, capacity_bytes=8 << 30, compiler="/usr/bin/g++",
 )  # fmt: skip
 AVX512 = "processor : 0\nflags\t\t: fpu sse avx avx2 avx512f avx512_bf16\nbugs : none\n"
 

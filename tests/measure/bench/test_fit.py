@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 
+from specserve.facts.hostmemory import host_memory
 from specserve.facts.nvml import Gpu
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.fit import fit, memory_bytes
@@ -71,7 +71,7 @@ def test_profiles_that_name_different_devices_keep_them_one_after_another(
 
 
 def test_on_the_cpu_memory_decides() -> None:
-    free = psutil.virtual_memory().available
+    free = host_memory().free_bytes
     small, large = free // 10, free
     assert fit([planned("a", "cpu", memory=small), planned("b", "cpu", memory=small)]).at_once == 2
     assert fit([planned("a", "cpu", memory=large), planned("b", "cpu", memory=small)]).at_once == 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.facts.accelerators import Accelerator, Machine, assume
-from specserve.facts.model import ModelFacts
+from specserve.facts.model import ModelFacts, Tensor
 from specserve.plan.memory.demand import Demand, Stage
 from specserve.plan.memory.estimate import MemoryEstimate, MemoryVerdict
 from specserve.plan.memory.judge import assess, estimate
@@ -183,11 +183,37 @@ def test_on_a_cpu_the_memory_is_the_machines_own() -> None:
     assert (told.verdict, told.certain, told.kv_cache_tokens.low) == ("does_not_fit", True, 8192)
     share = estimate(profile(gpu_memory_utilization=0.5), target=TARGET, machine=ram, version="0.32")
     assert share.verdict == "fit" and share.per_gpu_bytes.budget == 32 * GIB
-    full = replace(ram, free_bytes=(8 * GIB,))
-    assert (
-        estimate(profile(kv_cache_memory_bytes=4 * GIB), target=TARGET, machine=full, version="0.32").verdict
-        == "tight"
+
+
+def test_on_a_cpu_what_is_free_changes_no_figure() -> None:
+    ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, basis="found", free_bytes=(48 * GIB,))
+    full = replace(ram, free_bytes=(GIB,))
+    for engine in ({}, {"kv_cache_memory_bytes": 8 * GIB}, {"gpu_memory_utilization": 0.5}):
+        here, there = (
+            estimate(profile(length=1024, **engine), target=TARGET, machine=machine, version="0.32")
+            for machine in (ram, full)
+        )
+        assert here == there
+        assert here.is_kv_cache_default == (not engine)
+    assert here.verdict == "fit"
+
+
+def test_ranks_on_a_cpu_are_named_with_what_they_take_together() -> None:
+    ram = Machine(Accelerator("cpu", 32 * GIB, None, "cpu"), 1, basis="found", free_bytes=(30 * GIB,))
+    found = estimate(
+        profile(tensor=3, length=1024, kv_cache_memory_bytes=9 * GIB),
+        target=TARGET,
+        machine=ram,
+        version="0.32",
     )
+    assert (found.verdict, found.ranks) == ("tight", 3)
+    assert found.reason.startswith("its 3 ranks together may take 4")
+
+
+def test_the_share_of_a_cpu_is_a_share_of_one_of_its_memory_nodes() -> None:
+    ram = Machine(Accelerator("cpu", 64 * GIB, None, "cpu"), 1, memory_nodes=2)
+    found = estimate(profile(gpu_memory_utilization=0.5), target=TARGET, machine=ram, version="0.32")
+    assert found.per_gpu_bytes.budget == 16 * GIB
 
 
 def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None:
@@ -204,8 +230,57 @@ def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None
     )
     assert (found.basis, found.per_gpu_bytes.target_weights, found.verdict) == ("vllm", 20 * GIB, "fit")
     assert found.without_speculation_kv_cache_tokens is None
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="the weights of `org/x` are not known"):
         estimate(profile(), target=strange, machine=assume("1xH100-80GB"), version="0.33")
+
+
+STRANGE = {**LLAMA_8B, "architectures": ["StrangeForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "deepseek_v4"},
+        {"model_type": "minimax_m3_vl_text"},
+        {"model_type": "brandnew", "compress_ratios": [4, 128]},
+        {"model_type": "brandnew", "linear_attn_config": {"kda_layers": [1]}},
+        {"model_type": "brandnew", "kv_lora_rank": 512},
+        {"model_type": "brandnew", "layer_types": ["linear_attention"] * 32},
+    ],
+)
+def test_of_an_unknown_architecture_the_weights_are_known_and_nothing_is_made_up(
+    changes: dict[str, object],
+) -> None:
+    tensors = {f"model.layers.{at}.ffn.w": Tensor("BF16", (1024, 2**19)) for at in range(16)}
+    facts = ModelFacts("org/x", "hub", STRANGE | changes, tensors=tensors)
+    found = estimate(profile(), target=facts, machine=assume("1xH100-80GB"), version="0.33")
+    assert found.per_gpu_bytes.target_weights == 16 * GIB
+    assert (found.verdict, found.certain, found.is_kv_known, found.knobs) == ("tight", False, False, ())
+    for figure in (found.kv_cache_tokens, found.max_concurrency, found.largest_max_model_len):
+        assert (figure.low, figure.high) == (0, 0)
+    assert found.notes[0].startswith(
+        "the architecture `StrangeForCausalLM` is not known: weights from the safe"
+    )
+    small = estimate(profile(), target=facts, machine=assume("1xT4-16GB"), version="0.33")
+    assert (small.verdict, small.certain) == ("does_not_fit", True)
+    split = estimate(profile(tensor=2), target=facts, machine=assume("2xT4-16GB"), version="0.33")
+    assert not split.certain  # how vLLM divides its tensors is not known either
+
+
+def test_a_draft_of_an_unknown_architecture_leaves_the_pair_in_doubt() -> None:
+    draft = ModelFacts(
+        "org/d", "hub", STRANGE | {"model_type": "deepseek_v4"}, tensors={"a": Tensor("BF16", (8, 8))}
+    )
+    found = estimate(
+        profile(),
+        target=TARGET,
+        machine=assume("1xH100-80GB"),
+        version="0.33",
+        speculation=DRAFTING,
+        draft=draft,
+    )
+    assert (found.verdict, found.is_kv_known) == ("tight", False)
+    assert found.without_speculation_kv_cache_tokens is None
 
 
 # What must hold for every launch.
@@ -269,11 +344,14 @@ def test_speculation_never_makes_room(name: str, settings: Settings) -> None:
 
 
 @given(MACHINES, LAUNCHES, st.booleans(), st.sampled_from([1, 2, 4]))
-def test_more_gpus_are_never_worse(name: str, settings: Settings, drafts: bool, size: int) -> None:
+def test_more_gpus_never_make_a_launch_impossible(
+    name: str, settings: Settings, drafts: bool, size: int
+) -> None:
+    """Communication takes memory of its own: what was sure to fit may become tight, and no more than that."""
     s = launch(f"8x{name}", settings, drafts=drafts)
     few, many = (
         replace(s, settings=replace(settings, tensor_parallel_size=parts)) for parts in (size, 2 * size)
     )
-    assert rank(many) <= rank(few)
+    assert rank(many) <= max(rank(few), ORDER.index("tight"))
     fewer, more = reckon(few), reckon(many)
     assert more.demand.tokens(more.low) >= fewer.demand.tokens(fewer.low)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
-from specserve.plan.memory.defaults import capture_sizes
 from specserve.plan.memory.judge import estimate
 from specserve.plan.memory.length import longest
 from specserve.plan.memory.runner import runner
@@ -154,12 +153,6 @@ def test_the_shape_of_experts_is_that_of_the_shared_ones_and_one_of_the_others()
     assert (mixed.intermediate, mixed.experts_per_token, mixed.expert_intermediate) == (96, 2, 32)
     assert shape(facts(vision_config={}, quantization_config={"quant_method": "fp8"})).is_multimodal
     assert shape(facts(), dtype="float32").dtype_bytes == 4
-
-
-def test_there_is_a_graph_for_each_batch_size_and_for_each_number_of_drafts() -> None:
-    assert capture_sizes(max_num_seqs=256) == 51
-    assert capture_sizes(max_num_seqs=1) == 2
-    assert capture_sizes(max_num_seqs=256, decode_tokens=4) > capture_sizes(max_num_seqs=256)
 
 
 JUNK = st.recursive(
