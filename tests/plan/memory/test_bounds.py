@@ -74,7 +74,7 @@ def test_several_gpus_take_more_over_nvlink_than_over_pcie() -> None:
 
 
 def test_the_v2_sampler_and_recurrent_prefills_take_more_than_the_profile_run_saw() -> None:
-    v1, v2 = (regime("0.32", runner=runner) for runner in ("v1", "v2"))
+    v1, v2 = regime("0.32", runner="v1"), regime("0.32", runner="v2")
     plain = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting())
     sampled = excess(LLAMA_8B, settings=H100, regime=v2, drafting=Drafting())
     recurrent = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting(), is_hybrid=True)
