@@ -110,8 +110,9 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication
-    buffers. It also is tight where verifying drafts, which vLLM's profile run leaves out, needs more than lies
-    outside of vLLM's share, or where a promised concurrency has no room.
+    buffers. It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies
+    outside of vLLM's share, or if a promised concurrency has no room. If the architecture is not known, so that
+    its KV cache cannot be computed, this finding is an info.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
@@ -134,7 +135,10 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
                 path,
                 f"may not fit {machine_words(ctx.machine)}: {memory.reason or capacity(memory)}",
                 notes=(parts(memory, ctx.machine), *memory.notes),
-                help=advice(memory),
+                help=advice(memory)
+                if memory.is_kv_known
+                else "`--ask-vllm` lets the installed vLLM compute it",
+                severity=None if memory.is_kv_known else Severity.INFO,
             )
 
 
@@ -161,7 +165,9 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
     wanted = ctx.profile.engine.get("max_num_seqs")
     for _, memory in estimates(ctx):
         most = memory.max_concurrency.high
-        if type(wanted) is int and memory.verdict != "does_not_fit" and most < wanted:
+        if not memory.is_kv_known or memory.verdict == "does_not_fit":
+            continue
+        if type(wanted) is int and most < wanted:
             yield Hit(
                 "engine.max_num_seqs",
                 f"at most {most:.1f} requests of {memory.max_model_len:,} tokens run at one time; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -69,7 +69,7 @@ def plan(
     """
     from specserve.facts.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
-    from specserve.plan.shell import as_json, origins
+    from specserve.plan.shell import origins
     from specserve.report.console import in_one_line, out
 
     machine = machine_of(assume) if assume else None
@@ -97,18 +97,25 @@ def plan(
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
     rows = origins(plans[0])
     if format is Format.JSON:
-        content = as_json(plans[0])
-        if nodes > 1:
-            content["nodes"] = [{"argv": list(one.argv)} for one in plans]
-        if origin:
-            content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
-        out(json.dumps(content, indent=2))
+        out(json.dumps(_content(plans, rows=rows if origin else None), indent=2))
         return
     if origin:
         width = max(len(key) for key, _, _ in rows)
         out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
         return
     _print(plans)
+
+
+def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:
+    """The plan as JSON; with several nodes the command of each, and with `rows` where each value was written."""
+    from specserve.plan.shell import as_json
+
+    content: dict[str, Any] = as_json(plans[0])
+    if len(plans) > 1:
+        content["nodes"] = [{"argv": list(one.argv)} for one in plans]
+    if rows is not None:
+        content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
+    return content
 
 
 def _print(plans: list[LaunchPlan]) -> None:

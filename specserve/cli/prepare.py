@@ -46,21 +46,19 @@ def prepare(
     accelerator than the installed vLLM, is the one of that machine.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
+    from specserve.cli.locking import at_lock, without_hub
     from specserve.plan.launch import launch, with_port
     from specserve.profile.load import load_profile, with_alternative
 
     profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=baseline)
     if devices is not None:
         profile = on_devices(profile, devices)
-    meant = profile if machine is None else for_machine(profile, machine)
     if check:
-        _refuse_errors(meant, starts=starts, passed=passed)
-    from specserve.cli.locking import at_lock, without_hub
-
+        _refuse_errors(for_machine(profile, machine), starts=starts, passed=passed)
     profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
-    meant = profile if machine is None else for_machine(profile, machine)
-    elsewhere = vllm is not None or (not starts and _is_elsewhere(meant))
-    here = None if elsewhere else _installed(profile, needed=starts)
+    meant = for_machine(profile, machine)
+    is_elsewhere = vllm is not None or (not starts and _is_elsewhere(meant))
+    here = None if is_elsewhere else _installed(profile, needed=starts)
     if here is None:
         table, version, platform = _named(meant, vllm)
         plan = launch(profile, table=table, platform=platform, version=version, port=port)
@@ -82,14 +80,18 @@ def prepare(
             host = replace(seen_from(host, plan), taken_ports={})
             _refuse_errors(profile, plan=plan, host=host, passed=passed)
     if devices is not None and plan.platform == "cpu":
-        from specserve.report.console import say, styled
-
-        say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
+        _say_without_effect()
     if starts and plan.port == 0:
         from specserve.serve.ports import free_port
 
         plan = with_port(plan, free_port(plan.host))
     return meant, plan
+
+
+def _say_without_effect() -> None:
+    from specserve.report.console import say, styled
+
+    say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
 
 
 def _on_node(
@@ -159,8 +161,10 @@ def on_devices(profile: Profile, text: str) -> Profile:
     return replace(profile, hardware=replace(profile.hardware or Hardware(), devices=devices))
 
 
-def for_machine(profile: Profile, machine: Machine) -> Profile:
-    """The profile with an assumed machine as its `hardware`."""
+def for_machine(profile: Profile, machine: Machine | None) -> Profile:
+    """The profile with an assumed machine as its `hardware`; None: as it is."""
+    if machine is None:
+        return profile
     hardware = replace(
         profile.hardware or Hardware(),
         accelerator=machine.accelerator.name,

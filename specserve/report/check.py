@@ -129,7 +129,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     if alone and alone.high > 0:
         lost = 1 - estimate.kv_cache_tokens.high / alone.high
         lines.append(f"  speculation costs {lost:.1%} of the KV cache's {_tokens(alone)} tokens without it")
-    lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
+    if estimate.is_kv_known:
+        lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
     lines += [f"  {_knob(knob.path, knob.value)}: {_MEMORY[knob.verdict][0]}" for knob in estimate.knobs[:4]]
     lines.append(
         filled(f"{estimate.basis}; {clean(estimate.calibration)}", lead="  basis: ", stream=sys.stdout)
@@ -151,6 +152,8 @@ def _knob(path: str, value: float | str | bool) -> str:
 
 
 def _kv(estimate: MemoryEstimate) -> str:
+    if not estimate.is_kv_known:
+        return "tokens not computed"
     sequences = estimate.max_concurrency
     low, high = f"{sequences.low:.1f}", f"{sequences.high:.1f}"
     many = low if low == high else f"{low}-{high}"

@@ -88,18 +88,8 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
             "other": _bytes(per_gpu.other),
             "kv_cache": _bytes(per_gpu.kv_cache),
         },
-        "kv_bytes_per_token": {
-            "target": estimate.target_kv_bytes_per_token,
-            "draft": estimate.draft_kv_bytes_per_token,
-        },
-        "kv_bytes_per_request_fixed": {
-            "target": estimate.target_kv_bytes_fixed,
-            "draft": estimate.draft_kv_bytes_fixed,
-        },
         "max_model_len": estimate.max_model_len,
-        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
-        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
-        "max_concurrency": _bounds(estimate.max_concurrency),
+        **_kv_cache(estimate),
         "without_speculation": {"kv_cache_tokens": _bytes(alone)} if alone else None,
         "knobs": [
             {"path": knob.path, "value": knob.value, "frees_bytes": knob.frees_bytes, "verdict": knob.verdict}
@@ -109,6 +99,24 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
         "calibration": estimate.calibration,
         "notes": list(estimate.notes),
     }
+
+
+def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
+    """What the KV cache holds; nulls for an architecture whose cache is not known."""
+    content: dict[str, Any] = {
+        "kv_bytes_per_token": {
+            "target": estimate.target_kv_bytes_per_token,
+            "draft": estimate.draft_kv_bytes_per_token,
+        },
+        "kv_bytes_per_request_fixed": {
+            "target": estimate.target_kv_bytes_fixed,
+            "draft": estimate.draft_kv_bytes_fixed,
+        },
+        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
+        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
+        "max_concurrency": _bounds(estimate.max_concurrency),
+    }
+    return content if estimate.is_kv_known else dict.fromkeys(content)
 
 
 def _bytes(interval: Interval) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from specserve.diagnostics import Finding, Severity
 from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
 from specserve.profile.schema import Profile
+from tests.checks.checkpoints import checkpoint
 from tests.plan.memory.test_stateblocks import HYBRID
 
 Load = Callable[[str], Profile]
@@ -181,3 +183,14 @@ def test_states_that_may_have_blocks_are_a_warning_and_no_second_one(profile: Lo
         assert len([code for code, _ in codes if code in ("SD301", "SD302", "SD313")]) <= 1
         seen |= set(codes)
     assert {("SD313", Severity.WARNING), ("SD313", Severity.ERROR)} <= seen
+
+
+def test_an_architecture_that_is_not_known_is_an_info_that_says_so(profile: Load, tmp_path: Path) -> None:
+    checkpoint(tmp_path, "llama", model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"])
+    loaded = profile("target: {model: ./llama, max_model_len: 1024}\nengine: {max_num_seqs: 64}")
+    wanted = Wanted(offline=True, here=False, machine=assume("1xL4-24GB"))
+    findings = judged(gather(loaded, wanted=wanted).context)
+    (finding,) = [item for item in findings if "SD301" <= item.code <= "SD313"]
+    assert (finding.code, finding.severity) == ("SD302", Severity.INFO)
+    assert "the KV cache of an unknown architecture is not computed" in finding.message
+    assert any("the architecture `DeepseekV4ForCausalLM` is not known" in note for note in finding.notes)

@@ -12,6 +12,7 @@ from importlib import resources
 from typing import Any
 
 from specserve.errors import FactError
+from specserve.facts.architecture.families import family
 from specserve.facts.architecture.fields import Fields
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "transformer_layer_config")
@@ -30,7 +31,7 @@ def is_listed(model_type: str) -> bool:
 
 
 def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
-    """The language model's part of a config.json with its defaults, and its model type.
+    """The language model's part of a config.json with its defaults, and its model type by the family's name.
 
     The keys have the names that most models use: `hidden_size`, not GPT-2's `n_embd`. Raises FactError for a
     config.json without a model type, or a part of it that is no mapping.
@@ -41,7 +42,7 @@ def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     if part is None:
         if not model_type:
             raise FactError(f"`model_type` is missing in config.json of `{model}`")
-        return Fields(model, _completed(config, model_type)), model_type
+        return Fields(model, _completed(config, model_type)), family(model_type)
     expected = _table().get(model_type, {}).get("text", {}).get("model_type", "")
     inner_type = part.text("model_type", default=expected or model_type)
     inherited = {key: config[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in config}
@@ -51,7 +52,7 @@ def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     values = {**inherited, **outer, **part.values}
     if "tie_word_embeddings" in config:
         values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
-    return Fields(model, _completed(values, inner_type), part.where), inner_type
+    return Fields(model, _completed(values, inner_type), part.where), family(inner_type)
 
 
 def _part(whole: Fields, listed: str | None) -> Fields | None:

@@ -15,7 +15,7 @@ LATENT_TYPES = frozenset({
 """Model types that vLLM runs with latent attention where config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
 _PATTERN = {"gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
 """Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
-_SHARING = frozenset({"gemma3n_text", "gemma4_text"})
+SHARING = frozenset({"gemma3n_text", "gemma4_text"})
 """Model types whose last layers read the cache of earlier ones."""
 _QUANT_BLOCK = 128
 """Elements of an indexer key under one fp32 scale (model_executor/models/deepseek_v2.py)."""
@@ -111,7 +111,7 @@ def attention_layers(fields: Fields, *, model_type: str, count: int) -> list[Att
     layers = [replace(plain, window=window) for window in seen]
     if model_type == "gemma4_text":
         layers = [layer if layer.window else _global(fields, layer) for layer in layers]
-    shared = fields.integer("num_kv_shared_layers", default=0, least=0) if model_type in _SHARING else 0
+    shared = fields.integer("num_kv_shared_layers", default=0, least=0) if model_type in SHARING else 0
     return [replace(layer, is_shared=index >= count - shared) for index, layer in enumerate(layers)]
 
 

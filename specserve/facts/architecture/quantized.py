@@ -33,6 +33,12 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def is_mxfp4(config: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint is in MXFP4, as each library writes it: by name, or as 4-bit floats with e8m0 scales."""
+    words = repr(dict(quantization_of(config))).lower()
+    return "mxfp4" in words or ("fp4" in words and "e8m0" in words)
+
+
 def as_stored(
     tensors: Sizes, *, model: str, config: Mapping[str, Any], online: str | None
 ) -> dict[str, Tensor] | None:

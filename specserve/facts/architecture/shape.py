@@ -68,6 +68,8 @@ class Shape:
     dtype: str | None
     """As config.json says: `bfloat16`; None where it does not."""
     layers: tuple[tuple[Mixer, ...], ...]
+    mxfp4_expert: tuple[int, int] | None = None
+    """Hidden and intermediate size of an expert in MXFP4, which accelerators pad; None: no expert is."""
     is_known: bool = True
     """Whether figures of this model type were compared with vLLM's own."""
 

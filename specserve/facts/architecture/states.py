@@ -6,6 +6,7 @@ Source: `get_mamba_state_shape_from_config` of each model and model_executor/lay
 from __future__ import annotations
 
 from specserve.errors import FactError
+from specserve.facts.architecture.families import UnknownArchitecture
 from specserve.facts.architecture.fields import Fields
 from specserve.facts.architecture.shape import State
 
@@ -56,7 +57,7 @@ def _kind(name: str) -> str:
 
 
 def state(fields: Fields, *, model_type: str) -> State:
-    """The state of one recurrent layer. Raises FactError for a model type whose state is not known."""
+    """The state of one recurrent layer. Raises UnknownArchitecture for a model type whose state is not known."""
     if model_type in GATED_DELTA:
         return _gated_delta(fields)
     if model_type in ("lfm2", "lfm2_moe"):
@@ -86,10 +87,7 @@ def state(fields: Fields, *, model_type: str) -> State:
         )
         names = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head")
         return _mamba2(fields, inner=inner, names=names)
-    raise FactError(
-        f"the recurrent state of model type `{model_type}` (`{fields.model}`) is not known",
-        hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
-    )
+    raise UnknownArchitecture("recurrent state", model_type, model=fields.model)
 
 
 def _gated_delta(fields: Fields) -> State:

@@ -29,7 +29,10 @@ def pair(s: Situation, *, context_tokens: float) -> Pair:
     if s.method is None:
         raise FactError("the profile does not speculate", hint="give it a `speculation` section")
     speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
-    stages, _, _ = compose(s.target, speculative, settings=s.settings)
+    made = compose(s.target, speculative, settings=s.settings)
+    if not made.is_kv_known:
+        raise FactError(made.notes[0])
+    stages = made.stages
     target = _target(s.target, stages, settings=s.settings)
     draft = None if s.method in WITHOUT_MODEL else _draft(s, stages, method=s.method)
     return Pair(target, draft, s.method, context_tokens)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from specserve.errors import FactError
+from specserve.facts.architecture.families import UnknownArchitecture
 from specserve.facts.architecture.quantized import quantization_of
-from specserve.facts.architecture.read import read_mtp, read_shape
+from specserve.facts.architecture.read import bare_shape, read_mtp, read_shape
 from specserve.facts.architecture.shape import Mixer, Shape
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.dtypes import kv_dtype, served_bytes
 from specserve.plan.memory.groups import LayerGroup, group_layers
 from specserve.plan.memory.kv import Cache, cache_of, layer_kv
 from specserve.plan.memory.layerkv import LayerKv
+from specserve.plan.memory.mxfp4padding import moe_backend
 from specserve.plan.memory.parts import is_by_formula, tallied
 from specserve.plan.memory.pool import Group, Stage
 from specserve.plan.memory.settings import Settings
@@ -30,21 +33,24 @@ class Placed:
     is_draft: bool
 
 
-def compose(
-    target: ModelFacts, speculative: Speculative, *, settings: Settings
-) -> tuple[tuple[Stage, ...], tuple[Group, ...], tuple[str, ...]]:
-    """Stages, block tables, and notes on what is not known exactly. Raises FactError as `demand` does."""
-    shape = read_shape(target.model, target.config)
+class Composed(NamedTuple):
+    """Stages and block tables of target and draft."""
+
+    stages: tuple[Stage, ...]
+    groups: tuple[Group, ...]
+    notes: tuple[str, ...]
+    """What is not known exactly."""
+    is_kv_known: bool
+    """Whether the KV cache of both could be computed; if not, there are no groups."""
+
+
+def compose(target: ModelFacts, speculative: Speculative, *, settings: Settings) -> Composed:
+    """What a launch holds, by stage. Raises FactError as `demand` does."""
+    shape, _ = _shape_of(target)
     weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
-    cache = cache_of(
-        shape,
-        settings=settings,
-        dtype=kv_dtype(settings.kv_cache_dtype, quantization=quantization_of(target.config)),
-        weight_bytes=weight_bytes,
-        draft_tokens=speculative.tokens if speculative.method else 0,
-    )
-    drafted = _draft_layers(target, speculative, settings=settings, cache=cache)
-    placed = _place(shape, cache, drafted, stages=settings.pipeline_parallel_size)
+    draft = speculative.draft
+    strange = [facts for facts in filter(None, (target, draft)) if not _shape_of(facts)[1]]
+    placed = {} if strange else _placed(target, speculative, shape, weight_bytes, settings=settings)
     weights = weigh(
         tallied(target, part="model", online=settings.quantization),
         shape,
@@ -54,7 +60,39 @@ def compose(
     head = _draft_weights(target, speculative, shape, weights, settings=settings)
     drafts = [*[0] * (settings.pipeline_parallel_size - 1), head]
     stages, groups = put_together(placed, weights.stages, drafts, settings=settings)
-    return stages, groups, _notes(target, speculative, shape)
+    notes = (*map(_strange, strange), *_notes(target, speculative, shape, settings=settings))
+    return Composed(stages, groups, notes, not strange)
+
+
+def _shape_of(facts: ModelFacts) -> tuple[Shape, bool]:
+    """The shape of a model, and whether its KV cache is known."""
+    try:
+        return read_shape(facts.model, facts.config), True
+    except UnknownArchitecture:
+        return bare_shape(facts.model, facts.config), False
+
+
+def _strange(facts: ModelFacts) -> str:
+    name = next(iter(facts.architectures), None) or facts.config.get("model_type")
+    return (
+        f"the architecture `{name}` is not known: weights from the safetensors headers, KV cache not computed, "
+        "other bounds assumed"
+    )
+
+
+def _placed(
+    target: ModelFacts, speculative: Speculative, shape: Shape, weight_bytes: int, *, settings: Settings
+) -> dict[str, Placed]:
+    """The caches of all layers of target and draft."""
+    cache = cache_of(
+        shape,
+        settings=settings,
+        dtype=kv_dtype(settings.kv_cache_dtype, quantization=quantization_of(target.config)),
+        weight_bytes=weight_bytes,
+        draft_tokens=speculative.tokens if speculative.method else 0,
+    )
+    drafted = _draft_layers(target, speculative, settings=settings, cache=cache)
+    return _place(shape, cache, drafted, stages=settings.pipeline_parallel_size)
 
 
 def put_together(
@@ -120,7 +158,7 @@ def _draft_weights(
         kinds = tallied(target, part="mtp", online=settings.quantization)
         given = served_bytes(settings.dtype, given=shape.dtype)
         return weigh(kinds, shape, settings=alone, weight_bytes=given).mtp
-    mine = read_shape(draft.model, draft.config)
+    mine, _ = _shape_of(draft)
     part = method if method in HEADS else "model"
     kinds = tallied(draft, part=part, online=None, target_hidden_size=shape.hidden_size)
     bytes_each = served_bytes(settings.dtype, given=mine.dtype if method == "draft_model" else shape.dtype)
@@ -179,14 +217,21 @@ def _batches(settings: Settings) -> int:
     return settings.pipeline_parallel_size + is_async
 
 
-def _notes(target: ModelFacts, speculative: Speculative, shape: Shape) -> tuple[str, ...]:
+def _notes(
+    target: ModelFacts, speculative: Speculative, shape: Shape, *, settings: Settings
+) -> tuple[str, ...]:
     notes = []
-    if not shape.is_known:
+    if not shape.is_known and _shape_of(target)[1]:
         notes.append(
             f"model type `{shape.model_type}` is read by the usual keys, not compared with vLLM's figures"
         )
     if not shape.is_known and is_by_formula(target):
         notes.append(f"weights of `{target.model}` by formula: its safetensors headers are not known")
+    if shape.mxfp4_expert is not None and settings.moe_backend == "auto" and settings.platform != "cpu":
+        backend = moe_backend(settings)
+        notes.append(
+            f"MXFP4 experts are padded for the MoE backend `{backend}`, assumed for this accelerator"
+        )
     draft = speculative.draft
     if (
         draft is not None

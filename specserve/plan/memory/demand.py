@@ -30,6 +30,8 @@ class Demand:
     basis: Literal["vllm", "formula"] = "formula"
     notes: tuple[str, ...] = ()
     """What is not known exactly, and why."""
+    is_kv_known: bool = True
+    """False for an architecture whose KV cache cannot be computed: then there are no groups."""
 
     @property
     def fullest(self) -> Stage:
@@ -104,9 +106,16 @@ def demand(
     """Weights and KV cache of a target, with the draft of a speculative method.
 
     `draft` is the second model or head of the method; None for methods without one (ngram, suffix, an `mtp` that
-    lies in the target). Raises FactError where config.json lacks a figure or has one of a wrong type, and for an
-    architecture whose KV cache is not known: nothing is guessed.
+    lies in the target). Raises FactError if config.json lacks a figure or has one of a wrong type, and if neither
+    headers nor a formula tell the weights. The KV cache of an unknown architecture is left out: nothing is guessed.
     """
     speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
-    stages, groups, notes = compose(target, speculative, settings=settings)
-    return Demand(stages, groups, settings.max_model_len, speculative.lookahead_tokens, notes=notes)
+    made = compose(target, speculative, settings=settings)
+    return Demand(
+        made.stages,
+        made.groups,
+        settings.max_model_len,
+        speculative.lookahead_tokens,
+        notes=made.notes,
+        is_kv_known=made.is_kv_known,
+    )

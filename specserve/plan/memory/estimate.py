@@ -100,3 +100,5 @@ class MemoryEstimate:
     """None for a model without recurrent states, or if vLLM does not compare their number with the blocks."""
     is_short_of_states_only: bool = False
     """Whether the verdict would be better but for the states."""
+    is_kv_known: bool = True
+    """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""

@@ -8,7 +8,7 @@ from specserve.errors import FactError
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.demand import Demand
-from specserve.plan.memory.estimate import Interval, MemoryEstimate, PerGpu
+from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict, PerGpu
 from specserve.plan.memory.knobs import knobs
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.plan.memory.situation import Situation, situation
@@ -62,19 +62,26 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high), r.logs),
         max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high), r.logs),
         largest_max_model_len=_longest(s, r),
-        without_speculation_kv_cache_tokens=_baseline(s) if s.method else None,
+        without_speculation_kv_cache_tokens=_baseline(s) if s.method and demand.is_kv_known else None,
         basis=demand.basis,
         calibration=_calibration(r, at),
         certain=found == "does_not_fit" and certain(s, r),
-        knobs=knobs(s, r, verdict=found, path=path) if found != "fit" else (),
+        knobs=_knobs(s, r, found, path=path),
         notes=(*demand.notes, *notes),
         reason=reason(s, r) if found == "tight" else "",
         draft_logits_bytes=r.draft_logits,
         ranks=s.ranks,
         is_kv_cache_default=s.is_kv_cache_default,
         states=state_blocks(s, r),
+        is_kv_known=demand.is_kv_known,
         is_short_of_states_only=found != verdict_without_states(s, r),
     )
+
+
+def _knobs(s: Situation, r: Reckoning, found: MemoryVerdict, *, path: str) -> tuple[Knob, ...]:
+    """None if it fits, nor if only the KV cache of an unknown architecture is in doubt, which no knob changes."""
+    is_in_doubt = found == "tight" and not r.demand.is_kv_known
+    return () if found == "fit" or is_in_doubt else knobs(s, r, verdict=found, path=path)
 
 
 def _fitted_length(s: Situation, r: Reckoning) -> tuple[Situation, Reckoning, list[str]]:
@@ -104,12 +111,14 @@ def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:
 
 
 def _concurrency(s: Situation, r: Reckoning, kv_bytes: list[int]) -> float:
+    if not r.demand.is_kv_known:
+        return 0.0
     return r.demand.concurrency(kv_bytes) if r.demand.groups else float(s.settings.max_num_seqs)
 
 
 def _longest(s: Situation, r: Reckoning) -> Interval:
     """The largest max_model_len that fits, up to what the model is made for."""
-    limit = max(s.longest, s.settings.max_model_len)
+    limit = max(s.longest, s.settings.max_model_len) if r.demand.is_kv_known else 0
     low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
     return Interval(low, high, r.logs)
 

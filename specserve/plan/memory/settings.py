@@ -30,3 +30,6 @@ class Settings:
     async_scheduling: bool = True
     version: str = "0.33"
     platform: Literal["cuda", "cpu"] = "cuda"
+    vendor: str = "nvidia"
+    compute_capability: tuple[int, int] | None = None
+    moe_backend: str = "auto"

@@ -172,7 +172,16 @@ def _settings(
         async_scheduling=not (serial or machine.is_cpu or engine.get("async_scheduling") is False),
         version=version,
         platform="cpu" if machine.is_cpu else "cuda",
+        vendor=machine.accelerator.vendor,
+        compute_capability=machine.accelerator.compute_capability,
+        moe_backend=_moe_backend(engine),
     )
+
+
+def _moe_backend(engine: Mapping[str, Any]) -> str:
+    kernels = engine.get("kernel_config")
+    inner = kernels.get("moe_backend") if isinstance(kernels, Mapping) else None
+    return _text(engine.get("moe_backend")) or _text(inner) or "auto"
 
 
 def _draft_limit(keys: Mapping[str, Any], draft: ModelFacts) -> int:

@@ -26,13 +26,16 @@ def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
     if not _starts(s, r, r.high) or _overfull(s, r):
         return "does_not_fit"
     promised = all(keeps(r, promise, r.low) for promise in s.promises)
-    if _starts(s, r, r.low) and promised and r.slack >= r.excess and _is_free(s, r):
+    is_sure = _starts(s, r, r.low) and promised and r.slack >= r.excess and r.demand.is_kv_known
+    if is_sure and _is_free(s, r):
         return "fit"
     return "tight"
 
 
 def reason(s: Situation, r: Reckoning) -> str:
     """Why a launch that may start is not sure to, in a few words: the first of what is short."""
+    if not r.demand.is_kv_known:
+        return "the KV cache of an unknown architecture is not computed"
     if not _starts(s, r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
         return f"the KV cache holds {low:,} to {high:,} tokens, and one request may take {r.demand.max_model_len:,}"
@@ -58,7 +61,8 @@ def reason(s: Situation, r: Reckoning) -> str:
 
 def certain(s: Situation, r: Reckoning) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
-    if s.not_modelled:
+    is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
+    if s.not_modelled or (is_divided and not r.demand.is_kv_known):  # how, only vLLM knows
         return False
     more = [high + int(_DOUBT * r.budget) for high in r.high]
     most = r.high if s.kv_cache_memory_bytes is not None else more

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from specserve.facts.architecture.shape import Attention, Shape, State
 from specserve.facts.model import BITS, Tensor
 from specserve.plan.memory.kv import kv_heads_per_gpu
+from specserve.plan.memory.mxfp4padding import mxfp4_padding
 from specserve.plan.memory.roles import Role, numberless, role_of
 from specserve.plan.memory.settings import Settings
 
@@ -107,7 +108,7 @@ def _elements(kind: Kind, shape: Shape, settings: Settings) -> float:
         rows = kind.shape[0]
         return count // max(rows, 1) * (-(-rows // _PADDING) * _PADDING) / tp
     if division == "expert":
-        return _expert(kind, count, settings)
+        return _expert(kind, count, settings) * _padding(kind, shape, settings)
     if count <= 1 or tp == 1 or division == "all":
         return count
     if division == "row":
@@ -131,6 +132,13 @@ def _expert(kind: Kind, count: int, settings: Settings) -> float:
     if settings.enable_expert_parallel:
         return count / (settings.tensor_parallel_size * settings.data_parallel_size)
     return count if kind.role.is_whole_in_rows else count / settings.tensor_parallel_size
+
+
+def _padding(kind: Kind, shape: Shape, settings: Settings) -> float:
+    if shape.mxfp4_expert is None or kind.dtype in _SERVED:
+        return 1.0
+    hidden, intermediate = shape.mxfp4_expert
+    return mxfp4_padding(hidden, intermediate, settings=settings)
 
 
 def _attention(shape: Shape, layer: int | None) -> Attention | None:

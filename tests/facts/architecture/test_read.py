@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
+from specserve.facts.architecture.families import UnknownArchitecture, family
 from specserve.facts.architecture.quantized import as_stored
 from specserve.facts.architecture.read import read_mtp, read_shape
 from specserve.facts.architecture.shape import Attention, Latent, Shape, State
@@ -128,9 +129,36 @@ def test_an_unknown_model_type_is_read_by_the_usual_keys_and_says_so() -> None:
     assert not shape.is_known
 
 
-@pytest.mark.parametrize("model_type", ["kimi_linear", "deepseek_v4", "mimo_v2_flash"])
+@pytest.mark.parametrize(
+    ("model_type", "same"),
+    [
+        ("gemma4_unified_text", "gemma4_text"),
+        ("qwen3_vl_text", "qwen3"),
+        ("qwen3_vl_moe_text", "qwen3_moe"),
+        ("qwen3_omni_moe_text", "qwen3_moe"),
+        ("minimax_m3_vl_text", "minimax_m3"),
+        ("qwen4_exp_text", "qwen4_exp"),
+        ("minimax_m2", "minimax_m2"),
+        ("gemma3n_text", "gemma3n_text"),
+        ("brandnew_vl", "brandnew_vl"),
+    ],
+)
+def test_a_wrapped_or_renamed_model_type_is_one_of_its_family(model_type: str, same: str) -> None:
+    assert family(model_type) == same
+
+
+def test_a_unified_gemma_4_is_read_as_a_gemma_4() -> None:
+    text = stored("gemma4")
+    text = text.get("text_config", text)
+    plain = shape_of(**{**text, "model_type": "gemma4_text"})
+    unified = shape_of(model_type="gemma4_unified", text_config={**text, "model_type": "gemma4_unified_text"})
+    assert unified.layers == plain.layers and unified.is_known
+    assert len({mixer for layer in plain.layers for mixer in layer}) > 1  # wider heads in layers that see all
+
+
+@pytest.mark.parametrize("model_type", ["kimi_linear", "deepseek_v4", "mimo_v2_flash", "minimax_m3_vl_text"])
 def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: str) -> None:
-    with pytest.raises(FactError, match=f"the KV cache of model type `{model_type}`") as caught:
+    with pytest.raises(UnknownArchitecture, match="the KV cache of model type `") as caught:
         shape_of(
             model_type=model_type, hidden_size=512, num_attention_heads=8, num_hidden_layers=2, vocab_size=10
         )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.facts.accelerators import Accelerator, Machine, assume
-from specserve.facts.model import ModelFacts
+from specserve.facts.model import ModelFacts, Tensor
 from specserve.plan.memory.demand import Demand, Stage
 from specserve.plan.memory.estimate import MemoryEstimate, MemoryVerdict
 from specserve.plan.memory.judge import assess, estimate
@@ -230,8 +230,57 @@ def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None
     )
     assert (found.basis, found.per_gpu_bytes.target_weights, found.verdict) == ("vllm", 20 * GIB, "fit")
     assert found.without_speculation_kv_cache_tokens is None
-    with pytest.raises(FactError):
+    with pytest.raises(FactError, match="the weights of `org/x` are not known"):
         estimate(profile(), target=strange, machine=assume("1xH100-80GB"), version="0.33")
+
+
+STRANGE = {**LLAMA_8B, "architectures": ["StrangeForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "deepseek_v4"},
+        {"model_type": "minimax_m3_vl_text"},
+        {"model_type": "brandnew", "compress_ratios": [4, 128]},
+        {"model_type": "brandnew", "linear_attn_config": {"kda_layers": [1]}},
+        {"model_type": "brandnew", "kv_lora_rank": 512},
+        {"model_type": "brandnew", "layer_types": ["linear_attention"] * 32},
+    ],
+)
+def test_of_an_unknown_architecture_the_weights_are_known_and_nothing_is_made_up(
+    changes: dict[str, object],
+) -> None:
+    tensors = {f"model.layers.{at}.ffn.w": Tensor("BF16", (1024, 2**19)) for at in range(16)}
+    facts = ModelFacts("org/x", "hub", STRANGE | changes, tensors=tensors)
+    found = estimate(profile(), target=facts, machine=assume("1xH100-80GB"), version="0.33")
+    assert found.per_gpu_bytes.target_weights == 16 * GIB
+    assert (found.verdict, found.certain, found.is_kv_known, found.knobs) == ("tight", False, False, ())
+    for figure in (found.kv_cache_tokens, found.max_concurrency, found.largest_max_model_len):
+        assert (figure.low, figure.high) == (0, 0)
+    assert found.notes[0].startswith(
+        "the architecture `StrangeForCausalLM` is not known: weights from the safe"
+    )
+    small = estimate(profile(), target=facts, machine=assume("1xT4-16GB"), version="0.33")
+    assert (small.verdict, small.certain) == ("does_not_fit", True)
+    split = estimate(profile(tensor=2), target=facts, machine=assume("2xT4-16GB"), version="0.33")
+    assert not split.certain  # how vLLM divides its tensors is not known either
+
+
+def test_a_draft_of_an_unknown_architecture_leaves_the_pair_in_doubt() -> None:
+    draft = ModelFacts(
+        "org/d", "hub", STRANGE | {"model_type": "deepseek_v4"}, tensors={"a": Tensor("BF16", (8, 8))}
+    )
+    found = estimate(
+        profile(),
+        target=TARGET,
+        machine=assume("1xH100-80GB"),
+        version="0.33",
+        speculation=DRAFTING,
+        draft=draft,
+    )
+    assert (found.verdict, found.is_kv_known) == ("tight", False)
+    assert found.without_speculation_kv_cache_tokens is None
 
 
 # What must hold for every launch.
