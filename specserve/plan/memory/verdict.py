@@ -1,4 +1,4 @@
-"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache. Knows no knob."""
+"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache."""
 
 from __future__ import annotations
 
