@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import statistics
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +19,15 @@ from typing import Any, Literal, NamedTuple, get_args
 from memory_points import (
     GIB,
     POINTS,
-    Row,
     capability,
     has_gpu,
     is_described,
-    logged_kv,
     read,
     reported,
     row,
     situation,
 )
+from memory_scores import Score, score, table_lines, unscored_lines
 
 from specserve.plan.memory.bounds import (
     NVLINK,
@@ -42,11 +39,10 @@ from specserve.plan.memory.bounds import (
     kept_for_draft,
     layers_bytes,
 )
-from specserve.plan.memory.constants import Regime, minor, regime, regimes
+from specserve.plan.memory.constants import Regime, regime, regimes
 from specserve.plan.memory.estimate import Interval
-from specserve.plan.memory.reckoning import captures, reckon
+from specserve.plan.memory.reckoning import captures
 from specserve.plan.memory.shape import shape
-from specserve.plan.memory.verdict import verdict, verdict_without_states
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "plan" / "memory" / "constants.toml"
@@ -89,12 +85,6 @@ _READ: Mapping[tuple[str, str, Kind], tuple[float, float]] = {
 """Read in vLLM's sources, ±40 %: what holds as long as there is no log. V1 holds 16-bit logits, a copy in fp32,
 probabilities and random numbers: 2 + 4 + 4 + 4 = 14 bytes; torch.sort, until 0.16, values, 64-bit indices and copies
 of both: 24 more. V2 profiles greedy sampling: 16-bit logits with or without a copy in fp32."""
-GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
-    "before 0.8": ((0, 0), (0, 8)),
-    "0.8 to 0.16": ((0, 8), (0, 17)),
-    "0.17 to 0.20": ((0, 17), (0, 21)),
-    "0.21 and later": ((0, 21), (99, 0)),
-}
 
 
 class Sample(NamedTuple):
@@ -259,38 +249,6 @@ def _rewritten_row(row_text: str, found: Mapping[tuple[str, str, Kind], Interval
     return row_text
 
 
-class Score(NamedTuple):
-    """One launch against its log."""
-
-    group: str
-    verdict: str | None
-    """None where only the KV cache can be compared."""
-    serves: bool
-    error: float | None
-    """Distance of the interval's middle from the log's figure, as a share of the GPU's memory."""
-    is_inside: bool
-    width: float
-    point: Mapping[str, Any]
-
-
-def score(launch: Row, rules: Regime | None = None) -> Score:
-    """One launch, with the constants that ship or with others."""
-    s = launch.situation
-    r = reckon(s, needed=launch.demand, rules=rules)
-    kv, logged, total = r.kv_cache[r.poorest], logged_kv(launch), s.machine.accelerator.total_bytes
-    version = minor(s.settings.version)
-    group = next(name for name, (first, end) in GROUPS.items() if first <= version < end)
-    serves = str(launch.point["outcome"]) == "serves"
-    judge = verdict if launch.point.get("max_num_seqs") else verdict_without_states
-    found = judge(s, r) if launch.demand.groups else None
-    if logged is None:
-        return Score(group, found, serves, None, False, (kv.high - kv.low) / total, launch.point)
-    rounding = 0.006 * GIB
-    is_inside = kv.low - rounding <= logged <= kv.high + rounding
-    error = abs((kv.low + kv.high) / 2 - logged) / total
-    return Score(group, found, serves, error, is_inside, (kv.high - kv.low) / total, launch.point)
-
-
 def tables(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """In-sample and leave-one-source-out, by vLLM version."""
     left_out: list[Score] = []
@@ -300,11 +258,11 @@ def tables(points: Sequence[Mapping[str, Any]]) -> list[str]:
         rest = fitted([point for point in points if source_of(point) != source])
         left_out += scores([point for point in points if source_of(point) == source], rest)
     return [
-        *_table("In-sample: the logs that the constants were fitted to", in_sample),
+        *table_lines("In-sample: the logs that the constants were fitted to", in_sample),
         "",
-        *_table("Leave one source out: each log is predicted from the other sources", left_out),
+        *table_lines("Leave one source out: each log is predicted from the other sources", left_out),
         "",
-        *_unscored(points),
+        *unscored_lines(points),
     ]
 
 
@@ -338,50 +296,8 @@ def score_lines(points: Sequence[Mapping[str, Any]], *, known: Sequence[Mapping[
     }
     for is_seen, title in titles.items():
         if parts[is_seen]:
-            lines += [*_table(title, parts[is_seen]), ""]
-    return [*lines, *_unscored(points)]
-
-
-def _table(title: str, scores: Sequence[Score]) -> list[str]:
-    lines = [
-        f"**{title}**",
-        "",
-        "| vLLM | launches | KV cache: logs | median error | inside | median width | false FIT | false DOES NOT FIT |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for group in (*GROUPS, "all"):
-        chosen = [found for found in scores if group in ("all", found.group)]
-        if chosen:
-            lines.append(_line(group, chosen))
-    return lines
-
-
-def _line(group: str, scores: Sequence[Score]) -> str:
-    measured = [found for found in scores if found.error is not None]
-    figures = ["-", "-", "-"]
-    if measured:
-        figures = [
-            f"{statistics.median(found.error or 0.0 for found in measured):.1%}",
-            f"{statistics.mean(found.is_inside for found in measured):.0%}",
-            f"{statistics.median(found.width for found in measured):.1%}",
-        ]
-    judged = Counter((found.serves, found.verdict) for found in scores if found.verdict)
-    failed = sum(count for (serves, _), count in judged.items() if not serves)
-    served = sum(count for (serves, _), count in judged.items() if serves)
-    wrong = f"{judged[False, 'fit']} of {failed}", f"{judged[True, 'does_not_fit']} of {served}"
-    return f"| {group} | {len(scores)} | {len(measured)} | {' | '.join(figures)} | {' | '.join(wrong)} |"
-
-
-def _unscored(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    why: dict[str, list[str]] = {}
-    for point in points:
-        launch = row(point)
-        if isinstance(launch, str):
-            why.setdefault(launch, []).append(str(point.get("id") or point.get("model")))
-    count = sum(map(len, why.values()))
-    return [f"Not scored: {count}"] + [
-        f"- {reason}: {', '.join(names)}" for reason, names in sorted(why.items())
-    ]
+            lines += [*table_lines(title, parts[is_seen]), ""]
+    return [*lines, *unscored_lines(points)]
 
 
 def with_table(page: str, table: str) -> str:

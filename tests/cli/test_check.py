@@ -54,6 +54,26 @@ def test_a_pair_that_agrees_and_fits_passes(
     assert judged["memory"]["without_speculation"]["kv_cache_tokens"]["high"] > 0
 
 
+def test_every_memory_interval_says_how_many_logs_support_it(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = pair()
+    memory = answer(capsys, file)[1]["profiles"][0]["memory"]
+    parts = memory["per_gpu_bytes"]
+    intervals = [parts["activation"], parts["other"], parts["kv_cache"], memory["kv_cache_tokens"]]
+    intervals += [memory["max_concurrency"], memory["largest_max_model_len"]]
+    logs = [interval["logs"] for interval in intervals]
+    assert all(isinstance(count, int) for count in logs)
+    assert set(logs[2:]) == {min(logs[:2])}  # as sure as the less sure of the two
+    assert "activations " in memory["calibration"] and "KV cache " in memory["calibration"]
+    _run(["check", file])
+    told = capsys.readouterr().out
+    for name in ("activations", "other"):
+        (line,) = (line for line in told.splitlines() if line.startswith(f"  {name} "))
+        assert line.endswith((" logs", " log", "assumed: no log of this kind"))
+        assert len(line) <= 80
+
+
 def test_a_group_that_did_not_run_is_named_with_its_rules_and_is_never_ok(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,8 @@ _RECURRENT_IN_GRAPHS = 110 / 1024
 launches with 1,024 requests came out 6 to 9 GiB smaller than without (vllm-project/recipes#831)."""
 _RECURRENT_IN_PREFILL = 36
 """Hidden states that a prefill of recurrent layers takes beyond the profile run (vllm-project/vllm#52872)."""
-_FRAGMENTATION = 0.3 * _GIB
+FRAGMENTATION = 0.3 * _GIB
+"""What serving takes beyond the profile run in any case."""
 _FLASHINFER = 394 * 2**20
 """The attention backend of Blackwell. Source: vllm/envs.py, VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE."""
 NVLINK = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
@@ -191,9 +192,10 @@ def outside(*, settings: Settings, regime: Regime, capability: tuple[int, int]) 
 def excess(
     shape: Shape, *, settings: Settings, regime: Regime, drafting: Drafting, is_hybrid: bool = False
 ) -> float:
-    """What serving takes at its peak beyond what the profile run saw, in bytes: drafts being verified, fragments.
+    """What serving takes at its peak beyond what the profile run saw, in bytes.
 
-    As many requests as the warm-up has: v1/worker/gpu/warmup.py 0.32, `_warmup_kernels`.
+    Drafts being verified, sampling by top-k and top-p with the V2 runner, long prefills of recurrent layers. As many
+    requests as the warm-up has: v1/worker/gpu/warmup.py 0.32, `_warmup_kernels`.
     """
     fitting = settings.max_num_batched_tokens // (drafting.decode_tokens + 1)
     requests = min(settings.max_num_seqs, max(1, fitting))
@@ -206,4 +208,4 @@ def excess(
     rows = _rows(settings) * shape.vocab
     peak = max(peak, rows * regime.sampling_bytes)
     prefill = _RECURRENT_IN_PREFILL * hidden_bytes(shape, settings) if is_hybrid else 0
-    return max(0.0, peak - rows * regime.sampler_bytes.low, prefill) + _FRAGMENTATION
+    return max(0.0, peak - rows * regime.sampler_bytes.low, prefill) + FRAGMENTATION

@@ -1,4 +1,4 @@
-"""The fitted constants: what is not exact, by vLLM version and runner. Knows no model."""
+"""The fitted constants: what is not exact, by vLLM version and runner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory verdict of one arm on one machine: its shape. Knows no model and no file."""
+"""The memory verdict of one arm on one machine: its shape."""
 
 from __future__ import annotations
 

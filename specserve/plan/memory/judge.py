@@ -1,4 +1,4 @@
-"""The memory verdict of one arm on one machine: what it needs and has, and what to turn. Knows no rule."""
+"""The memory verdict of one arm on one machine: what it needs and has, and what to turn."""
 
 from __future__ import annotations
 

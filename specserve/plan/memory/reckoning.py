@@ -1,4 +1,4 @@
-"""Demand against budget, stage by stage: how much is left for the KV cache. Judges nothing."""
+"""Demand against budget, stage by stage: how much is left for the KV cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One arm on one machine, as far as its memory depends on it: a profile after vLLM's defaults. Knows no formula."""
+"""One arm on one machine, as far as its memory depends on it: a profile after vLLM's defaults."""
 
 from __future__ import annotations
 

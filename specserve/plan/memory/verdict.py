@@ -1,7 +1,8 @@
-"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache. Knows no knob."""
+"""FIT, TIGHT or DOES NOT FIT, from what is left for the KV cache."""
 
 from __future__ import annotations
 
+from specserve.plan.memory.bounds import FRAGMENTATION
 from specserve.plan.memory.estimate import VERDICTS, MemoryVerdict
 from specserve.plan.memory.reckoning import Reckoning
 from specserve.plan.memory.situation import Promise, Situation
@@ -48,7 +49,8 @@ def reason(s: Situation, r: Reckoning) -> str:
         return f"{who} may take {(total - r.slack + r.excess) / _GIB:.1f} GiB"
     if r.slack < r.excess:
         spare = max(0.0, r.slack) / _GIB
-        what = "drafts being verified" if s.num_speculative_tokens else "fragmentation"
+        what = "fragmentation" if r.excess <= FRAGMENTATION else "sampling or a long prefill"
+        what = "drafts being verified" if s.num_speculative_tokens else what
         return f"{spare:.1f} GiB are left unclaimed, and {what} may take {r.excess / _GIB:.1f} GiB"
     if not _is_free(s, r):
         return (

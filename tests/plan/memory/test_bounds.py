@@ -1,0 +1,81 @@
+"""What vLLM takes beside weights and KV cache: the intervals hold what logs say, and say how many there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specserve.plan.memory.bounds import Drafting, activation, excess, graphs, outside
+from specserve.plan.memory.constants import Runner, regime
+from specserve.plan.memory.defaults import captured_graphs
+from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.shape import Shape
+
+GIB = 2**30
+QWEN_8B = Shape(hidden=4096, vocab=151936, layers=36, intermediate=12288)
+LLAMA_8B = Shape(hidden=4096, vocab=128256, layers=32, intermediate=14336)
+H100 = Settings(max_model_len=8192, max_num_seqs=1024, max_num_batched_tokens=8192)
+
+
+def _graphs_gib(seqs: int, shape: Shape = LLAMA_8B, *, is_hybrid: bool = False) -> tuple[float, float]:
+    settings = replace(H100, max_num_seqs=seqs)
+    captured = captured_graphs(max_num_seqs=seqs, max_num_batched_tokens=8192)
+    rules = regime("0.33", runner="v2")
+    found = graphs(shape, settings=settings, regime=rules, captured=captured, is_hybrid=is_hybrid)
+    assert found.logs
+    return found.low / GIB, found.high / GIB
+
+
+def test_graphs_depend_on_the_captured_batches_and_not_on_layers() -> None:
+    small, large = _graphs_gib(16), _graphs_gib(256)
+    assert 0 < small[0] < large[0] and small[1] < 0.6
+    assert large[0] < 0.13 and 0.65 < large[1] < 1.1  # 0.1 to 0.5 GiB were logged
+    assert _graphs_gib(1024)[1] > 0.91
+    assert _graphs_gib(256, replace(LLAMA_8B, layers=80)) == large
+
+
+def test_recurrent_layers_may_add_a_transient_of_the_whole_batch_to_the_graphs() -> None:
+    assert _graphs_gib(1024, is_hybrid=True)[1] - _graphs_gib(1024)[1] > 6
+
+
+@pytest.mark.parametrize("logged_gib", [3.0, 7.12])
+def test_a_draft_that_drafts_all_tokens_at_once_has_logits_for_each(logged_gib: float) -> None:
+    drafting = Drafting("dflash", num_speculative_tokens=7)
+    rules = regime("0.26", runner="v2")
+    found = activation(QWEN_8B, settings=H100, regime=rules, drafting=drafting)
+    assert found.low <= logged_gib * GIB <= found.high
+    assert found.logs == 1
+    alone = activation(QWEN_8B, settings=H100, regime=rules, drafting=Drafting())
+    assert alone.high < 1.5 * GIB and alone.support == "assumed: no log of this kind"
+
+
+@pytest.mark.parametrize(
+    ("version", "runner", "logged_gib"), [("0.19", "v1", 1.89), ("0.16", "v1", 4.76), ("0.26", "v1", 1.89)]
+)
+def test_the_peak_of_the_sampler_is_what_logs_say(version: str, runner: Runner, logged_gib: float) -> None:
+    found = activation(LLAMA_8B, settings=H100, regime=regime(version, runner=runner), drafting=Drafting())
+    assert found.low <= logged_gib * GIB <= found.high
+
+
+def test_what_no_log_supports_is_wider_than_what_many_do() -> None:
+    known, unknown = (
+        activation(LLAMA_8B, settings=H100, regime=regime(version, runner="v1"), drafting=Drafting())
+        for version in ("0.19", "0.21")
+    )
+    assert known.logs and known.logs >= 20 and unknown.logs == 0
+    assert known.high - known.low < unknown.high - unknown.low
+
+
+def test_several_gpus_take_more_over_nvlink_than_over_pcie() -> None:
+    pair, rules = replace(H100, tensor_parallel_size=2), regime("0.19", runner="v1")
+    linked, plain = (outside(settings=pair, regime=rules, capability=kind) for kind in ((9, 0), (8, 9)))
+    assert linked.low > plain.high
+
+
+def test_the_v2_sampler_and_recurrent_prefills_take_more_than_the_profile_run_saw() -> None:
+    v1, v2 = regime("0.32", runner="v1"), regime("0.32", runner="v2")
+    plain = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting())
+    sampled = excess(LLAMA_8B, settings=H100, regime=v2, drafting=Drafting())
+    recurrent = excess(LLAMA_8B, settings=H100, regime=v1, drafting=Drafting(), is_hybrid=True)
+    assert plain < 0.5 * GIB < sampled < recurrent
