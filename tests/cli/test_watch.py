@@ -131,14 +131,14 @@ def test_a_few_requests_are_enough_for_a_verdict(url: str, script: Script, capsy
 
     def ask() -> None:
         time.sleep(0.4)
-        script.engines[0].step(60, (0.8, 0.6, 0.5, 0.3), finished=4)
+        script.engines[0].step(150, (0.8, 0.6, 0.5, 0.3), finished=10)
 
     asking = threading.Thread(target=ask)
     asking.start()
     assert run(["watch", url, "--once", *QUICK, "--strict"]) == 0
     asking.join()
     out = " ".join(capsys.readouterr().out.split())
-    assert "60 drafts, 4 requests finished" in out
+    assert "150 drafts, 10 requests finished" in out
     assert "STEADY: the mean acceptance length is 3.20 (95 % interval: " in out
 
 

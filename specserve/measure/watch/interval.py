@@ -12,12 +12,16 @@ from specserve.metrics.histogram import Histogram
 
 _Z = 1.959964
 _GROUPS = 12
-_LEAST_GROUPS = 5
+_LEAST_GROUPS = 3
+_REQUESTS_PER_GROUP = 1.5
+"""A group lasts so many times as long as a request: neighbours that share one are alike."""
+_CORRELATION = 0.5
+"""Of the drafts of one request, assumed: requests whose acceptance varies by 0.15 come to about 0.15."""
 Ratio = Callable[[Acceptance], tuple[int, int]]
 
 
 def ratio_interval(groups: Sequence[Acceptance], ratio: Ratio) -> tuple[float, float] | None:
-    """Return the interval of accepted tokens over another count; None if there are fewer than 5 groups.
+    """Return the interval of accepted tokens over another count; None if there are fewer than 3 groups.
 
     The groups are the sample: batch means, ratio estimator, Student's t. It is never narrower than that of as many
     independent drafts: groups of few drafts can be alike by chance.
@@ -38,13 +42,13 @@ def ratio_interval(groups: Sequence[Acceptance], ratio: Ratio) -> tuple[float, f
 def request_interval(whole: Acceptance, ratio: Ratio, *, requests: int) -> tuple[float, float] | None:
     """Return a wide interval of the same ratio for time that is too short for groups; None for under 2 requests.
 
-    The drafts of one request are correlated, by how much counters do not tell. Here they count as if they were all
-    alike, so that there are as many independent drafts as finished requests.
+    The drafts of one request are correlated, and counters do not tell by how much: a high correlation is assumed.
     """
     upper, lower = ratio(whole)
     if requests < 2 or not lower:
         return None
-    error = whole.drafts * math.sqrt(draft_variance(whole) / requests) / lower
+    share = _CORRELATION / requests + (1 - _CORRELATION) / whole.drafts
+    error = whole.drafts * math.sqrt(draft_variance(whole) * share) / lower
     half = quantile(0.975, freedom=requests - 1) * error
     return max(upper / lower - half, 0.0), upper / lower + half
 
@@ -63,7 +67,7 @@ def draft_variance(whole: Acceptance) -> float:
 
 
 def groups_of(stretches: Sequence[Stretch], *, request_s: float | None) -> list[Acceptance]:
-    """Return the time in up to 12 groups, each as long as a request takes on average (`request_s`).
+    """Return the time in up to 12 groups, each 1.5 times as long as a request takes on average (`request_s`).
 
     Drafts of one request are correlated, and counters do not tell requests apart: in shorter groups, neighbours would
     be alike, and the interval too narrow.
@@ -71,7 +75,7 @@ def groups_of(stretches: Sequence[Stretch], *, request_s: float | None) -> list[
     if not stretches:
         return []
     seconds = stretches[-1].ended_s - stretches[0].began_s
-    least_s = max(seconds / _GROUPS, request_s or 0.0)
+    least_s = max(seconds / _GROUPS, _REQUESTS_PER_GROUP * (request_s or 0.0))
     groups: list[Acceptance] = []
     kept, kept_s = Acceptance(), 0.0
     for part in stretches:
