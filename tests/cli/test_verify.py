@@ -203,19 +203,20 @@ def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> N
     found = verified(Model(wait_s=0.05), *options)
     assert found["verdict"] == "NO FAULT FOUND" and not found["has_failed"]
     (sampled,) = found["sampled"]
-    assert sampled["requests"] >= 8 and sampled["tokens_needed"] > 0
-    assert 5 < sampled["excluded_temperature_percent"] == found["excluded_temperature_percent"] < 50
-    assert 0 < found["excluded_greedy_share"] < 0.05
+    assert sampled["requests"] >= 4 and sampled["tokens_needed"] > 0
+    assert sampled["excluded_temperature_percent"] == found["excluded_temperature_percent"]
+    assert 1.5 < sampled["excluded_points"] < 100
+    assert 0 < found["excluded_greedy_share"] < 0.1
     verified(Model(wait_s=0.05), *options, "--strict", code=1)
     with serving(Model(wait_s=0.05)) as url:
         _, text = verify(url, *options)
-    assert "excluded at 99 % confidence: a temperature wrong by " in text
+    assert "excluded at 99 % confidence: a " in text
     assert "should be enough for LOSSLESS (estimated)" in " ".join(text.split())
 
 
 def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> None:
     found = verified(Model(wait_s=0.3), "--seconds", "1", "-t", "0", "-t", "0.7", "-t", "1")
-    assert [item["requests"] for item in found["sampled"]] == [8, 8]
+    assert [item["requests"] for item in found["sampled"]] == [4, 4]
     assert found["verdict"] == "NO FAULT FOUND"
     assert "skipped" in outcomes(found).values()  # smoke tests have a part of the time
 

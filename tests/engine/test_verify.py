@@ -102,7 +102,7 @@ def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up
     code, found = verified(tiny_server.url, *options)
     assert (code, found["verdict"]) == (0, "NO FAULT FOUND"), found
     assert 5 < found["sampled"][0]["excluded_points"] < 100
-    assert 0 < found["excluded_greedy_share"] < 0.05
+    assert 0 < found["excluded_greedy_share"] < 0.1
 
 
 def test_sampling_without_the_cure_is_lossy_on_a_server_that_runs_without_us(wrong_url: str) -> None:

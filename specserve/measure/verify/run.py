@@ -46,12 +46,12 @@ _PATIENCE_S = 120.0
 _SMOKE_AT_ONCE = 4
 _SMOKE_SHARE = 4
 """Smoke tests start in this part of the time."""
-_WAVES = 6
+_WAVES = 4
 """A sampled answer takes at most this part of the time."""
-_FEWEST_TOKENS = 16
-_FEWEST_REQUESTS = 8
+_FEWEST_TOKENS = 24
+_FEWEST_REQUESTS = 4
 """Of the fewest tokens and at each temperature, even if the time is over: fewer give no useful interval."""
-_PROBE_TOKENS = 4
+_PROBE_TOKENS = 16
 _FIRST = 4
 _CONTEXT_SHARE = 10
 """A long text may take this part of the time."""
@@ -175,7 +175,8 @@ class Verifier:
             except Refused as error:
                 refusal = error
             else:
-                self._state.paces.append((took_s, _PROBE_TOKENS))
+                # beside others it may take as many times longer: a guess until the first of them ended
+                self._state.paces.append((took_s * self._wish.concurrency, _PROBE_TOKENS))
                 return
         assert refusal is not None
         raise refusal
@@ -226,7 +227,8 @@ class Verifier:
                     return
             if open_ones and self._is_slow and asked[Sampling(0.0)] >= enough:
                 cold.clear()
-            if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
+            is_alone = turn < wish.concurrency and self._sampled_tokens > _FEWEST_TOKENS
+            if cold and (is_alone or turn % 2 == 0 or not open_ones):
                 sampling, prompt, tokens = Sampling(0.0), cold.pop(0), self._greedy_tokens
             elif open_ones:
                 sampling = min(open_ones, key=lambda one: asked[one])
@@ -247,7 +249,7 @@ class Verifier:
     def _token_s(self) -> float:
         """What one more token of an answer takes, rather more than less."""
         paces = list(self._state.paces)
-        return 1.3 * sum(took_s for took_s, _ in paces) / sum(tokens for _, tokens in paces)
+        return 1.2 * sum(took_s for took_s, _ in paces) / sum(tokens for _, tokens in paces)
 
     @property
     def _is_slow(self) -> bool:
