@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +14,7 @@ from specserve.errors import TrafficError
 from specserve.measure.verify import against, greedy, sampled
 from specserve.measure.verify.crew import Crew
 from specserve.measure.verify.greedy import Suspect
+from specserve.measure.verify.pace import FEWEST_TOKENS, Pace
 from specserve.measure.verify.prompts import Prompt
 from specserve.measure.verify.result import (
     Against,
@@ -48,7 +49,6 @@ _SMOKE_SHARE = 4
 """Smoke tests start in this part of the time."""
 _WAVES = 4
 """A sampled answer takes at most this part of the time."""
-_FEWEST_TOKENS = 24
 _FEWEST_REQUESTS = 4
 """Of the fewest tokens and at each temperature, even if the time is over: fewer give no useful interval."""
 _PROBE_TOKENS = 16
@@ -95,8 +95,7 @@ class _State:
     unused: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     tokens: int = 0
-    paces: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=8))
-    """Of the last requests: seconds to write and score an answer, and its tokens."""
+    pace: Pace = field(default_factory=Pace)
     sampling_s: float = 0.0
     scored: int = 0
     scoring_s: float = 0.0
@@ -176,7 +175,7 @@ class Verifier:
                 refusal = error
             else:
                 # beside others it may take as many times longer: a guess until the first of them ended
-                self._state.paces.append((took_s * self._wish.concurrency, _PROBE_TOKENS))
+                self._state.pace.add(took_s * self._wish.concurrency, _PROBE_TOKENS)
                 return
         assert refusal is not None
         raise refusal
@@ -222,12 +221,12 @@ class Verifier:
         for turn in itertools.count():
             open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
             if turn >= wish.concurrency and not self._has_time():
-                open_ones = [one for one in open_ones if asked[one] < _FEWEST_REQUESTS * _FEWEST_TOKENS]
+                open_ones = [one for one in open_ones if asked[one] < _FEWEST_REQUESTS * FEWEST_TOKENS]
                 if not open_ones:
                     return
             if open_ones and self._is_slow and asked[Sampling(0.0)] >= enough:
                 cold.clear()
-            is_alone = turn < wish.concurrency and self._sampled_tokens > _FEWEST_TOKENS
+            is_alone = turn < wish.concurrency and self._sampled_tokens > FEWEST_TOKENS
             if cold and (is_alone or turn % 2 == 0 or not open_ones):
                 sampling, prompt, tokens = Sampling(0.0), cold.pop(0), self._greedy_tokens
             elif open_ones:
@@ -239,17 +238,11 @@ class Verifier:
             yield partial(self._one, sampling, prompt, tokens)
 
     def _has_time(self) -> bool:
-        return self._left_s > _FEWEST_TOKENS * self._token_s
+        return self._left_s > FEWEST_TOKENS * self._state.pace.token_s
 
     @property
     def _left_s(self) -> float:
         return self._wish.limit_s - self._elapsed_s - self._reserved_s()
-
-    @property
-    def _token_s(self) -> float:
-        """What one more token of an answer takes, rather more than less."""
-        paces = list(self._state.paces)
-        return 1.2 * sum(took_s for took_s, _ in paces) / sum(tokens for _, tokens in paces)
 
     @property
     def _is_slow(self) -> bool:
@@ -257,14 +250,12 @@ class Verifier:
         is_late = self._elapsed_s > self._wish.limit_s / 4
         return is_late or self._sampled_tokens < self._wish.max_tokens
 
-    def _tokens(self, most: int, *, within_s: float) -> int:
-        """Of one more answer: fewer than `most` if the server is slow."""
-        return min(most, max(_FEWEST_TOKENS, int(within_s / self._token_s)))
-
     @property
     def _sampled_tokens(self) -> int:
         """Of one more sampled answer. Many short ones bound a fault better than a few long ones."""
-        return self._tokens(self._wish.max_tokens, within_s=min(self._left_s, self._wish.limit_s / _WAVES))
+        return self._state.pace.tokens(
+            self._wish.max_tokens, within_s=min(self._left_s, self._wish.limit_s / _WAVES)
+        )
 
     @property
     def _greedy_tokens(self) -> int:
@@ -272,7 +263,7 @@ class Verifier:
         enough = greedy.tokens_for(greedy.MARGIN)
         has_many = len(self._wish.prompts) * _GREEDY_TOKENS >= _PLENTY * enough
         most = min(_GREEDY_TOKENS if has_many else enough, self._wish.max_tokens)
-        return self._tokens(most, within_s=self._left_s / 2)
+        return self._state.pace.tokens(most, within_s=self._left_s / 2)
 
     def _one(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Result:
         began = time.monotonic()
@@ -290,7 +281,7 @@ class Verifier:
         state = self._state
         state.requests += 1
         state.tokens += len(one.positions)
-        state.paces.append((took_s, max(1, len(one.ids))))
+        state.pace.add(took_s, len(one.ids))
         state.first += [one] if len(state.first) < _FIRST else []
         state.scored += len(one.prompt_ids) + len(one.ids)
         state.scoring_s += scoring_s / self._wish.concurrency

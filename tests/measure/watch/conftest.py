@@ -21,7 +21,7 @@ def made(
     *,
     drafts: int = 100,
     shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.4),
-    finished: float = 5,
+    finished: int = 5,
     plain_tokens: int = 0,
     running: float = 2.0,
     speculates: bool = True,

@@ -95,9 +95,9 @@ class TestVerdict:
         assert state_of(stretches(12, drafts=0, plain_tokens=100)) is State.UNDRAFTED
         assert state_of(stretches(12, finished=0)) is State.UNDECIDED
 
-    @pytest.mark.parametrize(("drafts", "finished"), [(20, 1), (60, 3), (5, 1), (50, 0.5)])
+    @pytest.mark.parametrize(("drafts", "finished"), [(20, 1), (60, 3), (5, 1), (50, 2)])
     def test_little_traffic_is_judged_by_its_interval(
-        self, stretches: Series, drafts: int, finished: float
+        self, stretches: Series, drafts: int, finished: int
     ) -> None:
         """The demo makes 240 to 720 drafts a minute."""
         parts = stretches(12, drafts=drafts, finished=finished)
