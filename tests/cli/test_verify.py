@@ -159,7 +159,7 @@ def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tm
 
 
 def test_every_suspect_gets_a_second_score_where_there_is_time() -> None:
-    found = verified(Model(shaky=True), *QUICK)["greedy"]
+    found = verified(Model(shaky=True), *QUICK, "--seconds", "3600")["greedy"]
     assert (found["verdict"], found["unstable"], found["unchecked"]) == ("LOSSLESS", found["tokens"], 0)
 
 

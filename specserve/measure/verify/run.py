@@ -220,14 +220,16 @@ class Verifier:
         enough = greedy.tokens_for(greedy.MARGIN)
         for turn in itertools.count():
             open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
-            if turn >= wish.concurrency and not self._has_time():
+            is_first = turn < wish.concurrency
+            is_over = not is_first and not self._has_time()
+            if is_over:
                 open_ones = [one for one in open_ones if asked[one] < _FEWEST_REQUESTS * FEWEST_TOKENS]
                 if not open_ones:
                     return
-            if open_ones and self._is_slow and asked[Sampling(0.0)] >= enough:
+            if open_ones and not is_first and self._is_slow and asked[Sampling(0.0)] >= enough:
                 cold.clear()
-            is_alone = turn < wish.concurrency and self._sampled_tokens > FEWEST_TOKENS
-            if cold and (is_alone or turn % 2 == 0 or not open_ones):
+            is_alone = is_first and self._sampled_tokens > FEWEST_TOKENS
+            if cold and not is_over and (is_alone or turn % 2 == 0 or not open_ones):
                 sampling, prompt, tokens = Sampling(0.0), cold.pop(0), self._greedy_tokens
             elif open_ones:
                 sampling = min(open_ones, key=lambda one: asked[one])
