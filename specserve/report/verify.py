@@ -60,7 +60,7 @@ class VerifyProgress:
         """Show it."""
         now = time.monotonic()
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
-        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of at most {self._limit_s:.0f} s"
+        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
         if self._live:
             if now - self._drawn >= 0.2:
                 self._drawn = now

@@ -261,6 +261,6 @@ def test_a_pipe_hears_of_progress_now_and_then(
         progress(Progress("comparing", float(step), tokens=1000 * step))
     progress.finish()
     assert capsys.readouterr().err.splitlines() == [
-        "  comparing, 10,000 tokens, 10 of at most 60 s",
-        "  comparing, 20,000 tokens, 20 of at most 60 s",
+        "  comparing, 10,000 tokens, 10 of about 60 s",
+        "  comparing, 20,000 tokens, 20 of about 60 s",
     ]

@@ -117,7 +117,7 @@ class Verifier:
         cold = list(wish.prompts) if Sampling(0.0) in wish.samplings else []
         self._state = _State(cold, collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
-        self._phase = "asking what is served"
+        self._phase = "sending the first request"
         self._heard_at_s = self._began
 
     def run(self, *, other: Session | None = None) -> Verification:
