@@ -122,6 +122,8 @@ def verify(target: str, *options: str, env: dict[str, str]) -> None:
         else []
     )
     parts += [f"T = 0.7 {item['verdict']} on {item['tokens']} tokens" for item in found["sampled"]]
+    bound = found["excluded_temperature_percent"]
+    parts += [f"excludes a temperature wrong by {bound:.1f} %"] if bound is not None else []
     print(f"verify {target}: {found['verdict']} in {found['elapsed_s']:.0f} s ({', '.join(parts)})")
 
 

@@ -28,8 +28,8 @@ def verify(
         typer.Argument(
             metavar="NAME|URL|PROFILE",
             show_default=False,
-            help="A detached server, any vLLM server, or a profile that is started for this and stopped again. "
-            "Default: the only detached server, else port 8000 here.",
+            help="A detached server, the URL of any vLLM server, or a profile to start, verify and stop. "
+            "Default: the only detached server, else port 8000 on this host.",
         ),
     ] = None,
     *,
@@ -41,50 +41,60 @@ def verify(
             min=0.0,
             max=2.0,
             show_default=False,
-            help="Repeatable; default: 0 and 0.7.",
+            help="Verify at this temperature; repeatable. Default: 0 and 0.7.",
         ),
     ] = None,
     top_p: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="At temperatures above 0; what is cut off must not come.")
+        float, typer.Option(min=0.01, max=1.0, help="Request this top-p at temperatures above 0.")
     ] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, max=20, help="The same; 0: all tokens.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, max=20, help="The same for top-k; 0: all tokens.")] = 0,
     presence_penalty: Annotated[
-        float, typer.Option(min=-2.0, max=2.0, help="At temperatures above 0.")
+        float, typer.Option(min=-2.0, max=2.0, help="Request this penalty at temperatures above 0.")
     ] = 0.0,
     frequency_penalty: Annotated[
-        float, typer.Option(min=-2.0, max=2.0, help="At temperatures above 0.")
+        float, typer.Option(min=-2.0, max=2.0, help="Request this penalty at temperatures above 0.")
     ] = 0.0,
     against: Annotated[
         str | None,
         typer.Option(
             metavar="URL|NAME",
             show_default=False,
-            help="Compare the greedy texts with those of another server too.",
+            help="Also compare the greedy text with that of another server.",
         ),
     ] = None,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke/--no-smoke", help="Try JSON schemas, tools, stop strings, … too."),
+        typer.Option("--smoke/--no-smoke", help="Also test JSON schemas, tool calls, stop strings, …"),
     ] = True,
     prompts: Annotated[
         str | None,
         typer.Option(
             metavar="FILE.jsonl",
             show_default=False,
-            help="Lines `{prompt}` or `{messages}`, 64 at most; default: 28 that ship with specserve.",
+            help="Use the prompts of this file: lines `{prompt}` or `{messages}`, 64 at most. "
+            "Default: 28 that ship with specserve.",
         ),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=1.0, max=86400.0, help="Take no longer than about this.")
+        float,
+        typer.Option(
+            min=1.0,
+            max=86400.0,
+            help="Stop measuring after about this long; more time excludes smaller faults.",
+        ),
     ] = 60.0,
-    max_tokens: Annotated[int, typer.Option(min=8, max=4096, help="Of one answer.")] = 128,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests at once.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=8, max=4096, help="Longest completion, in tokens.")] = 128,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Concurrent requests.")] = 8,
     tie_tolerance: Annotated[
         float,
-        typer.Option(min=0.0, max=100.0, help="Nats by which a greedy token may be behind the best one."),
+        typer.Option(
+            min=0.0,
+            max=100.0,
+            help="Accept a greedy token this many nats less likely than the most likely one.",
+        ),
     ] = 0.25,
     model: Annotated[
-        str | None, typer.Option(show_default=False, help="Default: the first one served.")
+        str | None, typer.Option(show_default=False, help="Verify this served model. Default: the first.")
     ] = None,
     api_key_env: Annotated[
         str | None,
@@ -94,7 +104,9 @@ def verify(
     ] = None,
     alternative: Annotated[
         str | None,
-        typer.Option(metavar="NAME", show_default=False, help="Of a profile: one of its `alternatives`."),
+        typer.Option(
+            metavar="NAME", show_default=False, help="Start this one of the profile's `alternatives`."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -102,30 +114,39 @@ def verify(
             "--set",
             metavar="KEY=VALUE",
             show_default=False,
-            help="Of a profile: override a value; repeatable.",
+            help="Override a value of the profile; repeatable.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of a profile's server; 0: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Start the profile's server on this port; 0: a free one.")
+    ] = 0,
     devices: Annotated[
-        str | None, typer.Option(metavar="LIST", show_default=False, help="Of a profile: `0,1` or UUIDs.")
+        str | None,
+        typer.Option(
+            metavar="LIST", show_default=False, help="Start the profile on these devices: `0,1` or UUIDs."
+        ),
     ] = None,
     no_check: Annotated[
-        bool, typer.Option("--no-check", help="Of a profile: start it even if the rules object.")
+        bool, typer.Option("--no-check", help="Start the profile even if the rules object.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit code 1 for INCONCLUSIVE and CLOSE too.")
+        bool,
+        typer.Option("--strict", help="Exit with 1 for anything but LOSSLESS (and SAME with --against)."),
     ] = False,
-    format: Annotated[Format, typer.Option(help="The report, or JSON for scripts.")] = Format.TEXT,
+    format: Annotated[Format, typer.Option(help="Print a report, or JSON for scripts.")] = Format.TEXT,
 ) -> None:
-    """Judge whether a server's text is still its target's own.
+    """Verify that a server's text is still its target's own.
 
-    One server, no restart, about a minute. It writes with speculation; then it scores what it wrote by a plain
-    prefill, where nothing is speculated and nothing cached. At temperature 0 every token must be the target's best
-    one, near-ties allowed for; above it, the best token must come as often as its probability says. LOSSLESS, LOSSY
-    or INCONCLUSIVE, with a 99 % interval. The smoke tests ask for what speculation breaks in practice.
+    It takes one server, no restart and about a minute. The server writes text with speculation, then scores the same
+    text by a plain prefill, without speculation and without a cache. At temperature 0 every token must be the
+    target's most likely one (near-ties pass). Above 0, tokens must be sampled as often as their probabilities say.
 
-    Exit code 0: LOSSLESS or INCONCLUSIVE; 1: LOSSY, a smoke test that is not ok, or another text --against; 2: it
-    could not be done.
+    LOSSY: a fault was found. NO FAULT FOUND: none, and the report says how large a fault the run excludes at 99 %
+    confidence. LOSSLESS: the same, and even a temperature wrong by 5 % is excluded. INCONCLUSIVE: nothing could be
+    measured. The smoke tests send requests that speculation breaks in practice.
+
+    Exit code 1: LOSSY, a smoke test that is not ok, or other text --against; 2: the server could not be verified;
+    else 0.
 
     \b
     specserve verify http://127.0.0.1:8000

@@ -24,7 +24,8 @@ def watch(
         typer.Argument(
             metavar="NAME|URL",
             show_default=False,
-            help="Default: the only detached server, else port 8000 of this host.",
+            help="A detached server, or the URL of any vLLM server. Default: the only detached server, else port 8000 "
+            "on this host.",
         ),
     ] = None,
     *,
@@ -33,35 +34,37 @@ def watch(
         typer.Option(
             metavar="PROFILE",
             show_default=False,
-            help="Whose `expect` it is held to. Default: that of the detached server.",
+            help="Judge the server by the promises (`expect`) of this profile. Default: that of the detached server.",
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="One window, one report, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Measure one window, print one report and exit.")
+    ] = False,
     for_time: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="TIME",
             show_default=False,
-            help="End after 60s, 10m or 1h, with a report of all of it.",
+            help="Stop after this long (60s, 10m, 1h) with a report of the whole time.",
         ),
     ] = None,
-    window: Annotated[
-        str, typer.Option(metavar="TIME", help="Figures are over so much of the past.")
-    ] = "60s",
-    interval: Annotated[str, typer.Option(metavar="TIME", help="From reading to reading.")] = "5s",
+    window: Annotated[str, typer.Option(metavar="TIME", help="Measure over this much of the past.")] = "60s",
+    interval: Annotated[
+        str, typer.Option(metavar="TIME", help="Read the server's metrics this often.")
+    ] = "5s",
     exporter: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
             show_default=False,
-            help="Serve the figures as Prometheus gauges there; without a host, on 127.0.0.1.",
+            help="Serve the figures as Prometheus gauges at this address; without a host, on 127.0.0.1.",
         ),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", show_default=False, help="Where the metrics hold several served models."
+            metavar="NAME", show_default=False, help="Watch this model, if the server's metrics hold several."
         ),
     ] = None,
     api_key_env: Annotated[
@@ -69,19 +72,23 @@ def watch(
         typer.Option(
             metavar="NAME",
             show_default=False,
-            help="Variable that holds a key for /metrics, where a gateway wants one; vLLM wants none.",
+            help="Environment variable that holds a key for /metrics, if a gateway asks for one; vLLM does not.",
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 where it is undecided, too.")] = False,
-    format: Annotated[Format, typer.Option(help="json: one object per line and reading.")] = Format.TEXT,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for UNDECIDED and IDLE too.")] = False,
+    format: Annotated[
+        Format, typer.Option(help="Print text, or a JSON object for each reading.")
+    ] = Format.TEXT,
 ) -> int:
     """Watch a running server: acceptance, verdict, advice.
 
-    Tells what vLLM's metrics gained over a window, never since the start. A figure of acceptance needs 200 drafts, a
-    verdict 1,000 drafts and 30 finished requests. A server that is missing or starts anew is waited for.
+    It sends no requests: the figures are what vLLM's metrics gained over a window of traffic by others. A verdict is
+    given as soon as the 95 % interval of the acceptance is clear of what decides it: a promise of the profile, or the
+    mean acceptance length under which the draft is dead. Until then the state is UNDECIDED. If the server is missing
+    or restarts, `watch` waits for it.
 
-    With --once or --for the exit code is 1 where the draft is dead, or where a promise of the profile is missed with
-    its whole 95 % interval; 2 where no server answered.
+    With --once or --for the exit code is 1 if the draft is dead or if a promise of the profile is missed with its
+    whole interval, 2 if no server answered.
 
     \b
     specserve watch                       live, until Ctrl-C

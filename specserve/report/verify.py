@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -25,13 +26,15 @@ from specserve.measure.verify.result import (
     Verification,
 )
 from specserve.measure.verify.run import Progress
-from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS
+from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
+from specserve.measure.verify.session import TOP
 from specserve.report.acceptance import acceptance_json
 from specserve.report.console import filled, in_one_line, is_terminal, json_text, say, styled
 
 _EVERY_S = 10.0
 _COLOURS = {
-    Verdict.LOSSLESS: "green", Verdict.LOSSY: "red", Verdict.INCONCLUSIVE: "yellow",
+    Verdict.LOSSLESS: "green", Verdict.NO_FAULT_FOUND: "green", Verdict.LOSSY: "red",
+    Verdict.INCONCLUSIVE: "yellow",
     Likeness.SAME: "green", Likeness.CLOSE: "yellow", Likeness.DIFFERENT: "red", Likeness.INCONCLUSIVE: "yellow",
     Outcome.OK: "green", Outcome.NOT_OK: "red", Outcome.SKIPPED: "dim",
 }  # fmt: skip
@@ -57,7 +60,7 @@ class VerifyProgress:
         """Show it."""
         now = time.monotonic()
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
-        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of at most {self._limit_s:.0f} s"
+        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
         if self._live:
             if now - self._drawn >= 0.2:
                 self._drawn = now
@@ -76,7 +79,7 @@ class VerifyProgress:
 
 def verify_text(found: Verification) -> str:
     """The whole report, for people."""
-    lines = [_headline(found), ""]
+    lines = [_headline(found), *([_filled(text, "  ")] if (text := _excluded(found)) else []), ""]
     if found.greedy is not None:
         lines += _part("T = 0", found.greedy.verdict, _greedy_words(found.greedy))
         lines += [line for item in found.greedy.differences[:_SHOWN] for line in _difference(item)]
@@ -98,6 +101,8 @@ def verify_text(found: Verification) -> str:
 def brief(found: Verification) -> str:
     """The verdict in a line, and what is wrong, for `up --verify`."""
     lines = [_headline(found, stream=sys.stderr)]
+    if excluded := _excluded(found):
+        lines.append(filled(excluded, lead="  ", stream=sys.stderr))
     if found.greedy is not None:
         lines += [line for item in found.greedy.differences[:1] for line in _difference(item)]
     for item in found.sampled:
@@ -116,6 +121,7 @@ def brief_json(found: Verification) -> dict[str, Any]:
         "verdict": found.verdict.value,
         "has_failed": found.has_failed,
         "elapsed_s": round(found.elapsed_s, 2),
+        **_excluded_json(found),
         "reasons": [reason for item in found.sampled for reason in item.reasons],
         "differences": [dataclasses.asdict(item) for item in found.greedy.differences]
         if found.greedy
@@ -138,6 +144,38 @@ def _headline(found: Verification, *, stream: Any = None) -> str:
     return filled(text, lead=f"{found.verdict.value}: ", shown=shown, stream=stream)
 
 
+def _excluded(found: Verification) -> str:
+    """The faults that the run excludes, in one sentence; empty if there are none, or a fault was found."""
+    parts = [
+        f"a temperature wrong by {_up(item.excluded_temperature_percent)} % or more"
+        + (f" ({sampling_words(item.sampling)})" if len(found.sampled) > 1 else "")
+        if item.excluded_temperature_percent is not None
+        else f"a most likely token sampled {_up(item.excluded_points)} points too often or too rarely"
+        for item in found.sampled
+        if item.excluded_temperature_percent is not None or item.excluded_points is not None
+    ]
+    if found.greedy is not None and found.greedy.excluded_share is not None:
+        parts.append(f"{_up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0")
+    if found.verdict is Verdict.LOSSY or not parts:
+        return ""
+    return f"excluded at {100 * CONFIDENCE:.0f} % confidence: {'; '.join(parts)}"
+
+
+def _up(bound: float | None) -> str:
+    """A bound with one digit, rounded up: what it excludes must stay excluded."""
+    return "" if bound is None else f"{math.ceil(10 * bound) / 10:.1f}"
+
+
+def _excluded_json(found: Verification) -> dict[str, Any]:
+    """The largest fault that any part of the run still allows; null if a part does not bound it."""
+    bounds = [item.excluded_temperature_percent for item in found.sampled]
+    known = [bound for bound in bounds if bound is not None]
+    return {
+        "excluded_temperature_percent": round(max(known), 2) if known and None not in bounds else None,
+        "excluded_greedy_share": found.greedy.excluded_share if found.greedy else None,
+    }
+
+
 def sampling_words(sampling: Sampling) -> str:
     """`T = 0.7, top_p 0.9`."""
     words = [f"T = {sampling.temperature:g}"]
@@ -154,8 +192,8 @@ def _part(label: str, verdict: Verdict, words: list[str]) -> list[str]:
 
 def _greedy_words(found: Greedy) -> list[str]:
     words = [
-        f"{found.tokens:,} tokens of {found.requests} requests: {found.best:,} are the target's best one, "
-        f"{_count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats"
+        f"{found.tokens:,} tokens of {_count(found.requests, 'request')}: {found.best:,} are the target's most "
+        f"likely token, {_count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats"
         + (f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")")
         + (f", {_wrong(found):,} wrong" if found.differences else "")
     ]
@@ -164,7 +202,7 @@ def _greedy_words(found: Greedy) -> list[str]:
     if found.unchecked:
         words.append(f"{_count(found.unchecked, 'token')} looked wrong once, and got no second score")
     if found.tokens_needed:
-        words.append(f"a verdict takes about {found.tokens_needed} more tokens")
+        words.append(f"LOSSLESS takes about {found.tokens_needed} more tokens")
     return words
 
 
@@ -174,19 +212,27 @@ def _wrong(found: Greedy) -> int:
 
 def _sampled_words(found: Sampled) -> list[str]:
     points, heat = found.deviation_points, found.temperature_error_percent
+    if not math.isfinite(points.high):
+        return [f"{_count(found.tokens, 'token')} of {_count(found.requests, 'request')}: too few to measure"]
     words = [
-        f"{found.tokens:,} tokens of {found.requests} requests: the best token comes {points.value:+.2f} points "
-        f"off its share (99 %: {points.low:+.2f} to {points.high:+.2f}, allowed {MARGIN_POINTS:g}), "
-        f"z = {found.z:.1f}",
-        f"drawn as at a temperature {heat.value:+.1f} % off (99 %: {heat.low:+.1f} to {heat.high:+.1f}, "
-        "to first order)",
-        f"{found.outside:,} tokens beyond the likeliest that are told; at most {found.outside_expected:,.0f} expected",
+        f"{found.tokens:,} tokens of {_count(found.requests, 'request')}: the most likely token was sampled "
+        f"{abs(points.value):.2f} points {'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
+        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS within {MARGIN_POINTS:g}), z = {found.z:.1f}",
     ]
+    if max(-heat.low, heat.high) <= WIDEST_PERCENT:
+        words.append(
+            f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
+            f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; LOSSLESS within {COOL_PERCENT:g})"
+        )
+    words.append(
+        f"{_count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} "
+        "expected"
+    )
     if found.skipped:
         words.append(f"{found.skipped:,} tokens left out: these settings hide their distribution")
     words += [f"wrong: {reason}" for reason in found.reasons]
-    if found.verdict is Verdict.INCONCLUSIVE:
-        words.append(f"nothing wrong is sure; a verdict takes about {found.tokens_needed:,} more tokens")
+    if found.tokens_needed:
+        words.append(f"LOSSLESS takes about {found.tokens_needed:,} more tokens")
     return words
 
 
@@ -242,16 +288,14 @@ def _smoke(found: tuple[Smoke, ...]) -> Iterator[str]:
 
 
 def _hints(found: Verification) -> list[str]:
-    if found.verdict is not Verdict.INCONCLUSIVE:
+    if found.verdict is Verdict.LOSSY or not found.is_open:
         return []
     greedy = found.greedy
-    if greedy is not None and greedy.verdict is not Verdict.INCONCLUSIVE:
-        greedy = None
     lacks_text = greedy is not None and greedy.tokens_needed > 0 and not greedy.unasked
     hints = []
     if (seconds := _seconds(found)) is not None:
         where = " above T = 0" if lacks_text else ""
-        hints.append(f"`--seconds {seconds}` should be enough for a verdict{where} (estimated)")
+        hints.append(f"`--seconds {seconds}` should be enough for LOSSLESS{where} (estimated)")
     if greedy is not None and greedy.unchecked:
         hints.append("more `--seconds` leave time to score again what looked wrong once")
     if greedy is not None and lacks_text:
@@ -261,15 +305,14 @@ def _hints(found: Verification) -> list[str]:
 
 
 def _seconds(found: Verification) -> int | None:
-    """The time that should bring the tokens that a verdict lacks; None where time brings none."""
+    """The `--seconds` that should bring the tokens that LOSSLESS lacks; None if time brings none."""
     parts: list[Greedy | Sampled] = list(found.sampled)
     if found.greedy is not None and found.greedy.unasked:
         parts.append(found.greedy)
-    needed = sum(part.tokens_needed for part in parts if part.verdict is Verdict.INCONCLUSIVE)
-    if not needed:
+    needed = sum(part.tokens_needed for part in parts)
+    if not needed or not found.tokens_per_s:
         return None
-    done = sum(part.tokens for part in parts) or 1
-    return max(10, int(round(found.elapsed_s * (1 + 1.2 * needed / done), -1)))
+    return max(10, int(math.ceil((found.elapsed_s + 1.1 * needed / found.tokens_per_s) / 10) * 10))
 
 
 def _filled(text: str, lead: str) -> str:
@@ -300,8 +343,10 @@ def verify_json(found: Verification) -> str:
         "elapsed_s": round(found.elapsed_s, 2),
         "requests": found.requests,
         "concurrency": found.concurrency,
+        "tokens_per_s": round(found.tokens_per_s, 2) if found.tokens_per_s else None,
         "basis": "measured",
         "confidence": CONFIDENCE,
+        **_excluded_json(found),
         "margins": {
             "deviation_points": MARGIN_POINTS,
             "temperature_error_percent": {"lossy_beyond": HOT_PERCENT, "lossless_within": COOL_PERCENT},
@@ -322,6 +367,8 @@ def _sampled_json(found: Sampled) -> dict[str, Any]:
     content = dataclasses.asdict(found)
     for name in ("deviation_points", "temperature_error_percent"):
         content[name] = _estimate(getattr(found, name))
+    for name in ("excluded_temperature_percent", "excluded_points"):
+        content[name] = None if content[name] is None else round(content[name], 2)
     return content | {"z": round(found.z, 3), "outside_expected": round(found.outside_expected, 1)}
 
 

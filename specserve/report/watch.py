@@ -22,6 +22,7 @@ COLOURS = {
     State.OFF: "yellow",
     State.UNDRAFTED: "yellow",
     State.FALLEN: "yellow",
+    State.UNDECIDED: "yellow",
     State.KEPT: "green",
     State.STEADY: "green",
 }
@@ -101,7 +102,7 @@ def _measured(report: Report, seen: Figures) -> str:
 
 def _speculation(seen: Figures) -> list[tuple[str, str]]:
     if seen.mean_acceptance_length is None:
-        return [("acceptance", f"- (a figure needs {NUMBER_DRAFTS} drafts)")]
+        return [("acceptance", f"- (a figure needs 2 finished requests, or {NUMBER_DRAFTS} drafts)")]
     length = number(seen.mean_acceptance_length)
     interval = seen.mean_acceptance_length_interval
     if interval is not None:

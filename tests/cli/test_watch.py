@@ -59,7 +59,7 @@ def test_one_report_in_words(url: str, script: Script, capsys: Captured) -> None
     assert "mean length  3.20 tokens per step" in out
     assert "per position 0.80 0.60 0.50 0.30" in out
     assert "conditional  0.80 0.75 0.83 0.60" in out
-    assert "STEADY: a step yields 3.20 tokens" in out
+    assert "STEADY: the mean acceptance length is 3.20 (95 % interval:" in " ".join(out.split())
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
@@ -129,11 +129,27 @@ def test_the_promises_of_the_profile_decide(
     assert f"{file}:4:" in out
 
 
+def test_a_few_requests_are_enough_for_a_verdict(url: str, script: Script, capsys: Captured) -> None:
+    """As on the demo: a few hundred drafts a minute."""
+
+    def ask() -> None:
+        time.sleep(0.4)
+        script.engines[0].step(150, (0.8, 0.6, 0.5, 0.3), finished=10)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert run(["watch", url, "--once", *QUICK, "--strict"]) == 0
+    asking.join()
+    out = " ".join(capsys.readouterr().out.split())
+    assert "150 drafts, 10 requests finished" in out
+    assert "STEADY: the mean acceptance length is 3.20 (95 % interval: " in out
+
+
 def test_without_traffic_nothing_is_decided(url: str, capsys: Captured) -> None:
     assert run(["watch", url, "--once", *QUICK]) == 0
     out = capsys.readouterr().out
     assert "IDLE: no traffic in the last 1 s" in out
-    assert "acceptance   - (a figure needs 200 drafts)" in out
+    assert "acceptance - (a figure needs 2 finished requests, or 200 drafts)" in " ".join(out.split())
     assert run(["watch", url, "--once", *QUICK, "--strict"]) == 1
 
 
@@ -154,7 +170,10 @@ def test_a_server_that_does_not_answer_at_the_end_is_judged_by_what_was_seen_bef
     with traffic(script):
         assert run(["watch", url, "--for", "3s", "--interval", "0.2s"]) == 0
     out, err = capsys.readouterr()
-    assert "; the last reading failed" in " ".join(out.split()) and "STEADY: a step yields 3.20" in out
+    assert (
+        "; the last reading failed" in " ".join(out.split())
+        and "STEADY: the mean acceptance length is 3.20" in out
+    )
     assert "; waiting for it" in " ".join(err.split()) and "error" not in err
 
 

@@ -28,8 +28,8 @@ from specserve.measure.verify.run import Progress
 from specserve.metrics.acceptance import Acceptance
 from specserve.report.verify import VerifyProgress, brief, brief_json, verify_json, verify_text
 
-GREEDY = Greedy(Verdict.LOSSLESS, 28, 1792, 1790, 2, 0.031, 0.25)
-FLAWED = replace(GREEDY, verdict=Verdict.LOSSY, best=1784)
+GREEDY = Greedy(Verdict.LOSSLESS, 28, 1792, 1790, 2, 0.031, 0.25, excluded_share=0.00295)
+FLAWED = replace(GREEDY, verdict=Verdict.LOSSY, best=1784, excluded_share=None)
 SAMPLED = Sampled(
     sampling=Sampling(0.7),
     verdict=Verdict.LOSSLESS,
@@ -41,6 +41,19 @@ SAMPLED = Sampled(
     temperature_error_percent=Estimate(-0.3, -2.4, 1.7),
     outside=444,
     outside_expected=664.4,
+    excluded_temperature_percent=2.4,
+    excluded_points=1.2,
+)
+UNBOUNDED = replace(
+    SAMPLED,
+    verdict=Verdict.INCONCLUSIVE,
+    requests=0,
+    tokens=0,
+    deviation_points=Estimate(0.0, -math.inf, math.inf),
+    temperature_error_percent=Estimate(0.0, -math.inf, math.inf),
+    excluded_temperature_percent=None,
+    excluded_points=None,
+    tokens_needed=8000,
 )
 RIGHT = Verification(
     url="http://127.0.0.1:8000",
@@ -56,6 +69,26 @@ RIGHT = Verification(
     smoke=(
         Smoke("JSON schema", Outcome.OK, '{"days": 3, "city": "Oslo"}'),
         Smoke("tool call", Outcome.SKIPPED, "the model has no chat template"),
+    ),
+)
+LOOSE = replace(
+    RIGHT,
+    verdict=Verdict.NO_FAULT_FOUND,
+    elapsed_s=58.4,
+    tokens_per_s=32.0,
+    greedy=replace(GREEDY, requests=8, tokens=512, best=512, near_ties=0, excluded_share=0.0103),
+    sampled=(
+        replace(
+            SAMPLED,
+            verdict=Verdict.NO_FAULT_FOUND,
+            requests=19,
+            tokens=1180,
+            deviation_points=Estimate(-0.52, -4.1, 3.06),
+            temperature_error_percent=Estimate(1.2, -7.7, 10.1),
+            excluded_temperature_percent=10.1,
+            excluded_points=4.1,
+            tokens_needed=8200,
+        ),
     ),
 )
 WRONG = replace(
@@ -74,9 +107,11 @@ WRONG = replace(
             sampling=Sampling(0.7, top_p=0.9),
             verdict=Verdict.LOSSY,
             skipped=1200,
-            reasons=("the tokens are drawn hotter than asked",),
+            reasons=("the tokens are sampled at a higher temperature than requested",),
+            excluded_temperature_percent=None,
+            excluded_points=None,
         ),
-        replace(SAMPLED, sampling=Sampling(1.0), verdict=Verdict.INCONCLUSIVE, tokens_needed=4100),
+        replace(SAMPLED, sampling=Sampling(1.0), verdict=Verdict.NO_FAULT_FOUND, tokens_needed=4100),
     ),
     smoke=(Smoke("stop string", Outcome.NOT_OK, "the text goes on after ', x'"),),
     against=Against(
@@ -100,7 +135,7 @@ WRONG = replace(
 )
 
 
-@pytest.mark.parametrize(("name", "found"), [("right", RIGHT), ("wrong", WRONG)])
+@pytest.mark.parametrize(("name", "found"), [("right", RIGHT), ("loose", LOOSE), ("wrong", WRONG)])
 def test_the_report(golden: Callable[[str, str], None], name: str, found: Verification) -> None:
     golden(f"report/verify-{name}.txt", verify_text(found) + "\n")
     golden(f"report/verify-{name}.json", verify_json(found) + "\n")
@@ -119,6 +154,26 @@ def test_what_fails() -> None:
     close = replace(WRONG.against, verdict=Likeness.CLOSE)
     assert not replace(RIGHT, against=close).has_failed and replace(RIGHT, against=close).is_open
     assert replace(RIGHT, verdict=Verdict.INCONCLUSIVE).is_open
+    assert LOOSE.is_open and not LOOSE.has_failed
+
+
+def test_what_the_interval_does_not_bound_is_left_out() -> None:
+    wide = replace(
+        SAMPLED,
+        verdict=Verdict.NO_FAULT_FOUND,
+        temperature_error_percent=Estimate(3.0, -70.0, 76.0),
+        excluded_temperature_percent=None,
+        excluded_points=21.0,
+    )
+    text = " ".join(verify_text(replace(RIGHT, verdict=Verdict.NO_FAULT_FOUND, sampled=(wide,))).split())
+    assert "sampled as if the temperature" not in text and "a temperature wrong by" not in text
+    assert (
+        "excluded at 99 % confidence: a most likely token sampled 21.0 points too often or too rarely" in text
+    )
+    none = replace(RIGHT, verdict=Verdict.INCONCLUSIVE, sampled=(UNBOUNDED,))
+    text = verify_text(none)
+    assert "0 tokens of 0 requests: too few to measure" in text and "inf" not in text
+    assert json.loads(verify_json(none))["excluded_temperature_percent"] is None
 
 
 def test_words_of_a_server_cannot_steer_a_terminal() -> None:
@@ -142,7 +197,9 @@ def test_words_of_a_server_cannot_steer_a_terminal() -> None:
 
 def hinted(greedy: Greedy, *sampled: Sampled) -> str:
     """What a report says behind the verdicts, in one line."""
-    found = replace(RIGHT, verdict=Verdict.INCONCLUSIVE, greedy=greedy, sampled=sampled, smoke=())
+    found = replace(
+        RIGHT, verdict=Verdict.INCONCLUSIVE, greedy=greedy, sampled=sampled, smoke=(), tokens_per_s=200.0
+    )
     return " ".join(verify_text(found).partition("What this cannot see:")[0].split())
 
 
@@ -156,9 +213,9 @@ def test_an_open_verdict_names_what_would_settle_it() -> None:
     assert hinted(short, SAMPLED).endswith(f"{repeats} more prompts (`--prompts`)")
     assert "--seconds" not in hinted(cut, SAMPLED)
     late = hinted(replace(short, unasked=9))
-    assert late.endswith("`--seconds 60` should be enough for a verdict (estimated)")
+    assert late.endswith("`--seconds 40` should be enough for LOSSLESS (estimated)")
     both = hinted(cut, hot)
-    assert "`--seconds 50` should be enough for a verdict above T = 0 (estimated)" in both
+    assert "`--seconds 60` should be enough for LOSSLESS above T = 0 (estimated)" in both
     assert both.endswith(longer)
 
 
@@ -184,10 +241,11 @@ def test_figures_that_are_not_finite_are_null() -> None:
 
 def test_the_verdict_in_brief_names_what_is_wrong() -> None:
     assert " ".join(brief(RIGHT).split()) == (
-        "LOSSLESS: `demo` at http://127.0.0.1:8000, 9,312 tokens measured in 31 s at concurrency 8"
+        "LOSSLESS: `demo` at http://127.0.0.1:8000, 9,312 tokens measured in 31 s at concurrency 8 "
+        "excluded at 99 % confidence: a temperature wrong by 2.4 % or more; 0.3 % or more wrong tokens at T = 0"
     )
     text = brief(WRONG)
-    assert "the target wants" in text and "drawn hotter" in text and "not ok: stop string" in text
+    assert "the target wants" in text and "higher temperature" in text and "not ok: stop string" in text
     assert brief_json(WRONG)["not_ok"] == ["stop string"]
     json.dumps(brief_json(WRONG))
 
@@ -203,6 +261,6 @@ def test_a_pipe_hears_of_progress_now_and_then(
         progress(Progress("comparing", float(step), tokens=1000 * step))
     progress.finish()
     assert capsys.readouterr().err.splitlines() == [
-        "  comparing, 10,000 tokens, 10 of at most 60 s",
-        "  comparing, 20,000 tokens, 20 of at most 60 s",
+        "  comparing, 10,000 tokens, 10 of about 60 s",
+        "  comparing, 20,000 tokens, 20 of about 60 s",
     ]

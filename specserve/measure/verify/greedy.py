@@ -15,7 +15,7 @@ from specserve.measure.verify.scored import Answer, Position
 TIE_TOLERANCE = 0.25
 """Nats; two steps of bf16 between 16 and 32, where the best logits of large models lie."""
 MARGIN = 0.015
-"""A share of wrong tokens that must be ruled out for LOSSLESS."""
+"""The share of wrong tokens that must be excluded for LOSSLESS."""
 _BEFORE = 6
 
 
@@ -71,8 +71,12 @@ def judge(
     ties = [gap for gap in gaps if 0 < gap <= tie_tolerance]
     enough = tokens_for(MARGIN)
     missing = max(0, enough - len(gaps))
-    is_open = bool(missing or unchecked)
-    verdict = Verdict.LOSSY if confirmed else Verdict.INCONCLUSIVE if is_open else Verdict.LOSSLESS
+    verdict = Verdict.NO_FAULT_FOUND if missing else Verdict.LOSSLESS
+    if confirmed:
+        verdict = Verdict.LOSSY
+    elif unchecked or not gaps:
+        verdict = Verdict.INCONCLUSIVE
+    is_bounded = verdict in (Verdict.LOSSLESS, Verdict.NO_FAULT_FOUND)
     return Greedy(
         verdict=verdict,
         requests=len(answers),
@@ -84,10 +88,16 @@ def judge(
         differences=tuple(difference(suspect) for suspect in confirmed),
         unstable=unstable,
         unchecked=unchecked,
-        tokens_needed=missing if verdict is Verdict.INCONCLUSIVE else 0,
+        tokens_needed=0 if confirmed else missing,
+        excluded_share=excluded_share(len(gaps)) if is_bounded else None,
     )
 
 
 def tokens_for(share: float) -> int:
-    """So many tokens without a wrong one rule that share of wrong ones out, at 99 % (both sides)."""
+    """How many tokens without a wrong one exclude that share of wrong ones, at 99 % (two-sided)."""
     return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log1p(-share))
+
+
+def excluded_share(tokens: int) -> float:
+    """The share of wrong tokens that so many tokens without a wrong one exclude: the inverse of `tokens_for`."""
+    return -math.expm1(math.log((1 - CONFIDENCE) / 2) / tokens)

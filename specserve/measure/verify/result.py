@@ -14,11 +14,15 @@ CONFIDENCE = 0.99
 
 
 class Verdict(StrEnum):
-    """Whether the text is the target's own."""
+    """Whether the text is the target's own, best first."""
 
     LOSSLESS = "LOSSLESS"
-    LOSSY = "LOSSY"
+    """No fault found, and every fault larger than the fixed margins is excluded."""
+    NO_FAULT_FOUND = "NO FAULT FOUND"
+    """No fault found; the size of fault that is excluded is larger than the margins."""
     INCONCLUSIVE = "INCONCLUSIVE"
+    """Nothing could be measured, or tokens that look wrong were not scored a second time."""
+    LOSSY = "LOSSY"
 
 
 class Outcome(StrEnum):
@@ -84,7 +88,9 @@ class Greedy:
     unchecked: int = 0
     """Tokens that were so the first time, and were not scored a second time."""
     tokens_needed: int = 0
-    """How many more a verdict takes; 0 where there is one."""
+    """How many more LOSSLESS takes; 0 if there is no need or no point."""
+    excluded_share: float | None = None
+    """The smallest share of wrong tokens that the run excludes, 0 to 1; None for LOSSY and without tokens."""
     unasked: int = 0
     """Prompts that there was no time to ask."""
     cut: int = 0
@@ -113,7 +119,11 @@ class Sampled:
     outside_expected: float
     """How many there should be at most."""
     tokens_needed: int = 0
-    """How many more a verdict should take if nothing is wrong, estimated; 0 where there is one."""
+    """How many more LOSSLESS should take if nothing is wrong, estimated; 0 if there is no need."""
+    excluded_temperature_percent: float | None = None
+    """The smallest error of the temperature that the run excludes; None if the interval does not bound it."""
+    excluded_points: float | None = None
+    """The same for the share of the most likely token, in percentage points."""
     reasons: tuple[str, ...] = ()
     """What speaks against it, for LOSSY."""
 
@@ -198,6 +208,8 @@ class Verification:
     sampled: tuple[Sampled, ...] = ()
     smoke: tuple[Smoke, ...] = ()
     against: Against | None = None
+    tokens_per_s: float | None = None
+    """Tokens that were written and scored in a second, all requests together."""
     unused_prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts that the server did not take, with what it said."""
 
@@ -212,7 +224,7 @@ class Verification:
 
     @property
     def is_open(self) -> bool:
-        """Whether something could not be decided."""
-        return self.verdict is Verdict.INCONCLUSIVE or (
+        """Whether a fault larger than the margins is still possible."""
+        return self.verdict in (Verdict.NO_FAULT_FOUND, Verdict.INCONCLUSIVE) or (
             self.against is not None and self.against.verdict in (Likeness.CLOSE, Likeness.INCONCLUSIVE)
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +14,7 @@ from specserve.errors import TrafficError
 from specserve.measure.verify import against, greedy, sampled
 from specserve.measure.verify.crew import Crew
 from specserve.measure.verify.greedy import Suspect
+from specserve.measure.verify.pace import FEWEST_TOKENS, Pace
 from specserve.measure.verify.prompts import Prompt
 from specserve.measure.verify.result import (
     Against,
@@ -43,9 +45,15 @@ _SUSPECTS = 32
 _PATIENCE_S = 120.0
 """No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
-_SLOW_SHARE, _SLOW_TOKENS = 8, 48
+_SMOKE_SHARE = 4
+"""Smoke tests start in this part of the time."""
+_WAVES = 4
+"""A sampled answer takes at most this part of the time."""
+_FEWEST_REQUESTS = 4
+"""Of the fewest tokens and at each temperature, even if the time is over: fewer give no useful interval."""
+_PROBE_TOKENS = 16
 _FIRST = 4
-_CONTEXT_SHARE = 6
+_CONTEXT_SHARE = 10
 """A long text may take this part of the time."""
 
 
@@ -87,8 +95,8 @@ class _State:
     unused: dict[str, str] = field(default_factory=dict)
     requests: int = 0
     tokens: int = 0
-    took_s: deque[float] = field(default_factory=lambda: deque(maxlen=8))
-    """Of the last requests."""
+    pace: Pace = field(default_factory=Pace)
+    sampling_s: float = 0.0
     scored: int = 0
     scoring_s: float = 0.0
 
@@ -109,7 +117,7 @@ class Verifier:
         cold = list(wish.prompts) if Sampling(0.0) in wish.samplings else []
         self._state = _State(cold, collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
-        self._phase = "asking what is served"
+        self._phase = "sending the first request"
         self._heard_at_s = self._began
 
     def run(self, *, other: Session | None = None) -> Verification:
@@ -140,6 +148,7 @@ class Verifier:
             sampled=results,
             smoke=tuple(tests),
             against=likeness,
+            tokens_per_s=self._state.tokens / self._state.sampling_s if self._state.sampling_s else None,
             unused_prompts=dict(self._state.unused),
         )
 
@@ -161,10 +170,12 @@ class Verifier:
         refusal: Refused | None = None
         for prompt in self._wish.prompts:
             try:
-                self._alone(partial(_tried, self._session, prompt))
+                took_s = self._alone(partial(_tried, self._session, prompt))
             except Refused as error:
                 refusal = error
             else:
+                # beside others it may take as many times longer: a guess until the first of them ended
+                self._state.pace.add(took_s * self._wish.concurrency, _PROBE_TOKENS)
                 return
         assert refusal is not None
         raise refusal
@@ -181,65 +192,80 @@ class Verifier:
 
     def _smoke(self) -> list[Smoke]:
         self._phase = "smoke tests"
-        tests = smoke.tests(self._session, tie_tolerance=self._wish.tie_tolerance)
+        tests = smoke.tests(
+            self._session,
+            tie_tolerance=self._wish.tie_tolerance,
+            has_time=lambda: self._elapsed_s < self._wish.limit_s / _SMOKE_SHARE,
+        )
         jobs = [partial(_numbered, number, test) for number, test in enumerate(tests)]
         found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
         return [result for _, result in sorted(found, key=lambda item: item[0])]
 
     def _sample(self) -> None:
         self._phase = "comparing tokens with a plain prefill"
+        began_s = self._elapsed_s
         found = self._results(self._jobs(), concurrency=self._wish.concurrency)
         for sampling, one, took_s, scoring_s in found:
             if one is not None:
                 self._take(sampling, one, took_s, scoring_s)
+        self._state.sampling_s = self._elapsed_s - began_s
         if not self._state.requests:
             name, said = next(iter(self._state.unused.items()), ("", "no prompt"))
             raise TrafficError(f"the server took none of the prompts; the one of `{name}`: {said}")
 
     def _jobs(self) -> Iterator[Callable[[], _Result]]:
         """Greedy requests first, then all kinds mixed in one batch: both are paths of their own in vLLM."""
-        wish = self._wish
-        cold = self._state.cold
-        turn = 0
-        while turn < wish.concurrency or self._has_time():
+        wish, cold = self._wish, self._state.cold
+        asked: Counter[Sampling] = Counter()
+        enough = greedy.tokens_for(greedy.MARGIN)
+        for turn in itertools.count():
             open_ones = [one for one, found in self._state.collectors.items() if not found.is_decided]
-            if cold and open_ones and not self._wants_greedy():
+            is_first = turn < wish.concurrency
+            is_over = not is_first and not self._has_time()
+            if is_over:
+                open_ones = [one for one in open_ones if asked[one] < _FEWEST_REQUESTS * FEWEST_TOKENS]
+                if not open_ones:
+                    return
+            if open_ones and not is_first and self._is_slow and asked[Sampling(0.0)] >= enough:
                 cold.clear()
-            if cold and (turn < wish.concurrency or turn % 2 == 0 or not open_ones):
-                yield partial(self._one, Sampling(0.0), cold.pop(0), self._greedy_tokens)
+            is_alone = is_first and self._sampled_tokens > FEWEST_TOKENS
+            if cold and not is_over and (is_alone or turn % 2 == 0 or not open_ones):
+                sampling, prompt, tokens = Sampling(0.0), cold.pop(0), self._greedy_tokens
             elif open_ones:
-                prompt = wish.prompts[turn % len(wish.prompts)]
-                yield partial(self._one, open_ones[turn // 2 % len(open_ones)], prompt, self._tokens())
+                sampling = min(open_ones, key=lambda one: asked[one])
+                prompt, tokens = wish.prompts[turn % len(wish.prompts)], self._sampled_tokens
             else:
                 return
-            turn += 1
+            asked[sampling] += tokens
+            yield partial(self._one, sampling, prompt, tokens)
 
     def _has_time(self) -> bool:
-        return self._elapsed_s + self._expected_s + self._reserved_s() < self._wish.limit_s
+        return self._left_s > FEWEST_TOKENS * self._state.pace.token_s
 
     @property
-    def _expected_s(self) -> float:
-        """What one more request takes, rather more than less."""
-        took_s = list(self._state.took_s)
-        return 1.3 * sum(took_s) / len(took_s) if took_s else 0.0
+    def _left_s(self) -> float:
+        return self._wish.limit_s - self._elapsed_s - self._reserved_s()
 
-    def _tokens(self) -> int:
-        """Of one more sampled answer: fewer where one takes long, so that the time is used to its end."""
-        is_slow = self._expected_s > self._wish.limit_s / _SLOW_SHARE
-        return min(_SLOW_TOKENS, self._wish.max_tokens) if is_slow else self._wish.max_tokens
+    @property
+    def _is_slow(self) -> bool:
+        """Whether there is not the time for all that could be asked."""
+        is_late = self._elapsed_s > self._wish.limit_s / 4
+        return is_late or self._sampled_tokens < self._wish.max_tokens
+
+    @property
+    def _sampled_tokens(self) -> int:
+        """Of one more sampled answer. Many short ones bound a fault better than a few long ones."""
+        return self._state.pace.tokens(
+            self._wish.max_tokens, within_s=min(self._left_s, self._wish.limit_s / _WAVES)
+        )
 
     @property
     def _greedy_tokens(self) -> int:
         """Of one greedy answer: text that is asked for once, as it repeats. Of few prompts it has to be long."""
         enough = greedy.tokens_for(greedy.MARGIN)
         has_many = len(self._wish.prompts) * _GREEDY_TOKENS >= _PLENTY * enough
-        return min(_GREEDY_TOKENS if has_many else enough, self._wish.max_tokens)
-
-    def _wants_greedy(self) -> bool:
-        """Where little time is left for the others, no more than a verdict takes."""
-        tokens = sum(len(one.positions) for one in self._state.answers)
-        is_slow = self._elapsed_s > self._wish.limit_s / 4
-        return not (is_slow and tokens >= greedy.tokens_for(greedy.MARGIN))
+        most = min(_GREEDY_TOKENS if has_many else enough, self._wish.max_tokens)
+        return self._state.pace.tokens(most, within_s=self._left_s / 2)
 
     def _one(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Result:
         began = time.monotonic()
@@ -257,7 +283,7 @@ class Verifier:
         state = self._state
         state.requests += 1
         state.tokens += len(one.positions)
-        state.took_s.append(took_s)
+        state.pace.add(took_s, len(one.ids))
         state.first += [one] if len(state.first) < _FIRST else []
         state.scored += len(one.prompt_ids) + len(one.ids)
         state.scoring_s += scoring_s / self._wish.concurrency
@@ -331,11 +357,13 @@ class Verifier:
 _Result = tuple[Sampling, Answer | None, float, float]
 
 
-def _tried(session: Session, prompt: Prompt) -> None:
-    """Whether a prompt can be asked, and scored."""
-    session.find_mode(prompt)
-    one = session.generate(prompt, Sampling(0.0), max_tokens=4)
+def _tried(session: Session, prompt: Prompt) -> float:
+    """Ask a prompt and score the answer; the seconds it took. Raises Refused if the server does not take it."""
+    session.find_mode(prompt)  # the first request of a server may take long; it is not timed
+    began = time.monotonic()
+    one = session.generate(prompt, Sampling(0.0), max_tokens=_PROBE_TOKENS)
     session.score(one.prompt_ids, one.ids)
+    return time.monotonic() - began
 
 
 def _numbered(number: int, test: Callable[[], Smoke]) -> tuple[int, Smoke]:
@@ -361,9 +389,6 @@ def _speculation(before: Metrics | None, after: Metrics | None) -> Speculation:
 
 
 def overall(parts: Sequence[Greedy | Sampled]) -> Verdict:
-    """The worst of them; INCONCLUSIVE where there is none."""
-    verdicts = {part.verdict for part in parts} or {Verdict.INCONCLUSIVE}
-    for verdict in (Verdict.LOSSY, Verdict.INCONCLUSIVE):
-        if verdict in verdicts:
-            return verdict
-    return Verdict.LOSSLESS
+    """The worst of them; INCONCLUSIVE if there is none."""
+    order = list(Verdict)
+    return max((part.verdict for part in parts), key=order.index, default=Verdict.INCONCLUSIVE)

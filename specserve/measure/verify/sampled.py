@@ -22,7 +22,9 @@ MARGIN_POINTS = 1.5
 HOT_PERCENT = 1.0
 """A temperature that is off by more, with the whole interval, is LOSSY."""
 COOL_PERCENT = 5.0
-"""A temperature that may be off by more leaves it open."""
+"""A temperature that may be off by more is not LOSSLESS."""
+WIDEST_PERCENT = 50.0
+"""An interval of the temperature that is wider says nothing: the estimate is of first order."""
 LOOK_CONFIDENCE = 0.9995
 """For LOSSY before the end: the figures are looked at more than once."""
 STRAY_CHANCE = 1e-4
@@ -106,7 +108,8 @@ class Collector:
         if self._tokens - self._looked_at >= _LOOK_EVERY:
             self._looked_at = self._tokens
             verdict = judge(self.tallies, self.sampling, is_last=False).verdict
-            self.is_decided = verdict is not Verdict.INCONCLUSIVE or self._tokens >= self.most_tokens
+            is_sure = verdict in (Verdict.LOSSLESS, Verdict.LOSSY)
+            self.is_decided = is_sure or self._tokens >= self.most_tokens
 
     def judged(self) -> Sampled:
         """The verdict when no more will come."""
@@ -138,17 +141,21 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     likely = _reasons((points, points_error), (heat, heat_error), quantile) + strays
     strict = _quantile(LOOK_CONFIDENCE, len(used) - 1)
     reasons = likely if is_last else _reasons((points, points_error), (heat, heat_error), strict) + strays
-    verdict, needed = _open(
+    needed = _tokens_needed(
         (points, points_error),
         None if is_cut(sampling) else (heat, heat_error),
         quantile,
         tokens=tokens,
         requests=len(used),
     )
-    if reasons:
-        verdict, needed = Verdict.LOSSY, 0
-    elif likely:
-        verdict, needed = Verdict.INCONCLUSIVE, max(needed, 100)
+    if likely:
+        needed = 0 if reasons else max(needed, 100)
+    deviation, temperature = _interval(points, points_error, quantile), _interval(heat, heat_error, quantile)
+    is_measured = math.isfinite(points_error)
+    verdict = Verdict.NO_FAULT_FOUND if needed else Verdict.LOSSLESS
+    if reasons or not is_measured:
+        verdict = Verdict.LOSSY if reasons else Verdict.INCONCLUSIVE
+    is_bounded = is_measured and not reasons
     return Sampled(
         sampling=sampling,
         verdict=verdict,
@@ -156,11 +163,15 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         tokens=tokens,
         skipped=sum(item.skipped for item in tallies),
         z=excess / math.sqrt(variance) if variance else 0.0,
-        deviation_points=_interval(points, points_error, quantile),
-        temperature_error_percent=_interval(heat, heat_error, quantile),
+        deviation_points=deviation,
+        temperature_error_percent=temperature,
         outside=outside[0],
         outside_expected=expected[0],
         tokens_needed=needed,
+        excluded_points=_largest(deviation, most=100.0) if is_bounded else None,
+        excluded_temperature_percent=_largest(temperature, most=WIDEST_PERCENT)
+        if is_bounded and not is_cut(sampling)
+        else None,
         reasons=reasons,
     )
 
@@ -181,14 +192,21 @@ def _interval(value: float, error: float, quantile: float) -> Estimate:
     return Estimate(value, value - quantile * error, value + quantile * error)
 
 
+def _largest(estimate: Estimate, *, most: float) -> float | None:
+    """The end of the interval that is further from 0: what lies beyond it is excluded. None if that is over `most`."""
+    end = max(abs(estimate.low), abs(estimate.high))
+    return end if end <= most else None
+
+
 def _reasons(points: tuple[float, float], heat: tuple[float, float], quantile: float) -> tuple[str, ...]:
     """What shows that the tokens are not drawn as they should be."""
     found = []
     if abs(points[0]) - quantile * points[1] > MARGIN_POINTS:
-        often = "too often" if points[0] > 0 else "too seldom"
-        found.append(f"the best token comes {often}")
+        often = "too often" if points[0] > 0 else "too rarely"
+        found.append(f"the most likely token is sampled {often}")
     if abs(heat[0]) - quantile * heat[1] > HOT_PERCENT:
-        found.append(f"the tokens are drawn {'hotter' if heat[0] > 0 else 'colder'} than asked")
+        higher = "higher" if heat[0] > 0 else "lower"
+        found.append(f"the tokens are sampled at a {higher} temperature than requested")
     return tuple(found)
 
 
@@ -196,26 +214,26 @@ def _strays(outside: Sequence[int], expected: Sequence[float]) -> tuple[str, ...
     """The first level below which far more tokens came than should."""
     for level, count, most in zip(LEVELS, outside, expected, strict=True):
         if _chance(count, most) < STRAY_CHANCE:
-            which = f"less likely than {math.exp(level):.0e}" if level else "beyond the likeliest"
-            return (f"{count:,} tokens came that are {which}; at most {most:,.1f} should",)
+            which = f"less likely than {math.exp(level):.0e}" if level else "outside the most likely ones"
+            return (f"{count:,} sampled tokens are {which}; at most {most:,.1f} are expected",)
     return ()
 
 
-def _open(
+def _tokens_needed(
     points: tuple[float, float],
     heat: tuple[float, float] | None,
     quantile: float,
     *,
     tokens: int,
     requests: int,
-) -> tuple[Verdict, int]:
-    """LOSSLESS, or how many more tokens should decide it."""
+) -> int:
+    """How many more tokens LOSSLESS should take; 0 if the intervals are inside the margins."""
     needed = [_needed(points, quantile, tokens, inside=MARGIN_POINTS)]
     if heat is not None:
         needed.append(_needed(heat, quantile, tokens, inside=COOL_PERCENT))
     if requests < _FEWEST_REQUESTS:
         needed.append(max(100, tokens))
-    return (Verdict.INCONCLUSIVE if any(needed) else Verdict.LOSSLESS), max(needed)
+    return max(needed)
 
 
 def _needed(estimate: tuple[float, float], quantile: float, tokens: int, *, inside: float) -> int:

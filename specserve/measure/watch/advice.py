@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.measure.watch.figures import VERDICT_DRAFTS, VERDICT_REQUESTS, Figures
+from specserve.measure.watch.figures import Figures
 from specserve.measure.watch.verdict import State, Verdict
 from specserve.metrics.acceptance import Acceptance
 from specserve.profile.schema import Profile
@@ -22,6 +22,10 @@ _TOKENS_PER_STEP = 150
 _TOKENS_PER_STEP_CPU = 16
 _FREE_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
 _DRAFTS_AT_ONCE = frozenset({"dflash", "dspark"})
+_POSITION_DRAFTS, _POSITION_REQUESTS = 1000, 30
+"""Advice on single positions, which have no interval, needs this much traffic."""
+_LONGEST_FACTOR = 100.0
+"""A verdict that takes more times the traffic is no reason to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +149,7 @@ def _crowded(case: Case) -> Advice | None:
 def _shorter(case: Case) -> Advice | None:
     """Positions at the end that add less than they cost."""
     seen = case.seen
-    if not seen.is_enough or _varies(seen) or case.method in _DRAFTS_AT_ONCE:
+    if not _tells_positions(seen) or case.method in _DRAFTS_AT_ONCE:
         return None
     worth, tokens = 0, 1.0
     for position, share in enumerate(seen.per_position, start=1):
@@ -179,11 +183,11 @@ def _temperature(case: Case) -> Advice | None:
 
 
 def _repeating(case: Case) -> Advice | None:
-    rate = case.seen.acceptance_rate
+    rate, interval = case.seen.acceptance_rate, case.seen.acceptance_rate_interval
     if (
-        not case.seen.is_enough
-        or rate is None
-        or rate < _REPEATING_AT
+        rate is None
+        or interval is None
+        or interval[0] < _REPEATING_AT
         or case.seen.num_speculative_tokens < 2
     ):
         return None
@@ -197,7 +201,7 @@ def _repeating(case: Case) -> Advice | None:
 def _longer(case: Case) -> Advice | None:
     """A last position that is still accepted nearly whenever it is reached."""
     seen = case.seen
-    if not seen.is_enough or _varies(seen) or not seen.conditional:
+    if not _tells_positions(seen) or not seen.conditional:
         return None
     share, given = seen.per_position[-1], seen.conditional[-1]
     if given is None or given < _MORE_AT or share / (seen.mean_acceptance_length or 1) < 2 * WORTH:
@@ -220,23 +224,25 @@ def _fallen(case: Case) -> Advice | None:
 
 
 def _longer_window(case: Case) -> Advice | None:
-    """Where a full window is too short for this traffic."""
-    seen, span_s = case.seen, case.span_s
-    drafts, finished = seen.acceptance.drafts, seen.counters.finished_requests
+    """For a full window that is too short for this traffic."""
+    seen, span_s, factor = case.seen, case.span_s, case.verdict.traffic_factor
     if case.verdict.state is not State.UNDECIDED or span_s is None or seen.window_s < 0.9 * span_s:
         return None
-    if not drafts or not finished:
+    if factor is None or factor > _LONGEST_FACTOR:
         return None
-    needed_s = seen.window_s * max(VERDICT_DRAFTS / drafts, VERDICT_REQUESTS / finished)
-    minutes = math.ceil(1.2 * needed_s / 60)
+    minutes = math.ceil(1.2 * factor * seen.window_s / 60)
     return Advice(
         "longer_window", f"at this traffic a verdict takes about {minutes} min: `--window {minutes}m`"
     )
 
 
-def _varies(seen: Figures) -> bool:
-    """Whether K is not the same in each step; later positions then read low for another reason."""
-    return seen.mean_draft_tokens is None or seen.mean_draft_tokens < 0.98 * seen.num_speculative_tokens
+def _tells_positions(seen: Figures) -> bool:
+    """Whether there is enough traffic, and K the same in each step: else later positions read low for that reason."""
+    is_enough = (
+        seen.acceptance.drafts >= _POSITION_DRAFTS and seen.counters.finished_requests >= _POSITION_REQUESTS
+    )
+    varies = seen.mean_draft_tokens is None or seen.mean_draft_tokens < 0.98 * seen.num_speculative_tokens
+    return is_enough and not varies
 
 
 _RULES: tuple[Callable[[Case], Advice | None], ...] = (

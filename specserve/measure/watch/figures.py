@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specserve.measure.watch.interval import groups_of, ratio_interval
+from specserve.measure.watch.interval import Ratio, groups_of, ratio_interval, request_interval
 from specserve.measure.watch.stretch import Stretch, joined
 from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.counters import Counters, EngineName
 from specserve.metrics.histogram import Histogram
 
 NUMBER_DRAFTS = 200
-"""A figure of acceptance needs so many drafts; under it vLLM's own log once said 4.00 of three tokens."""
-VERDICT_DRAFTS = 1000
-VERDICT_REQUESTS = 30
+"""Without an interval, a figure of acceptance needs this many drafts: of three tokens vLLM's log once said 4.00."""
 QUANTILES = (0.5, 0.9, 0.99)
 
 
@@ -74,29 +72,22 @@ class Figures:
         """K, as vLLM's counters have positions; 0 where it does not speculate."""
         return len(self.acceptance.accepted_per_position)
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether a verdict may be given."""
-        return (
-            self.acceptance.drafts >= VERDICT_DRAFTS and self.counters.finished_requests >= VERDICT_REQUESTS
-        )
-
 
 def figures(stretches: Sequence[Stretch]) -> Figures:
     """All that can be said of these stretches, which follow one another. There must be one."""
     whole = joined(stretches)
     counters, seconds = whole.counters, max(whole.seconds, 1e-9)
     counted = counters.acceptance
-    told = counted.drafts >= NUMBER_DRAFTS
-    groups = groups_of(stretches, request_s=counters.e2e_s.mean) if told else []
-    length = ratio_interval(groups, lambda group: (group.accepted_tokens, group.drafts))
-    rate = ratio_interval(groups, lambda group: (group.accepted_tokens, group.draft_tokens))
+    length = _interval(stretches, whole, lambda group: (group.accepted_tokens, group.drafts))
+    rate = _interval(stretches, whole, lambda group: (group.accepted_tokens, group.draft_tokens))
+    told = counted.drafts >= NUMBER_DRAFTS or length is not None
+    most = len(counted.accepted_per_position)
     return Figures(
         window_s=whole.seconds,
         counters=counters,
         speculates=whole.speculates,
         mean_acceptance_length=counted.mean_acceptance_length if told else None,
-        mean_acceptance_length_interval=length and (1 + length[0], 1 + length[1]),
+        mean_acceptance_length_interval=length and (1 + length[0], 1 + min(length[1], most)),
         acceptance_rate=counted.acceptance_rate if told else None,
         acceptance_rate_interval=rate and (rate[0], min(rate[1], 1.0)),
         per_position=counted.per_position if told else (),
@@ -117,6 +108,18 @@ def figures(stretches: Sequence[Stretch]) -> Figures:
         most_kv_cache_usage=whole.most_kv_cache_usage,
         engines=whole.engines,
     )
+
+
+def _interval(stretches: Sequence[Stretch], whole: Stretch, ratio: Ratio) -> tuple[float, float] | None:
+    """Of groups of time; of the finished requests if the time holds too few groups."""
+    counters = whole.counters
+    finished = counters.finished_requests
+    running_s = whole.running_request_s / max(
+        finished, 1
+    )  # Little's law; it knows of requests that go on, too
+    groups = groups_of(stretches, request_s=max(counters.e2e_s.mean or 0.0, running_s))
+    found = ratio_interval(groups, ratio)
+    return found or request_interval(counters.acceptance, ratio, requests=finished)
 
 
 def _undrafted(counters: Counters) -> float | None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from specserve.diagnostics import Span
-from specserve.measure.watch.figures import VERDICT_DRAFTS, VERDICT_REQUESTS, Figures, Latency
+from specserve.measure.watch.figures import Figures, Latency
 from specserve.measure.watch.interval import quantile_interval
 from specserve.profile.schema import Expectation, Profile
 
 Interval = tuple[float, float]
+_LATENCY_REQUESTS = 30
+"""A promise about time needs this many: one hiccup delays several requests."""
 
 
 class Kept(StrEnum):
@@ -40,6 +42,11 @@ class Promise:
     """95 %; the upper end may be infinite."""
     why: str = ""
     """Where it is not decided: why, in one clause."""
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether it is about acceptance, not about time or speed."""
+        return self.key in ("min_mean_acceptance_length", "min_acceptance_rate")
 
 
 def promises(profile: Profile, seen: Figures) -> tuple[Promise, ...]:
@@ -74,10 +81,10 @@ def _promises(profile: Profile, seen: Figures) -> Iterator[Promise]:
             yield Promise(key, promised, Kept.UNSEEN, span, why=why)
         elif key == "min_mean_acceptance_length":
             measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
-            yield _at_least(key, promised, span, seen, measured=measured, interval=interval)
+            yield _at_least(key, promised, span, measured=measured, interval=interval)
         elif key == "min_acceptance_rate":
             measured, interval = seen.acceptance_rate, seen.acceptance_rate_interval
-            yield _at_least(key, promised, span, seen, measured=measured, interval=interval)
+            yield _at_least(key, promised, span, measured=measured, interval=interval)
         else:
             yield _at_most(key, promised, span, seen.ttft if key == "max_ttft_p99_ms" else seen.tpot)
 
@@ -90,25 +97,20 @@ def _at_least(
     key: str,
     promised: float,
     span: Span,
-    seen: Figures,
     *,
     measured: float | None,
     interval: Interval | None,
 ) -> Promise:
-    if not seen.is_enough:
-        why = (
-            f"{seen.acceptance.drafts:,} of {VERDICT_DRAFTS:,} drafts, "
-            f"{seen.counters.finished_requests} of {VERDICT_REQUESTS} requests"
-        )
-        return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
     if interval is None:
-        why = "watched for too short a time to tell how much it varies"
+        why = "too few finished requests for an interval"
         return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
     if interval[1] < promised:
         return Promise(key, promised, Kept.MISSED, span, measured, interval)
     if interval[0] >= promised:
         return Promise(key, promised, Kept.KEPT, span, measured, interval)
-    return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, "it lies inside the interval")
+    return Promise(
+        key, promised, Kept.UNDECIDED, span, measured, interval, "the promise is inside the interval"
+    )
 
 
 def _at_most(key: str, promised: float, span: Span, latency: Latency) -> Promise:
@@ -116,8 +118,8 @@ def _at_most(key: str, promised: float, span: Span, latency: Latency) -> Promise
     value = latency.observed.quantile(0.99)
     measured = None if value is None else 1000 * value
     interval = found and (1000 * found[0], 1000 * found[1])
-    if interval is None or latency.count < VERDICT_REQUESTS:
-        why = f"{latency.count} of {VERDICT_REQUESTS} requests"
+    if interval is None or latency.count < _LATENCY_REQUESTS:
+        why = f"{latency.count} of {_LATENCY_REQUESTS} requests"
         return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
     if interval[0] >= promised:
         return Promise(key, promised, Kept.MISSED, span, measured, interval)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specserve.measure.watch.collapse import Collapse
-from specserve.measure.watch.figures import (
-    NUMBER_DRAFTS,
-    VERDICT_DRAFTS,
-    VERDICT_REQUESTS,
-    Figures,
-)
+from specserve.measure.watch.collapse import LENGTH, Collapse
+from specserve.measure.watch.figures import NUMBER_DRAFTS, Figures
 from specserve.measure.watch.promises import Kept, Promise, missed
 
 FALLEN_SHARE = 0.85
@@ -30,7 +25,7 @@ class State(StrEnum):
     """It speculates, and output tokens come without a single draft."""
     IDLE = "IDLE"
     UNDECIDED = "UNDECIDED"
-    """Too little traffic for a verdict."""
+    """What decides lies inside the interval, or there is no interval yet."""
     MISSED = "MISSED"
     """A promise of the profile is not kept."""
     FALLEN = "FALLEN"
@@ -47,6 +42,8 @@ class Verdict:
 
     state: State
     sentence: str
+    traffic_factor: float | None = None
+    """For UNDECIDED: how many times the traffic should decide it, if the figures stay as they are."""
 
 
 def judge(
@@ -70,17 +67,42 @@ def judge(
     broken = missed(promised)
     if broken:
         return Verdict(State.MISSED, "; ".join(_broken(promise) for promise in broken))
-    if not seen.is_enough or seen.mean_acceptance_length is None:
+    length, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
+    if length is None or interval is None:
         return Verdict(State.UNDECIDED, _too_little(seen))
-    high = seen.mean_acceptance_length_interval and seen.mean_acceptance_length_interval[1]
-    if before is not None and high and high < FALLEN_SHARE * before:
-        text = f"the mean acceptance length fell to {seen.mean_acceptance_length:.2f}; it was {before:.2f} before"
+    figure = f"{length:.2f} (95 % interval: {interval[0]:.2f} to {interval[1]:.2f})"
+    if interval[1] < LENGTH:
+        return Verdict(State.COLLAPSED, f"the draft is dead: the mean acceptance length is {figure}")
+    if before is not None and interval[1] < FALLEN_SHARE * before:
+        text = f"the mean acceptance length fell to {figure}; it was {before:.2f} before"
         return Verdict(State.FALLEN, text)
+    if interval[0] < LENGTH:
+        text = (
+            f"not decided yet: the mean acceptance length is {figure}, and under {LENGTH} the draft is dead"
+        )
+        return Verdict(State.UNDECIDED, text, _factor(length, interval, LENGTH))
+    open_ones = [promise for promise in promised if promise.kept is Kept.UNDECIDED and promise.is_acceptance]
+    if open_ones:
+        text = "; ".join(_open(promise) for promise in open_ones)
+        factors = [
+            _factor(promise.measured, promise.interval, promise.promised)
+            for promise in open_ones
+            if promise.measured is not None and promise.interval is not None
+        ]
+        return Verdict(
+            State.UNDECIDED,
+            f"not decided yet: {text}",
+            max((factor for factor in factors if factor is not None), default=None),
+        )
     if promised and all(promise.kept in {Kept.KEPT, Kept.UNSEEN} for promise in promised):
         kept = sum(promise.kept is Kept.KEPT for promise in promised)
         if kept:
             return Verdict(State.KEPT, f"{_count(kept, 'promise')} of the profile kept")
-    return Verdict(State.STEADY, _steady(seen.mean_acceptance_length))
+    return Verdict(
+        State.STEADY,
+        f"the mean acceptance length is {figure}: speculation pays if a step takes less than {length:.2f} times as "
+        "long as without it",
+    )
 
 
 def _collapsed(collapsed: tuple[Collapse, ...], *, engines: int) -> str:
@@ -104,16 +126,28 @@ def _broken(promise: Promise) -> str:
     )
 
 
-def _too_little(seen: Figures) -> str:
+def _open(promise: Promise) -> str:
+    assert promise.measured is not None and promise.interval is not None
+    low, high = promise.interval
     return (
-        f"too little traffic for a verdict: {seen.acceptance.drafts:,} of {VERDICT_DRAFTS:,} drafts, "
-        f"{seen.counters.finished_requests} of {VERDICT_REQUESTS} finished requests"
+        f"`{promise.key}` is {promise.measured:.2f} (95 % interval: {low:.2f} to {high:.2f}), and {promise.promised:g} "
+        f"was promised ({promise.span})"
     )
 
 
-def _steady(length: float) -> str:
-    return f"a step yields {length:.2f} tokens: speculation pays while a step costs under {length:.2f} plain ones"
+def _factor(value: float, interval: tuple[float, float], boundary: float) -> float | None:
+    """How many times the traffic brings the interval off the boundary: its width falls with the square root."""
+    distance = abs(value - boundary)
+    half = interval[1] - value if boundary > value else value - interval[0]
+    return (half / distance) ** 2 if distance else None
+
+
+def _too_little(seen: Figures) -> str:
+    return (
+        f"not decided yet: {_count(seen.acceptance.drafts, 'draft')} and "
+        f"{_count(seen.counters.finished_requests, 'finished request')} are too few for an interval of the acceptance"
+    )
 
 
 def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.watch.advice import Advice, Case, advise
 from specserve.measure.watch.collapse import Collapse, collapses
-from specserve.measure.watch.figures import VERDICT_DRAFTS, Figures, figures
+from specserve.measure.watch.figures import Figures, figures
 from specserve.measure.watch.promises import Kept, Promise, missed, promises
 from specserve.measure.watch.stretch import Reading, between
 from specserve.measure.watch.verdict import State, Verdict, judge
@@ -19,6 +19,8 @@ from specserve.profile.schema import Profile
 
 _COLLAPSE_S = 600.0
 """A collapse is looked for in so much of the past: where traffic is thin, 200 drafts take their time."""
+_BEFORE_DRAFTS = 1000
+"""The time before the window is compared with if it holds this many drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class Watch:
     def _before(self, at_s: float) -> float | None:
         """The mean acceptance length of the time before; None where that was too short to compare with."""
         earlier: Acceptance = total(part.acceptance for part in self._run.before(at_s))
-        return earlier.mean_acceptance_length if earlier.drafts >= VERDICT_DRAFTS else None
+        return earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
 
 
 def looks(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specserve.measure.verify import greedy
 from specserve.measure.verify.greedy import Suspect, suspects, tokens_for
@@ -47,12 +49,25 @@ def test_a_tolerance_is_what_was_asked_for() -> None:
     assert suspects(answer(TIE, WRONG), tie_tolerance=3.0) == []
 
 
-def test_few_tokens_are_inconclusive_unless_one_is_wrong() -> None:
+def test_few_tokens_bound_the_wrong_share_loosely() -> None:
     few = answer(*[BEST] * 100)
     found = greedy.judge([few], [], unstable=0, tie_tolerance=0.25)
-    assert (found.verdict, found.tokens_needed) == (Verdict.INCONCLUSIVE, tokens_for(0.015) - 100)
+    assert (found.verdict, found.tokens_needed) == (Verdict.NO_FAULT_FOUND, tokens_for(0.015) - 100)
+    assert found.excluded_share == pytest.approx(0.0516, abs=1e-4)
     wrong = greedy.judge([few], [Suspect(few, 3)], unstable=0, tie_tolerance=0.25)
-    assert (wrong.verdict, wrong.tokens_needed) == (Verdict.LOSSY, 0)
+    assert (wrong.verdict, wrong.tokens_needed, wrong.excluded_share) == (Verdict.LOSSY, 0, None)
+
+
+def test_without_a_token_nothing_is_decided() -> None:
+    found = greedy.judge([], [], unstable=0, tie_tolerance=0.25)
+    assert (found.verdict, found.excluded_share) == (Verdict.INCONCLUSIVE, None)
+
+
+@given(st.integers(1, 10**6))
+def test_the_excluded_share_is_what_so_many_tokens_exclude(tokens: int) -> None:
+    share = greedy.excluded_share(tokens)
+    assert 0 < share < 1
+    assert (1 - share) ** tokens == pytest.approx(0.005, rel=1e-6)
 
 
 def test_suspects_without_a_second_score_leave_it_open_unless_one_is_confirmed() -> None:

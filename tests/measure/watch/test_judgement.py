@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from specserve.measure.watch.advice import Advice, Case, advise
 from specserve.measure.watch.collapse import collapses
 from specserve.measure.watch.figures import Figures, figures
 from specserve.measure.watch.promises import Kept, Promise, promises
-from specserve.measure.watch.stretch import Stretch, joined
+from specserve.measure.watch.stretch import Reading, Stretch, between, joined
 from specserve.measure.watch.verdict import State, judge
 from specserve.metrics.acceptance import Acceptance
 from specserve.metrics.counters import Counters, EngineName
 from specserve.metrics.histogram import Histogram
+from specserve.metrics.snapshot import read
 from specserve.profile.schema import Profile
 
 Series = Callable[..., tuple[Stretch, ...]]
@@ -90,21 +93,43 @@ class TestVerdict:
         assert state_of(stretches(12, speculates=False, drafts=0)) is State.OFF
         assert state_of(stretches(12, drafts=0, finished=0)) is State.IDLE
         assert state_of(stretches(12, drafts=0, plain_tokens=100)) is State.UNDRAFTED
-        assert state_of(stretches(12, drafts=50)) is State.UNDECIDED
-        assert state_of(stretches(12, finished=1)) is State.UNDECIDED
+        assert state_of(stretches(12, finished=0)) is State.UNDECIDED
 
-    def test_says_how_much_is_missing(self, stretches: Series) -> None:
-        sentence = judge(figures(stretches(12, drafts=50, finished=1))).sentence
-        assert sentence == "too little traffic for a verdict: 600 of 1,000 drafts, 12 of 30 finished requests"
+    @pytest.mark.parametrize(("drafts", "finished"), [(20, 1), (60, 3), (5, 1), (50, 2)])
+    def test_little_traffic_is_judged_by_its_interval(
+        self, stretches: Series, drafts: int, finished: int
+    ) -> None:
+        """The demo makes 240 to 720 drafts a minute."""
+        parts = stretches(12, drafts=drafts, finished=finished)
+        verdict = judge(figures(parts))
+        assert verdict.state is State.STEADY
+        assert "(95 % interval: " in verdict.sentence
+
+    def test_says_what_is_missing(self, stretches: Series) -> None:
+        sentence = judge(figures(stretches(12, drafts=50, finished=0))).sentence
+        assert sentence == (
+            "not decided yet: 600 drafts and 0 finished requests are too few for an interval of the acceptance"
+        )
+
+    def test_is_open_only_if_the_interval_holds_the_boundary(self, stretches: Series) -> None:
+        weak = judge(figures(stretches(12, drafts=5, finished=1, shares=(0.2, 0.0, 0.0, 0.0))))
+        assert weak.state is State.UNDECIDED
+        assert weak.sentence.startswith(
+            "not decided yet: the mean acceptance length is 1.20 (95 % interval: 1.0"
+        )
+        assert weak.traffic_factor is not None and weak.traffic_factor > 1
+        dead = figures(stretches(12, drafts=50, finished=2, shares=(0.0, 0.0, 0.0, 0.0)))
+        assert judge(dead).state is State.COLLAPSED
 
     def test_claims_no_gain_that_counters_cannot_show(self, stretches: Series) -> None:
         sentence = judge(figures(stretches(12))).sentence
-        assert (
-            sentence == "a step yields 3.30 tokens: speculation pays while a step costs under 3.30 plain ones"
+        assert sentence == (
+            "the mean acceptance length is 3.30 (95 % interval: 3.20 to 3.40): speculation pays if a step takes less "
+            "than 3.30 times as long as without it"
         )
 
     def test_compares_with_the_time_before(self, stretches: Series) -> None:
-        assert state_of(stretches(12), before=4.0) is State.FALLEN
+        assert state_of(stretches(12), before=4.2) is State.FALLEN
         assert state_of(stretches(12), before=3.5) is State.STEADY
 
 
@@ -133,8 +158,13 @@ class TestPromises:
         low, high = seen.mean_acceptance_length_interval or (0, 0)
         assert low < 3.3 < high
         for promised, kept in ((low - 0.01, "kept"), (high + 0.01, "missed"), (3.3, "undecided")):
-            found = only(promises(profile(PROMISING % promised), seen), "min_mean_acceptance_length")
+            told = promises(profile(PROMISING % promised), seen)
+            found = only(told, "min_mean_acceptance_length")
             assert found.kept == kept
+            assert (judge(seen, promised=told).state is State.UNDECIDED) == (kept == "undecided")
+        sentence = judge(seen, promised=promises(profile(PROMISING % 3.31), seen)).sentence
+        assert sentence.startswith("not decided yet: `min_mean_acceptance_length` is 3.30 (95 % interval: 3.")
+        assert "and 3.31 was promised (" in sentence
 
     def test_point_to_their_place(self, stretches: Series, profile: MakeProfile) -> None:
         found = promises(profile(PROMISING % 3.9), figures(stretches(12)))
@@ -145,10 +175,10 @@ class TestPromises:
 
     def test_are_open_where_there_is_too_little(self, stretches: Series, profile: MakeProfile) -> None:
         found = only(
-            promises(profile(PROMISING % 3.9), figures(stretches(12, finished=1))),
+            promises(profile(PROMISING % 3.9), figures(stretches(12, finished=0))),
             "min_mean_acceptance_length",
         )
-        assert (found.kept, found.why) == (Kept.UNDECIDED, "1,200 of 1,000 drafts, 12 of 30 requests")
+        assert (found.kept, found.why) == (Kept.UNDECIDED, "too few finished requests for an interval")
 
     @pytest.mark.parametrize(
         ("counts", "kept"),
@@ -257,7 +287,7 @@ class TestAdvice:
         assert code(advice_for(stretches(12), profile=profile(probabilistic % 3.9))) != "temperature"
 
     def test_acceptance_that_fell(self, stretches: Series) -> None:
-        assert code(advice_for(stretches(12), before=4.0)) == "traffic"
+        assert code(advice_for(stretches(12), before=4.2)) == "traffic"
 
     def test_a_server_without_speculation(self, stretches: Series, profile: MakeProfile) -> None:
         off = stretches(12, speculates=False, drafts=0)
@@ -265,17 +295,31 @@ class TestAdvice:
         assert advice_for(off, profile=profile("speculation: null")) is None
 
     def test_a_window_that_is_too_short_for_the_traffic(self, stretches: Series) -> None:
-        seen = figures(stretches(12, drafts=20, finished=1))
+        seen = figures(stretches(12, drafts=5, finished=1, shares=(0.2, 0.0, 0.0, 0.0)))
         advice = advise(Case(seen, judge(seen), WORKED, span_s=60.0))
-        assert advice is not None
-        assert advice.sentence == "at this traffic a verdict takes about 5 min: `--window 5m`"
+        assert advice is not None and advice.code == "longer_window"
+        assert re.fullmatch(
+            r"at this traffic a verdict takes about (\d+) min: `--window \1m`", advice.sentence
+        )
         assert advise(Case(seen, judge(seen), WORKED, span_s=600.0)) is None  # it is not full yet
 
     def test_none_without_traffic(self, stretches: Series) -> None:
         assert advice_for(stretches(12, drafts=0, finished=0)) is None
 
 
-def test_a_window_of_one_stretch_has_figures_but_no_interval(stretches: Series) -> None:
+def test_a_window_of_one_stretch_has_an_interval_by_its_requests(stretches: Series) -> None:
     seen: Figures = figures((joined(stretches(12)),))
     assert seen.mean_acceptance_length == pytest.approx(3.3)
-    assert seen.mean_acceptance_length_interval is None
+    low, high = seen.mean_acceptance_length_interval or (0, 0)
+    tight = figures(stretches(12)).mean_acceptance_length_interval or (0, 0)
+    assert low < tight[0] < 3.3 < tight[1] < high
+
+
+def test_half_a_minute_of_a_real_server_is_judged() -> None:
+    data = Path(__file__).parents[2] / "data" / "metrics"
+    before, now = (read(data.joinpath(f"demo-{when}.txt").read_text()) for when in ("before", "after"))
+    stretch = between(Reading(0.0, before), Reading(30.05, now))
+    assert stretch is not None
+    verdict = judge(figures([stretch]))
+    assert verdict.state is State.STEADY
+    assert verdict.sentence.startswith("the mean acceptance length is 3.57 (95 % interval: ")

@@ -15,13 +15,16 @@ from specserve.measure.verify.smoke.text import logprobs, several, stop_string
 _FEW_TOKENS = 1000
 
 
-def tests(session: Session, *, tie_tolerance: float) -> Iterator[Callable[[], Smoke]]:
-    """Each as a function to call. It raises TrafficError where the server is gone.
+def tests(
+    session: Session, *, tie_tolerance: float, has_time: Callable[[], bool] = lambda: True
+) -> Iterator[Callable[[], Smoke]]:
+    """Each test as a function to call, which raises TrafficError if the server is gone.
 
-    `tie_tolerance`: nats by which a greedy token may be behind the best one.
+    `tie_tolerance`: nats by which a greedy token may be behind the best one. Tests that would start when `has_time`
+    is false are skipped.
     """
     for name, test in _tests(tie_tolerance).items():
-        yield partial(_one, name, test, session)
+        yield partial(_one, name, test, session, has_time)
 
 
 def _tests(tie_tolerance: float) -> Mapping[str, Test]:
@@ -36,7 +39,9 @@ def _tests(tie_tolerance: float) -> Mapping[str, Test]:
     }
 
 
-def _one(name: str, test: Test, session: Session) -> Smoke:
+def _one(name: str, test: Test, session: Session, has_time: Callable[[], bool]) -> Smoke:
+    if not has_time():
+        return skipped(name, "no time left: more `--seconds`")
     try:
         return tried(name, test, session)
     except (LookupError, TypeError, ValueError, AttributeError):
