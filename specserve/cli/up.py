@@ -101,10 +101,10 @@ def up(
         LogFormat, typer.Option(help="json: one object per line, on both streams.")
     ] = LogFormat.TEXT,
 ) -> None:
-    """Check a profile, start vLLM, wait until it is ready, and print its address. Ctrl-C stops it.
+    """Check a profile, start vLLM, and say when it is ready.
 
-    Ready means that the server has answered one short request: the first one is slow. The address and a request to
-    try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a signal after it
+    Ready means that the server has answered one short request: the first one is slow. Ctrl-C stops it. The address
+    and a request to try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a signal after it
     was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died; 130 or 143:
     stopped before it was ready. systemd is notified after --verify.
 
