@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 
 from specserve.convert.invocation import is_image
-from specserve.convert.shelltext import CLOSE, OPEN
-from specserve.convert.words import Word
+from specserve.convert.words import CLOSE, OPEN, Word
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.build import MAX_DEPTH, MAX_VALUES

@@ -12,7 +12,7 @@ from specserve.convert.modern import modern
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.secrets import hushed, without_secrets
 from specserve.convert.settings import Setting
-from specserve.convert.shelltext import UNKNOWN
+from specserve.convert.words import UNKNOWN
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems

@@ -8,7 +8,7 @@ from dataclasses import replace
 from specserve.convert.given import Note
 from specserve.convert.secrets import looks_secret, names_a_secret
 from specserve.convert.settings import Setting
-from specserve.convert.shelltext import UNKNOWN
+from specserve.convert.words import UNKNOWN
 from specserve.plan.support import known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted

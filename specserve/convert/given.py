@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specserve.convert.settings import Setting
-from specserve.diagnostics import Span
+from specserve.convert.words import Word
+from specserve.diagnostics import Finding, Span
 from specserve.profile.tree import Node
 
 
@@ -32,3 +33,9 @@ class Given:
     settings: dict[str, Setting] = field(default_factory=dict)
     env: dict[str, Node] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    image: Word | None = None
+    """The container's image, its tag included."""
+    published: list[Word] = field(default_factory=list)
+    """Ports that a container opens to the host, as written: `9000:8000`."""
+    unresolved: list[Finding] = field(default_factory=list)
+    """What the text does not say: `converted` refuses it."""

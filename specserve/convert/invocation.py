@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from specserve.convert.words import Word
 
@@ -38,6 +38,11 @@ class Invocation:
     env: dict[str, Word] = field(default_factory=dict)
     devices: Word | None = None
     """`--gpus` of a container."""
+    image: Word | None = None
+    """The container's image, its tag included."""
+    published: list[Word] = field(default_factory=list)
+    """Ports that a container opens to the host, as written: `9000:8000`."""
+    volumes: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What stands around the engine and has no place in a profile."""
 
@@ -117,6 +122,10 @@ def _container(words: Sequence[Word], at: int, env: dict[str, Word]) -> Invocati
             found.devices = value
         elif name == "--entrypoint":
             entry = value
+        elif name in ("-p", "--publish"):
+            found.published.append(value)
+        elif name in ("-v", "--volume"):
+            found.volumes.append(value)
     if at >= len(words):
         return None
     return in_container(words[at], list(words[at + 1 :]), entry, found)
@@ -126,14 +135,21 @@ def in_container(image: Word, words: list[Word], entry: Word | None, found: Invo
     """What a container of this image starts with these words."""
     if entry is not None:
         words = [entry, *words]
+    found.image = image
     inner = invocation(words)
     if inner is not None:
-        return Invocation(inner.engine, inner.start, inner.words, {**found.env, **inner.env}, found.devices)
+        return replace(
+            found,
+            engine=inner.engine,
+            start=inner.start,
+            words=inner.words,
+            env={**found.env, **inner.env},
+        )
     if "sglang" in image.text or (entry is not None and entry.text.rpartition("/")[2] not in ("vllm", "")):
         return None
     if words and words[0].text in ("serve",):
         words = words[1:]
-    return Invocation("vllm", image, words, found.env, found.devices)
+    return replace(found, start=image, words=words)
 
 
 def is_image(text: str) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from specserve.convert.given import Given, Note
 from specserve.convert.settings import Setting
-from specserve.convert.shelltext import UNKNOWN
 from specserve.convert.speculative import inferred_method
+from specserve.convert.words import UNKNOWN
 from specserve.plan.old import ARGUMENTS, KEYS
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted

@@ -6,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from specserve.convert.pythonsource import Source, engine_word, node_of, parsed
-from specserve.convert.shelltext import UNKNOWN
-from specserve.convert.words import Word
+from specserve.convert.words import UNKNOWN, Word
 from specserve.diagnostics import Span
 
 Words = list[Word]

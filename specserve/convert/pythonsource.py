@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert.invocation import invocation
-from specserve.convert.shelltext import CLOSE, OPEN
-from specserve.convert.words import Word
+from specserve.convert.words import CLOSE, OPEN, Word
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.profile.tree import Node

@@ -198,6 +198,7 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     notes += [Note("", finding.message, finding.span.line) for finding in found]
     what = "SGLang's launch_server" if sglangs else f"`{_program(start)}`"
     given = Given(start.engine, what, start.start.span, settings, _nodes(start.env), notes)
+    given.image, given.published = start.image, start.published
     if start.devices and (listed := re.search(r"device=([\w,-]+)", start.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", Node(listed[1], start.devices.span))
     return given

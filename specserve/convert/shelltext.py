@@ -12,13 +12,10 @@ import textwrap
 from collections.abc import Iterator
 
 from specserve.convert.invocation import ASSIGNMENT
-from specserve.convert.words import Word
+from specserve.convert.words import CLOSE, OPEN, UNKNOWN, Word
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
-OPEN, CLOSE = "\ue000", "\ue001"
-"""Marks around the name of a variable whose value is not known."""
-UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _LITERAL, _COMMAND = "\ue002", "\ue003"  # a dollar sign in single quotes; a character of `$(…)`
 _BLANK = "\ue004"  # a blank in `${…}`, which divides no words
 _SEPARATORS = ";&|()\n"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specserve.diagnostics import Span
 
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
+UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 COMMAND = "<command>"
 """The file name of a command line that was given as arguments."""
 _QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote

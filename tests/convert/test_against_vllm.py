@@ -14,7 +14,8 @@ import yaml
 from specserve.checks.run import examined
 from specserve.convert.command import profile_of
 from specserve.convert.invocation import invocation, shell_script
-from specserve.convert.shelltext import UNKNOWN, commands
+from specserve.convert.shelltext import commands
+from specserve.convert.words import UNKNOWN
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch

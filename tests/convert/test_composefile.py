@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.composefile import Container, containers
-from specserve.convert.shelltext import CLOSE, OPEN
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 

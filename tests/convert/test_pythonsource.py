@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.pythonsource import calls
-from specserve.convert.shelltext import CLOSE, OPEN
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 

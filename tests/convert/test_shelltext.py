@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.shelltext import CLOSE, OPEN, commands
+from specserve.convert.shelltext import commands
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
