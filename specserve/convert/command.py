@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
+from specserve.convert.environment import hushed, names_a_secret
 from specserve.convert.invocation import Invocation, invocation, shell_script
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.secrets import hushed, names_a_secret
 from specserve.convert.settings import Setting, left_over, settings_of
 from specserve.convert.shelltext import commands
 from specserve.convert.words import COMMAND, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.plan.old import KEYS, advice
+from specserve.plan.replacements import KEYS, advice
 from specserve.plan.support import known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
@@ -129,6 +129,8 @@ def _text_node(word: Word) -> Node:
 
 def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
+    if profile.vllm is not None:
+        return profile
     refused = [_refused(profile, given, version) for version in known_versions()]
     first = len(refused) - 1
     while first > 0 and refused[first - 1] <= refused[-1]:

@@ -39,3 +39,10 @@ class Given:
     """Ports that a container opens to the host, as written: `9000:8000`."""
     unresolved: list[Finding] = field(default_factory=list)
     """What the text does not say: `converted` refuses it."""
+    words: list[Word] = field(default_factory=list)
+    """The words after the program; none for a call in Python."""
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is an engine in a Python program, which has no port."""
+        return self.what.endswith("(…)")

@@ -1,4 +1,4 @@
-"""Settings to the tree of a profile: each argument to the section that has it. Writes and reads no file."""
+"""Settings to the tree of a profile: each argument to the section that has it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from specserve.convert.settings import Setting
 from specserve.convert.speculative import speculation_node
 from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.plan.arguments import REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted
@@ -32,7 +33,7 @@ def profile_tree(
 ) -> Node:
     """The tree that `validate` reads. `place` stands for what is written nowhere.
 
-    Unknown arguments go to `engine`, where the rules tell them; what has no place is told to `found`.
+    Unknown arguments go to `engine`, where the rules report them; what has no place is reported to `found`.
     """
     rest = dict(settings)
     sections: dict[str, dict[str, Node]] = {
@@ -97,6 +98,10 @@ def _server(rest: dict[str, Setting], sections: dict[str, dict[str, Node]], foun
     names = rest.pop("served_model_name", None)
     if names:
         server["served_model_name"] = _first(names, found)
+    for name in REFUSED.keys() - SECRETS:
+        setting = rest.pop(name, None)
+        if setting and setting.node.value is True:
+            found.append(_without_place(setting))
     for name in SECRETS:
         setting = rest.pop(name, None)
         if setting:
@@ -109,6 +114,16 @@ def _server(rest: dict[str, Setting], sections: dict[str, dict[str, Node]], foun
     devices = rest.pop("device_ids", None)
     if devices:
         sections["hardware"]["devices"] = devices.node
+
+
+def _without_place(setting: Setting) -> Finding:
+    """About an argument that vLLM takes, and that a profile does not have."""
+    message = f"`{setting.written}` is left out: {REFUSED[setting.name]}"
+    if setting.name == "headless":
+        message = (
+            "this worker is judged like the first node: `--headless` only keeps it from answering requests"
+        )
+    return Finding("SD103", "misplaced-argument", Severity.INFO, message, setting.place)
 
 
 def _first(setting: Setting, found: list[Finding]) -> Node:
@@ -126,7 +141,7 @@ def _secret(setting: Setting) -> Finding:
     what = "API key" if setting.name == API_KEY else "token"
     variable = _DEFAULT_KEY if setting.name == API_KEY else "HF_TOKEN"
     return Finding(
-        "SD107", "secret-in-profile", Severity.ERROR,
+        "SD107", "secret-in-profile", Severity.WARNING,
         f"`{setting.written}` puts the {what} where every user of the machine reads it",
         setting.node.span, help=f"export it as `{variable}`, and leave the option out",
     )  # fmt: skip

@@ -188,7 +188,8 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     """The settings of a command line; what is wrong with it becomes notes."""
     sglangs = start.engine == "sglang"
     tables = [table(version) for version in known_versions()]
-    parsed = parse(start.words, sglang.options(tables[-1]) if sglangs else known_options(tables))
+    known = sglang.options(tables[-1]) if sglangs else known_options(tables)
+    parsed = parse(start.words, known, positional=not sglangs)
     found: list[Finding] = []
     notes: list[Note] = []
     settings = settings_of([_without_pairs(option, notes) for option in parsed.options], found)
@@ -198,7 +199,7 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     notes += [Note("", finding.message, finding.span.line) for finding in found]
     what = "SGLang's launch_server" if sglangs else f"`{_program(start)}`"
     given = Given(start.engine, what, start.start.span, settings, _nodes(start.env), notes)
-    given.image, given.published = start.image, start.published
+    given.image, given.published, given.words = start.image, start.published, start.words
     if start.devices and (listed := re.search(r"device=([\w,-]+)", start.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", Node(listed[1], start.devices.span))
     return given

@@ -12,6 +12,7 @@ from specserve.diagnostics import Span
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
+_PRIVATE = re.compile("[$\ue000-\uf8ff]")
 COMMAND = "<command>"
 """The file name of a command line that was given as arguments."""
 _QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote
@@ -33,6 +34,14 @@ class Word:
         columns = self.columns[start : end + 1]
         span = replace(self.span, column=columns[0], end_column=max(columns[-1], columns[0] + 1))
         return Word(self.text[start:end], span, columns)
+
+
+def unresolved(text: str) -> str | None:
+    """What a text leaves open, such as the name of a variable; None if it is complete."""
+    match = UNKNOWN.search(text)
+    if match:
+        return match[1] or "a variable"
+    return text if _PRIVATE.search(text) else None
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.plan.old import ARGUMENTS
+from specserve.plan.replacements import ARGUMENTS
 from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
