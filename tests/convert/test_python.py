@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.invocation import invocation
-from specserve.convert.python import Source, calls, command_lists, command_texts
+from specserve.convert.literals import Source
+from specserve.convert.python import calls, command_lists, command_texts
 from specserve.convert.reading import read
 from specserve.convert.words import CLOSE, OPEN, Word
 from specserve.errors import UsageError
