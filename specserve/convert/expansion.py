@@ -23,7 +23,7 @@ _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
 _ARITHMETIC_NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _TEXT, _SPLIT, _END = "text", "to be split at blanks", "end of a word"
-_LEAVES = {"word", "string_content", "variable_name", "number", "regex", "heredoc_content", "test_operator"}
+_LEAVES = {"word", "string_content", "variable_name", "number", "regex", "test_operator"}
 Value = str | list[str]
 LONGEST = 100_000
 """Characters of a word, or of a variable."""
@@ -98,7 +98,7 @@ class Expander:
             return [(self.printed(node), _TEXT if quoted else _SPLIT)]
         if kind in ("process_substitution", "brace_expression"):
             return [(unknown("a range or a process"), _TEXT)]
-        quoted = quoted or kind in ("string", "translated_string", "heredoc_body")
+        quoted = quoted or kind in ("string", "translated_string")
         if kind not in _LEAVES and node.children:
             ends = kind == "string" and not _ALL.fullmatch(text)  # `"$@"` of nothing is no word
             return [("", _TEXT)] * ends + self._inside(node, node.children, node.start_byte, quoted=quoted)
@@ -122,10 +122,8 @@ class Expander:
         """`$X`, `${X:-…}`, `"${A[@]}"` and their like."""
         target, *rest = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
         operator = rest.pop(0).type if rest else ""
-        name, index = (
-            name_of(target),
-            source_of(target.named_children[1]) if target.type == "subscript" else "",
-        )
+        name = name_of(target)
+        index = source_of(target.named_children[1]) if target.type == "subscript" else ""
         values = self.values(name)
         if values is None and name == "HOME" and node.parent and _begins(node):
             values = ["~"]  # a profile is for whoever runs it
@@ -148,12 +146,10 @@ class Expander:
             return pieces
         if operator.strip(":") != "?" and operator:
             pattern = "".join(self.text(child) for child in rest)
-            cut = operator[0] in "#%" and values is not None and target is not node.children[1].prev_sibling
-            values = (
-                [_cut(value, operator, pattern) for value in values or []]
-                if cut
-                else [unknown(source_of(node))]
-            )
+            cut = operator[0] in "#%" and values is not None
+            values = [_cut(value, operator, pattern) for value in values or [] if cut] or [
+                unknown(source_of(node))
+            ]
         if values is None and self.testing:
             self.assume(f"`{name}` is taken as not set, since the text does not set it", node.start_point[0])
             values = [""]
