@@ -61,7 +61,7 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "unknown")
+    return _hits(ctx, "unknown", "spelling")
 
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)

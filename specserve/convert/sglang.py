@@ -40,6 +40,15 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     return known
 
 
+def rendezvous(setting: Setting) -> dict[str, Node]:
+    """`master_addr` and `master_port` for `--dist-init-addr HOST:PORT`."""
+    host, _, port = str(setting.node.value).rpartition(":")
+    if not host or not port.isdigit():
+        return {"engine.master_addr": setting.node}
+    address = replace(setting.node, value=host, raw=host)
+    return {"engine.master_addr": address, "engine.master_port": replace(address, value=int(port), raw=port)}
+
+
 def speculation(given: Given, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
     said = {name: setting for name, setting in given.settings.items() if _place(name)}

@@ -64,7 +64,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
     made = _Translation({**table.engine, **table.frontend}, notes=list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
     foreign = given.engine == "sglang"
-    for name, setting in given.settings.items():
+    for name, setting in _without_negatives(given.settings, made.known).items():
         old = sglang.replacement(name) if foreign else None
         argument = made.known.get(name)
         if old is None and argument is None and name != "model":
@@ -94,10 +94,27 @@ def translated(given: Given, *, table: VllmTable) -> Given:
     return replace(given, settings=made.settings, notes=made.notes)
 
 
+def _without_negatives(settings: Mapping[str, Setting], known: Mapping[str, Argument]) -> dict[str, Setting]:
+    """`--no-x` as `--x` with the value false, for a switch that is gone."""
+    positive: dict[str, Setting] = {}
+    for name, setting in settings.items():
+        bare = name.removeprefix("no_")
+        if bare != name and name not in known and (bare in known or bare in ARGUMENTS):
+            node = replace(setting.node, value=not setting.node.value)
+            positive[bare] = replace(setting, name=bare, node=node)
+        else:
+            positive[name] = setting
+    return positive
+
+
 def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign: bool) -> None:
     """One setting under what took its place, or left out."""
     if old.now and foreign and old.now.startswith("speculation."):
         return  # SGLang's flags for speculation make sense only together
+    if foreign and old.now == "engine.master_addr":
+        for place, node in sglang.rendezvous(setting).items():
+            made.put(setting, place, node, None)
+        return
     node = setting.node
     if old.now is None and setting.name in KEYS:
         made.block[setting.name] = node  # what is said today depends on the rest of the block

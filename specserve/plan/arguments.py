@@ -47,7 +47,7 @@ class ArgumentProblem:
     message: str
     help: str | None
     kind: str
-    """`unknown`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it where a plug-in brings it."""
+    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it if a plug-in brings it."""
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:

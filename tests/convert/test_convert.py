@@ -251,6 +251,20 @@ def test_a_gemma_4_assistant_is_mtp(made: Callable[..., Profile]) -> None:
         assert profile.speculation and profile.speculation.method == "mtp"
 
 
+@pytest.mark.parametrize(
+    ("flag", "logs"),
+    [
+        ("--disable-log-requests", False),
+        ("--no-disable-log-requests", True),
+        ("--no-enable-log-requests", False),
+    ],
+)
+def test_switches_that_are_gone_are_translated_in_both_directions(
+    flag: str, logs: bool, made: Callable[..., Profile]
+) -> None:
+    assert made(f"vllm serve org/m {flag}").engine["enable_log_requests"] is logs
+
+
 def test_what_a_launch_adds_is_noted() -> None:
     assert "a launch adds `--shutdown-timeout`: see `specserve plan`" in [
         note.text for note in convert("vllm serve org/m").notes
