@@ -8,12 +8,12 @@ from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
 from specserve.convert.environment import hushed, names_a_secret
-from specserve.convert.invocation import Invocation, invocation, shell_script
+from specserve.convert.invocation import STARTS, Invocation, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.settings import Setting, left_over, settings_of
-from specserve.convert.shelltext import commands
-from specserve.convert.words import COMMAND, Word, argv_words, starred
+from specserve.convert.values import wrong_value
+from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
@@ -41,9 +41,8 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     """
     line, argv = argv_words(words)
     start = _started(argv)
-    found: list[Finding] = []
-    given = _given(start, found)
-    given = _known(given, found)
+    found = [_open(word) for word in start.words if UNKNOWN.search(word.text)]
+    given = _known(_given(start, found), found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
@@ -61,8 +60,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
 
 def _started(argv: Sequence[Word]) -> Invocation:
     """The start of vLLM among the words, in the script of a shell too."""
-    script = shell_script(argv)
-    start = _in_script(script) if script else invocation(argv)
+    start = invocation(argv)
     if start is None:
         what = quoted(argv[0].text) if argv else "nothing"
         raise NoStart(f"{what} is no command that starts vLLM")
@@ -71,16 +69,17 @@ def _started(argv: Sequence[Word]) -> Invocation:
             "this command starts SGLang, which specserve does not run",
             hint="`specserve convert -- …` makes a profile for vLLM of it",
         )
+    if not start.start.columns:  # of a script: its places are those of the whole text
+        whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
+        start.words = [replace(word, span=whole) for word in start.words]
+        start.start = replace(start.start, span=whole)
     return start
 
 
-def _in_script(script: Word) -> Invocation | None:
-    """The first start in the text after `sh -c`; places are those of the whole text."""
-    for words in commands(script.text, file=COMMAND):
-        start = invocation([Word(word.text, script.span) for word in words])
-        if start:
-            return start
-    return None
+def _open(word: Word) -> Finding:
+    """An error about a word that the script in a command line leaves open."""
+    name = UNKNOWN.sub(r"$\1", word.text)
+    return wrong_value(f"the command does not say what {quoted(name)} is", word.span, help="write its value")
 
 
 def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:

@@ -13,6 +13,13 @@ OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
+
+
+def unknown(name: str) -> str:
+    """The mark of something that the text does not say."""
+    return f"{OPEN}{name}{CLOSE}"
+
+
 COMMAND = "<command>"
 """The file name of a command line that was given as arguments."""
 _QUOTED_QUOTE = "'\"'\"'"  # how `shlex.quote` writes a single quote

@@ -118,6 +118,17 @@ run: |
   conda activate vllm
   python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
 """
+HELM = (
+    "servingEngineSpec:\n  modelSpec:\n  - modelURL: org/m\n    vllmConfig:\n      extraArgs: [--seed, '1']\n"
+)
+CHART = "image: vllm/vllm-openai\nargs: ['--model', '{{ .Values.model }}']\n"
+CONFIG_MAP = """
+kind: ConfigMap
+data:
+  run.sh: |
+    MODEL=org/m
+    vllm serve "$MODEL"
+"""
 KUBECTL = """
 cat <<EOF | kubectl apply -f -
     kind: Deployment
@@ -137,10 +148,24 @@ bash run.sh
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(SKYPILOT, "task.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
+    ("text", "file"), [(CONFIG_MAP, "map.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
 )
 def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
     assert models(text, file=file) == ["org/m"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SKYPILOT, "is a task of SkyPilot"),
+        (HELM, "values or templates of Helm"),
+        (CHART, "templates of Helm"),
+    ],
+)
+def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        found(text, file="x.yaml")
+    assert error.value.hint
 
 
 def test_what_a_script_only_says_is_no_start() -> None:
