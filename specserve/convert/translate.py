@@ -16,6 +16,7 @@ from specserve.convert.words import unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.plan.table import Argument, VllmTable
 from specserve.profile.problems import quoted
+from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
 _REFUSED: Mapping[str, str] = {
@@ -76,7 +77,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
         elif argument or name == "model":
-            made.settings[name] = _with_current_keys(setting, made)
+            made.settings[name] = _without_earlier_keys(setting, argument, later)
         else:
             kind = "vLLM has nothing of the kind" if foreign else "no vLLM that specserve knows has it"
             made.leave_out(setting, kind)
@@ -92,6 +93,19 @@ def translated(given: Given, *, table: VllmTable) -> Given:
         node = current_block(config, made.block, given.place, made.notes, old_flags=not foreign)
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
     return replace(given, settings=made.settings, notes=made.notes)
+
+
+def _without_earlier_keys(
+    setting: Setting, argument: Argument | None, later: list[tuple[Setting, Replacement]]
+) -> Setting:
+    """A mapping without the keys that something else replaced, which are added to `later`."""
+    keys = setting.node.mapping or {}
+    for key, node in keys.items():
+        old = ARGUMENTS.get(f"{setting.name}.{key}")
+        if old and argument and key not in argument.keys:
+            later.append((Setting(f"{setting.name}.{key}", node, f"{setting.written}.{key}"), old))
+            keys = {name: item for name, item in keys.items() if name != key}
+    return replace(setting, node=replace(setting.node, value=keys)) if setting.node.mapping else setting
 
 
 def _without_negatives(settings: Mapping[str, Setting], known: Mapping[str, Argument]) -> dict[str, Setting]:
@@ -142,7 +156,8 @@ def _current_value(node: Node, old: Replacement, known: Mapping[str, Argument]) 
     """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
     if old.values is None or old.now is None:
         return node.value
-    written = node.value if isinstance(node.value, str) else json.dumps(node.value, default=str)
+    read = meaning(node.value) if isinstance(node.value, str) else node.value
+    written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(node.value)
     if written in old.values:
         return old.values[written]
     argument = known.get(old.now.split(".")[1])
@@ -156,19 +171,3 @@ def _replace_variable(name: str, node: Node, place: str, made: _Translation) -> 
         value = node.value.removesuffix("_VLLM_V1")  # the V1 engine's backends were first called so
         setting = Setting(name, replace(node, value=value, raw=value), name)
         made.put(setting, place, setting.node, f"formerly the variable `{name}`")
-
-
-def _with_current_keys(setting: Setting, made: _Translation) -> Setting:
-    """A mapping with the keys of today; those that nothing replaces are left to the check of the whole profile."""
-    argument = made.known.get(setting.name)
-    for key, node in (setting.node.mapping or {}).items():
-        old = ARGUMENTS.get(f"{setting.name}.{key}")
-        if old is None or argument is None or key in argument.keys or old.now is None:
-            continue
-        rest = {name: item for name, item in (setting.node.mapping or {}).items() if name != key}
-        value = _current_value(node, old, made.known)
-        if value not in (None, _UNTAKEN):
-            rest.setdefault(old.now.rpartition(".")[2], replace(node, value=value, raw=None))
-        made.note(setting, f"formerly `{key}`: {old.why}", path=f"engine.{setting.name}")
-        setting = replace(setting, node=replace(setting.node, value=rest))
-    return setting

@@ -108,6 +108,11 @@ def test_what_vllm_takes_and_a_profile_has_no_place_for_is_no_error(
     assert "info[SD103]" in capsys.readouterr().out
 
 
+def test_a_worker_that_answers_no_requests_opens_no_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--", "vllm", "serve", "org/m", "--headless"]) == 0
+    assert "SD108" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("version", "flag", "code"),
     [

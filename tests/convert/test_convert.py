@@ -224,9 +224,22 @@ def test_the_tag_of_an_image_is_the_range_of_vllms(
 def test_a_profile_for_an_image_keeps_what_that_vllm_has(made: Callable[..., Profile]) -> None:
     text = "docker run vllm/vllm-openai:v0.26.0 --model org/m --calculate-kv-scales"
     assert made(text).engine["calculate_kv_scales"] is True
-    config = """vllm serve org/m --attention-config '{"use_fp4_indexer_cache": true}'"""
-    assert made(config).engine["attention_config"] == {"indexer_kv_dtype": "mxfp4"}
-    assert any("use_fp4_indexer_cache" in note.text for note in convert(config).notes)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        """--attention-config '{"use_fp4_indexer_cache": true}'""",
+        "--attention_config.use_fp4_indexer_cache=True",
+        "--attention-config.use_fp4_indexer_cache true",
+    ],
+)
+def test_a_key_that_has_another_name_is_translated_in_each_form(
+    option: str, made: Callable[..., Profile]
+) -> None:
+    text = f"vllm serve org/m {option}"
+    assert made(text).engine["attention_config"] == {"indexer_kv_dtype": "mxfp4"}
+    assert any("use_fp4_indexer_cache" in note for note in notes(text))
 
 
 def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callable[..., Profile]) -> None:
