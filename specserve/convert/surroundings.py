@@ -96,15 +96,14 @@ def use_hardware_nodes(sections: dict[str, Node], headless: Setting | None, note
         hardware["nodes"] = nodes
         sections["hardware"] = Node(hardware, nodes.span)
         sections["engine"] = replace(sections["engine"], value=rest)
+        if not rest:
+            del sections["engine"]
         words = f"--node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `specserve up PROFILE {words}`"
         notes.append(Note("hardware.nodes", text, nodes.span.line))
         if headless:
-            notes.append(
-                Note(
-                    "", "`--headless` is left out: `up` adds it to every node but the first", nodes.span.line
-                )
-            )
+            text = "`--headless` is left out: `up` adds it to every node but the first"
+            notes.append(Note("", text, headless.place.line))
     elif headless:
         text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
         notes.append(Note("", text, headless.place.line))

@@ -50,6 +50,8 @@ class _Translation:
             for key in reversed(keys):
                 node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
             there = self.settings.get(name)
+            if there and there.node.value == node.value:
+                return None
             if there and (there.node.mapping is None or node.mapping is None):
                 return self.leave_out(setting, f"`{there.written}` says otherwise")
             self.settings[name] = Setting(
@@ -136,7 +138,7 @@ def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign:
     value = _current_value(node, old, made.known)
     if old.now is None or value is _UNTAKEN:
         name = json.dumps(node.value) if isinstance(node.value, bool | int) else quoted(str(node.value))
-        made.leave_out(setting, old.why or f"vLLM has no {name} there")
+        made.leave_out(setting, old.why or f"vLLM does not have {name}")
     elif value is None:
         made.leave_out(setting, "that is what vLLM does anyway")
     else:
@@ -154,7 +156,7 @@ def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign:
 
 def _current_value(node: Node, old: Replacement, known: Mapping[str, Argument]) -> Any:
     """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
-    if old.values is None or old.now is None:
+    if old.values is None or old.now is None or (isinstance(node.value, str) and unresolved(node.value)):
         return node.value
     read = meaning(node.value) if isinstance(node.value, str) else node.value
     written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(node.value)

@@ -247,6 +247,7 @@ def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callabl
     profile = made(text)
     assert profile.hardware and (profile.hardware.nodes, profile.hardware.count) == (2, 8)
     assert dict(profile.engine) == {"master_addr": "10.0.0.1"}
+    assert "engine:" not in convert("vllm serve org/m -tp 8 -pp 2 --nnodes 2 --node-rank 1").text
     said = " ".join(note.text for note in convert(text).notes)
     assert "specserve up PROFILE --node-rank 1" in said and "`--headless` is left out" in said
 
