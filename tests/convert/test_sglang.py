@@ -136,7 +136,7 @@ def test_a_gemma_4_assistant_is_mtp() -> None:
     [
         ("--tool-call-parser $P", "frontend.tool_call_parser"),
         ("--ep-size $N", "engine.enable_expert_parallel"),
-        ("--speculative-algorithm $A --speculative-draft-model-path a/d --speculative-num-steps 3", "speculation.method"),
+        ("--speculative-algorithm $A --speculative-draft-model a/d --speculative-num-steps 3", "speculation.method"),
         ("--speculative-algorithm EAGLE3 --speculative-draft-model-path a/d --speculative-num-steps $N",
          "speculation.num_speculative_tokens"),
     ],
