@@ -34,7 +34,7 @@ def test_each_place_is_one_of_the_newest_vllm(item: Replacement) -> None:
         if section == "target":
             assert name in keys_of(Target)
         else:
-            argument = NEWEST.section(section)[name]  # type: ignore[index]
+            argument = NEWEST.section(section)[name]  # type: ignore[arg-type]
             assert not keys or not argument.keys or ".".join(keys) in argument.keys
 
 
