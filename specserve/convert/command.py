@@ -8,10 +8,10 @@ from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
 from specserve.convert.environment import hushed, names_a_secret
+from specserve.convert.given import Setting, left_over, settings_of
 from specserve.convert.invocation import STARTS, Invocation, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.settings import Setting, left_over, settings_of
 from specserve.convert.values import wrong_value
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specserve.convert.environment import Removed, hushed, kept_environment, looks_secret, without_texts
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.settings import Setting
 from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
 from specserve.convert.words import UNKNOWN, unresolved

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specserve.convert.settings import Setting
+from specserve.convert.given import Setting
 from specserve.convert.speculative import speculation_node
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.plan.arguments import ELSEWHERE, REFUSED

@@ -10,11 +10,10 @@ from pathlib import Path
 from specserve.convert import sglang
 from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given, Note, Setting, settings_of
 from specserve.convert.invocation import Invocation, starts
 from specserve.convert.options import Option, Parsed, known_options, parse
 from specserve.convert.python import ENGINES, Call, Source, calls, command_lists, command_texts
-from specserve.convert.settings import Setting, settings_of
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word
@@ -176,7 +175,7 @@ def _without_pairs(option: Option, notes: list[Note]) -> Option:
     if pairs is None:
         return option
     word = option.values[0]
-    notes.append(Note("", f"`{option.flag} {word.text}` of old is JSON today", word.span.line))
+    notes.append(Note("", f"`{option.flag} {word.text}` is JSON today", word.span.line))
     return replace(option, values=(Word(pairs, word.span),))
 
 

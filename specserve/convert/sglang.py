@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.speculative import inferred_method
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import SGLANG, Replacement

@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Note, Setting
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.replacements import KEYS
 from specserve.plan.retype import retyped

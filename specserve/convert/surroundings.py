@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Given, Note, Setting
 from specserve.plan.support import UnknownVersion, known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted

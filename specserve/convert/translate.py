@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert import sglang
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.speculative import current_block
 from specserve.convert.values import merged
 from specserve.convert.words import unresolved
