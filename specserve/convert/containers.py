@@ -78,6 +78,8 @@ def _plain(node: Any, file: str, budget: list[int], depth: int) -> Any:
     if node.id == "mapping":
         mapping: dict[str, Any] = {}
         for key, item in node.value:
+            if key.id != "scalar":
+                raise ValueError("a key is no text")
             value = _plain(item, file, budget, depth + 1)
             merged = value if isinstance(value, list) else [value]
             if key.value == "<<":
@@ -123,7 +125,8 @@ def _started(
     for key in ("entrypoint", "command", "args"):
         value = mapping.get(key)
         whole = [
-            resolved(word, env, shell) for word in ([value] if isinstance(value, Word) else _listed(value))
+            _marked(resolved(word, env, shell), shell)
+            for word in ([value] if isinstance(value, Word) else _listed(value))
         ]
         command += _listed(whole[0]) if isinstance(value, Word) else whole
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
@@ -179,6 +182,11 @@ def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
                 yield named.text, held if isinstance(held, Word) else Word(empty, named.span)
 
 
+def _marked(word: Word, shell: bool) -> Word:
+    """A word without `$(X)`, which only a shell could still replace."""
+    return word if shell else Word(_OF_KUBERNETES.sub(lambda match: unknown(match[1]), word.text), word.span)
+
+
 def _compose(word: Word, env: Mapping[str, Word], shell: bool) -> Word:
     """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` its default, since nobody sets X."""
 
@@ -199,10 +207,9 @@ def _compose(word: Word, env: Mapping[str, Word], shell: bool) -> Word:
 
 
 def _kubernetes(word: Word, env: Mapping[str, Word], shell: bool) -> Word:
-    """A text as Kubernetes reads it: `$(X)` is a variable of the container; the shell reads the others, if there is one."""
+    """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
     text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], word.text)
     if not shell:
-        text = _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text)
         text = _UNSET.sub(lambda match: unknown(match[1]), text)
     return Word(text, word.span)
 

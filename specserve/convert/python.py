@@ -1,7 +1,7 @@
-"""Engines that Python source makes by a call, and commands that it hands to a process. The source is parsed, and never run.
+"""Engines that Python source makes by a call, and commands that it hands to a process.
 
-Names are replaced by what the source assigns to them, and `ast.literal_eval` reads the result. Whatever stays unknown
-becomes a mark (`words.unknown`).
+The source is parsed, and never run. Names are replaced by what the source assigns to them, and
+`ast.literal_eval` reads the result. Whatever stays unknown becomes a mark (`words.unknown`).
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Source:
 
     def _blocks(self, node: ast.AST) -> set[tuple[ast.AST, str]]:
         """The branches and loops of its function that a node stands in."""
-        blocks = set()
+        blocks: set[tuple[ast.AST, str]] = set()
         while node in self.parents and not isinstance(node, _FUNCTIONS):
             inner, node = node, self.parents[node]
             for name in ("body", "orelse", "handlers", "finalbody"):
@@ -178,7 +178,11 @@ class Source:
 
 
 def _before(node: ast.AST, use: ast.AST) -> bool:
-    return isinstance(node, ast.arg) or getattr(node, "lineno", 0) < getattr(use, "lineno", 0)
+    return isinstance(node, ast.arg) or _line(node) < _line(use)
+
+
+def _line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 0)
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
@@ -234,7 +238,7 @@ class _Resolver(ast.NodeTransformer):
         return self._resolved(self.source.named(node.id, self.use), node.id)
 
     def _resolved(self, value: ast.expr | None, name: str) -> ast.expr:
-        resolver = _Resolver(self.source, value if value in self.source.parents else self.use)  # type: ignore[arg-type]
+        resolver = _Resolver(self.source, value if value in self.source.parents else self.use)
         resolved: ast.expr = resolver.visit(copy.deepcopy(value)) if value else _mark(name)
         return resolved
 
@@ -260,7 +264,7 @@ class _Resolver(ast.NodeTransformer):
             variable = (
                 node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else "a variable"
             )
-            return self.visit(node.args[1]) if len(node.args) > 1 else _mark(str(variable))  # type: ignore[no-any-return]
+            return self.visit(node.args[1]) if len(node.args) > 1 else _mark(str(variable))
         if name in ("int", "float", "str", "Path") and len(node.args) == 1:
             inner = self.visit(node.args[0])
             value = inner.value if isinstance(inner, ast.Constant) else None
@@ -276,7 +280,7 @@ class _Resolver(ast.NodeTransformer):
 
     def visit_FormattedValue(self, node: ast.FormattedValue) -> ast.expr:
         plain = node.format_spec is None and node.conversion == -1
-        return self.visit(node.value) if plain else _mark("a format")  # type: ignore[no-any-return]
+        return self.visit(node.value) if plain else _mark("a format")
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         test = self.visit(node.test)
@@ -340,7 +344,7 @@ def calls(source: Source) -> list[Call]:
     """Every call of `LLM`, `EngineArgs`, `AsyncEngineArgs` and SGLang's `Engine`, in the order of the source."""
     found: list[Call] = []
     env: dict[str, Node] = {}
-    for node in sorted(ast.walk(source.tree), key=lambda node: getattr(node, "lineno", 0)):
+    for node in sorted(ast.walk(source.tree), key=_line):
         match node:
             case (
                 ast.Assign(
@@ -411,10 +415,10 @@ def _add(argv: Argv, node: ast.expr, source: Source) -> None:
         return
     for later, value in source.assigned.get((source.scope(node), statement.targets[0].id), ()):
         if (
-            later.lineno <= statement.lineno
+            _line(later) <= statement.lineno
             or not isinstance(later, ast.AugAssign | ast.Expr)
             or value is None
-        ):  # type: ignore[attr-defined]
+        ):
             continue
         words = _words(value, source)
         if source._blocks(later) <= source._blocks(statement):

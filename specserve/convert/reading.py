@@ -120,18 +120,15 @@ def _from_shell(text: str, file: str, *, line: int = 1) -> list[Invocation]:
             exported = {} if start.image else _of_engine(command.exported, text)
             notes = [*start.notes, *command.notes]
             found.append(replace(start, env={**exported, **start.env}, notes=notes))
-    for document in (
-        () if found else parsed.documents
-    ):  # `kubectl apply -f - <<EOF`, a script that is written first
-        for reader in (containers, script):
-            try:
-                found += (
-                    reader(document.text, file=file)
-                    if reader is containers
-                    else _from_shell(document.text, file, line=document.span.line)
-                )  # type: ignore[arg-type, operator]
-            except UsageError:
-                continue  # the other form, or none
+    documents = (
+        [] if found else parsed.documents
+    )  # `kubectl apply -f - <<EOF`, a script that is written first
+    for document in documents:
+        try:
+            inner = containers(document.text, file=file)
+            found += inner or _from_shell(document.text, file, line=document.span.line)
+        except UsageError:
+            continue
     return found
 
 
@@ -160,6 +157,11 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     given = Given(start.engine, what, start.start.span, settings, _nodes(start.env), notes)
     given.image, given.published, given.words = start.image, start.published, start.words
     _place_loose(parsed, given)
+    config = settings["config"].node if "config" in settings else None
+    if config and (unknown := UNKNOWN.search(str(config.value))):
+        message = f"the source does not say `--config`: it reads `${unknown[1]}`"
+        given.unresolved.append(wrong_value(message, config.span, help="write its value"))
+        del settings["config"]
     if not sglangs:
         given.settings = with_file(settings, folder=folder, found=found)
     notes += [Note("", finding.message, finding.span.line) for finding in found]
@@ -175,7 +177,7 @@ def _without_pairs(option: Option, notes: list[Note]) -> Option:
     if pairs is None:
         return option
     word = option.values[0]
-    notes.append(Note("", f"`{option.flag} {word.text}` is JSON today", word.span.line))
+    notes.append(Note("", f"`{option.flag} {word.text}` of old is JSON today", word.span.line))
     return replace(option, values=(Word(pairs, word.span),))
 
 
@@ -195,7 +197,7 @@ def _place_loose(parsed: Parsed, given: Given) -> None:
             given.settings["model"] = Setting("model", _node(word), word.text)
         elif unknown:
             message = f"the source does not say what `${unknown[1]}` is"
-            given.unresolved.append(wrong_value(message, word.span, help="write its value in its place"))
+            given.unresolved.append(wrong_value(message, word.span, help="write its value"))
         else:
             given.notes.append(Note("", f"{quoted(word.text)} is left out: it belongs to no option", line))
 

@@ -220,7 +220,7 @@ class _Shell:
 
     _pipeline = _subshell
 
-    def _either(self, bodies: list[list[Node]], node: Node, *, whole: bool = False) -> None:
+    def _either(self, bodies: list[list[Node]], node: Node, *, whole: bool = False) -> bool | None:
         """Runs what only a run could choose from, each from the same state. `whole`: one of them always runs."""
         before, ends = self.variables, [] if whole else [self.variables]
         for body in bodies:
@@ -238,6 +238,7 @@ class _Shell:
                 row = self.line + node.start_point[0]
                 said = f"`{name}` is read without the branch in line {row}, which only a run decides"
                 self.assume(said, node.start_point[0], name)
+        return None
 
     def _function_definition(self, node: Node) -> None:
         self.functions[_source(node.named_children[0])] = node.named_children[-1]
@@ -267,7 +268,7 @@ class _Shell:
         numbers = [number_of(text) for text in texts]
         if operator in _COMPARED and len(numbers) == 2 and None not in numbers:
             return bool(number_of(f"{numbers[0]} {_COMPARED[operator]} {numbers[1]}"))
-        return fnmatchcase(*texts) is (operator != "!=") if operator in ("=", "==", "!=") else None  # type: ignore[call-arg]
+        return fnmatchcase(*texts) is (operator != "!=") if operator in ("=", "==", "!=") else None
 
     def _redirected_statement(self, node: Node) -> bool | None:
         status = None
