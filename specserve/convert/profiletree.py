@@ -103,7 +103,8 @@ def _without_place(setting: Setting) -> Iterator[Finding]:
             "SD107", "secret-in-profile", Severity.WARNING, message, setting.node.span, help=help_text
         )
     elif setting.node.value:
-        message = f"`{setting.written}` is left out: {REFUSED[setting.name]}"
+        message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
         if setting.name == "headless":
             message = "this worker answers no requests; everything else is judged like the first node"
-        yield Finding("SD103", "misplaced-argument", Severity.INFO, message, setting.place)
+            severity = Severity.INFO
+        yield Finding("SD103", "misplaced-argument", severity, message, setting.place)
