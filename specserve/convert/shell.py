@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING
 
 from specserve.convert.python import number_of
@@ -22,17 +23,21 @@ if TYPE_CHECKING:
 
 _CONTINUED = re.compile(r"(?:\\[ \t]*|(?<=[ \t])[\^`][ \t]*)\r?\n")
 _COMMENT = re.compile(r"(?<=\\\n)[ \t]*#.*\n")
-_PROMPT = re.compile(r"^([ \t]*)(?:[$%] +|[!%](?=[a-z])|> +(?=-|.*(?:vllm|sglang|docker|podman)))", re.M)
+_PROMPT = re.compile(
+    r"^([ \t]*)(?:[\w.-]+@[\w.-]+:\S*[$#] +|[$%] +|[!%](?=[a-z])|> +(?=-|.*(?:vllm|sglang|docker|podman)))",
+    re.M,
+)
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
 _BLANKS = re.compile("[ \t\n]+(?![^\ue000]*\ue001)")  # not within a mark
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*(['\"]?)(\w+)\2(?!<)(.*)\n((?:.*\n)*?)[ \t]*\3[ \t]*$", re.M)
 _DOCUMENT = re.compile("\ue005(\\d+)")
 _REFERENCE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)\}|\{(\w+)[^}]*\})")
+_ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
 _ARITHMETIC_NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _MOST_PROSE, _MOST_STEPS, _LONGEST, _DEEPEST = 50, 20_000, 100_000, 30
 _TEXT, _SPLIT, _END = "text", "to be split at blanks", "end of a word"
-_COMPARED = {"-eq": "==", "-ne": "!=", "-gt": ">", "-ge": ">=", "-lt": "<", "-le": "<="}
+_COMPARED = {"-eq": eq, "-ne": ne, "-gt": gt, "-ge": ge, "-lt": lt, "-le": le}
 _LEAVES = {"word", "string_content", "variable_name", "number", "regex", "heredoc_content", "test_operator"}
 Value = str | list[str]
 
@@ -267,7 +272,7 @@ class _Shell:
             return (texts[0] == "") is (operator == "-z")
         numbers = [number_of(text) for text in texts]
         if operator in _COMPARED and len(numbers) == 2 and None not in numbers:
-            return bool(number_of(f"{numbers[0]} {_COMPARED[operator]} {numbers[1]}"))
+            return bool(_COMPARED[operator](*numbers))
         return fnmatchcase(*texts) is (operator != "!=") if operator in ("=", "==", "!=") else None
 
     def _redirected_statement(self, node: Node) -> bool | None:
@@ -310,6 +315,8 @@ class _Shell:
             new = unknown(name)
         elif node.children[1].type == "+=":
             new = _added(self.variables.get(name, [] if isinstance(new, list) else unknown(name)), new)
+        elif isinstance(new, str) and isinstance(old := self.variables.get(name), list):
+            new = [new, *old[1:]]
         self.read = self.read - {name} | before  # `X=a:$X` is no use of X
         if sum(map(len, new)) > _LONGEST:
             raise self.error(f"`{name}` grows without bounds")
@@ -317,12 +324,16 @@ class _Shell:
         return True
 
     def _declaration_command(self, node: Node) -> bool:
+        before, assigned = self.variables, {}
         for child in node.named_children:
             target = child.named_children[0] if child.type == "variable_assignment" else child
             if target is not child:
+                self.variables = dict(before)  # every value is read before the first is set
                 self.run(child)
+                assigned[_name(target)] = self.variables[_name(target)]
             if node.children[0].type == "export":
                 self.exported.add(_source(target))
+        self.variables = {**before, **assigned}
         return True
 
     def _unset_command(self, node: Node) -> None:
@@ -421,10 +432,8 @@ class _Shell:
             return [(unknown("a range or a process"), _TEXT)]
         quoted = quoted or kind in ("string", "translated_string", "heredoc_body")
         if kind not in _LEAVES and node.children:
-            ends = '"' if kind == "string" else ""
-            return [("", _TEXT)] * bool(ends) + self._inside(
-                node, node.children, node.start_byte, quoted=quoted
-            )
+            ends = kind == "string" and not _ALL.fullmatch(text)  # `"$@"` of nothing is no word
+            return [("", _TEXT)] * ends + self._inside(node, node.children, node.start_byte, quoted=quoted)
         escape = _QUOTED_ESCAPE if quoted else _ESCAPE
         return [(escape.sub(lambda match: match[1].strip("\n"), text), _TEXT)]
 
@@ -461,8 +470,8 @@ class _Shell:
                 return [] if unset else self._kept(values or [], name, index, kind)
             start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
             pieces = self._inside(node, rest, start, quoted=quoted)
-            plain = {_source(child) for child in rest if child.type in ("word", "number")}
-            pieces = [(text, kind if text in plain else its) for text, its in pieces]
+            if not re.search("['\"]", _source(node)):
+                pieces = [(text, kind) for text, _ in pieces]
             if operator[-1] == "=":
                 self.variables[name] = "".join(text for text, _ in pieces)
             return pieces
