@@ -120,7 +120,7 @@ def widen(small: Path, out: Path, *, intermediate_size: int = INTERMEDIATE_SIZE)
     try:
         write_weights(small, part, config, intermediate_size=intermediate_size)
         for path in small.glob("*"):
-            if path.suffix in {".json", ".jinja"} and path.name != "config.json":
+            if path.suffix in {".json", ".jinja", ".txt"} and path.name != "config.json":
                 shutil.copyfile(path, part / path.name)
         wide = config | {"intermediate_size": intermediate_size}
         (part / "config.json").write_text(json.dumps(wide, indent=2) + "\n", encoding="utf-8")

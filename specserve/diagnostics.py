@@ -61,6 +61,8 @@ class Finding:
     related: tuple[Related, ...] = ()
     notes: tuple[str, ...] = ()
     help: str | None = None
+    policy: bool = False
+    """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
 
     @property
     def sort_key(self) -> tuple[str, int, int, str]:
@@ -87,6 +89,8 @@ class Verdict:
     name: str | None
     fingerprint: str | None
     verdict: str
+    not_run: tuple[str, ...] | None = None
+    """The codes of the rules that bad values of the file kept from running; None: all of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
         help_text = (_elsewhen(path) if problem.kind == "unknown" else None) or problem.help
         at_key = problem.kind not in ("value", "plug-in") and not path.endswith(".method")
         severity = Severity.WARNING if problem.kind == "plug-in" else None
-        yield Hit(path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key, severity=severity)
+        yield Hit(
+            path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key, severity=severity,
+            policy=problem.kind in ("elsewhere", "refused"),
+        )  # fmt: skip
 
 
 def _elsewhen(path: str) -> str | None:
@@ -61,7 +64,7 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "unknown")
+    return _hits(ctx, "unknown", "spelling")
 
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)
@@ -69,7 +72,8 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that has its own place in a profile, or none.
 
     ## Why is this bad?
-    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is.
+    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has
+    no place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
 
     ## Example
         engine: {shutdown_timeout: 60}

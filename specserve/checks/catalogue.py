@@ -78,7 +78,6 @@ _WITH_NEEDS: tuple[Rule, ...] = (
     memory.unreachable_concurrency,
     memory.costly_draft,
     memory.large_draft_buffer,
-    hardware.too_few_accelerators,
     hardware.split_node,
     hardware.idle_accelerators,
     hardware.missing_hardware,

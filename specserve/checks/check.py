@@ -12,10 +12,10 @@ from specserve.checks.gather import Known, Unread, Wanted, gather
 from specserve.checks.here import on_this_machine
 from specserve.checks.reading import Read
 from specserve.checks.rule import Context, Need
-from specserve.checks.run import examined_in, rules_for
+from specserve.checks.run import context_of, examined_in, identity, rules_for, stopped, verdict_of
 from specserve.checks.unread import skipped, unreadable
-from specserve.diagnostics import Finding, Report, Severity, Skipped, Verdict
-from specserve.profile.fingerprint import fingerprint
+from specserve.diagnostics import Finding, Report, Skipped, Verdict
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -51,8 +51,9 @@ class Checked(Verdict):
 
     @property
     def undone(self) -> bool:
-        """Whether a model of the Hub could not be read although it was asked for."""
-        return any(item.error.cause in {"not_found", "gated", "unreachable"} for item in self.unread)
+        """Whether a model of the Hub could not be read although it was asked for, and nothing is published about it."""
+        causes = {"not_found", "gated", "unreachable"}
+        return any(item.error.cause in causes and item.published is None for item in self.unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +88,22 @@ def check(
 
 
 def checked(
-    path: str, profile: Profile, *, problems: Iterable[Finding], wanted: Wanted, read: Read | None
+    path: str, profile: Profile, *, problems: list[Finding], wanted: Wanted, read: Read | None
 ) -> _Outcome:
     """One profile."""
-    known = gather(profile, wanted=wanted, read=read)
+    try:
+        known = gather(profile, wanted=wanted, read=read)
+    except UnreadableValue as error:
+        known = Known(
+            context_of(profile), profile, missing=dict.fromkeys(("models", "hardware"), error.message)
+        )
     profile = known.profile
-    plan, host, why = (
-        on_this_machine(profile, machine=known.context.machine) if wanted.here else (None, None, "")
-    )
+    plan, host, why = None, None, ""
+    if wanted.here:
+        try:
+            plan, host, why = on_this_machine(profile, machine=known.context.machine)
+        except UnreadableValue as error:
+            why = error.message
     context = replace(known.context, plan=plan, host=host)
     broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
     found, hidden = examined_in(context, problems=[*problems, *filter(None, broken)])
@@ -104,10 +113,10 @@ def checked(
     left_out = _left_out(profile, known, context, missing)
     outcome = Checked(
         path,
-        profile.name,
-        fingerprint(profile),
+        *identity(profile, found),
         _verdict(found, left_out),
-        versions=context.versions,
+        stopped(context) if problems else (),
+        versions=context.versions if isinstance(context.versions, tuple) else (),
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
         memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
@@ -121,7 +130,7 @@ def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Ne
     """The groups that did not run, or not for every model."""
     ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
     items = [
-        skipped(item.error, profile, codes=_codes("models"))
+        skipped(item.error, profile, codes=_codes("models"), is_published=item.published is not None)
         for item in known.unread
         if item.path == "target.model" or unreadable(item.error, profile, path=item.path) is None
     ]
@@ -146,12 +155,8 @@ def _codes(group: Need) -> tuple[str, ...]:
 
 
 def _verdict(findings: list[Finding], left_out: list[Skipped]) -> str:
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
-        return "errors"
-    if left_out:
-        return "incomplete"
-    return "warnings" if Severity.WARNING in severities else "ok"
+    verdict = verdict_of(findings)
+    return "incomplete" if left_out and verdict in ("warnings", "ok") else verdict
 
 
 def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> Group:

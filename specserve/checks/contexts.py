@@ -35,6 +35,13 @@ def allows_long(ctx: Context) -> bool:
     return ctx.profile.env.get(_LONG, "0") not in ("0", "")
 
 
+def most_tokens(ctx: Context) -> int | None:
+    """The longest sequence that vLLM takes for the target; None if it is not known, or the profile waives it."""
+    config = target_config(ctx)
+    length = derived(config) if config is not None and not allows_long(ctx) else None
+    return length.most if length else None
+
+
 def draft_length(ctx: Context, arm: Arm) -> Length | None:
     """What the draft's config.json says of its own context."""
     config = draft_config(ctx, arm)
@@ -70,7 +77,7 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
         )
 
 
-@rule("SD227", "shorter-draft", Severity.ERROR, needs="models")
+@rule("SD227", "shorter-draft", Severity.ERROR, needs="models", policy=True)
 def shorter_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model's context is shorter than the target's.
 
@@ -111,7 +118,9 @@ def _shorter(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
     explicit = asked(ctx) is not None
     severity = Severity.ERROR if lowered and explicit else Severity.WARNING
     if lowered:
-        text = f"the server's context becomes the draft's: {own} tokens, not {whole}"
+        text = (
+            f"vLLM {', '.join(lowered)} lowers the server's context to the draft's: {own} tokens, not {whole}"
+        )
     else:
         text = f"nothing is drafted while a request is longer than the draft's {own} tokens; the server takes {whole}"
     return Hit(

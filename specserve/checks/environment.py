@@ -13,6 +13,8 @@ from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
 from specserve.plan.support import table
 from specserve.profile.problems import did_you_mean
+from specserve.profile.schema import Profile
+from specserve.profile.texts import COMMAND
 
 # the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
 _SECRET_NAME = re.compile(
@@ -79,7 +81,7 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
             )
 
 
-@rule("SD107", "secret-in-profile", Severity.ERROR)
+@rule("SD107", "secret-in-profile", Severity.ERROR, policy=True)
 def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
@@ -124,7 +126,13 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-@rule("SD108", "open-bind", Severity.ERROR)
+def _closed_by(profile: Profile) -> str:
+    """What closes a port, in the words of whoever opened it."""
+    key = "export `VLLM_API_KEY`" if profile.file == COMMAND else "name a variable in `server.api_key_env`"
+    return f"{key}, or listen on 127.0.0.1 behind a proxy"
+
+
+@rule("SD108", "open-bind", Severity.ERROR, policy=True)
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
@@ -150,5 +158,5 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
             "server.host",
             f"the server listens on `{server.host}` without an API key",
             notes=("a key guards /v1 and its like; /metrics, /health and /invocations stay open",),
-            help="name a variable in `server.api_key_env`, or listen on 127.0.0.1 behind a proxy",
+            help=_closed_by(ctx.profile),
         )

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from specserve.checks.blocks import blocks
+from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError
 from specserve.plan.support import in_range, known_versions
 from specserve.plan.uses import tokenizer_use
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
@@ -53,6 +55,8 @@ class Unread:
 
     path: str
     error: FactError
+    published: ModelFacts | None = None
+    """What its published configuration says, if the Hub could not be asked; good for memory alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +93,19 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
             arms = tuple(_compared(target, arm, tokenizer=other, lock=lock) for arm in arms)
         if other:
             context = replace(context, tokenizer=_compare(other, target, lock=lock))
-    machine, why = _machine(profile, wanted)
+    try:
+        machine, why = _machine(profile, wanted)
+    except UnreadableValue as error:
+        machine, why = None, error.message
     if machine is None:
         missing["hardware"] = why
     context = replace(context, target=target, arms=arms, machine=machine)
-    if machine and target:
+    shapes = {item.path: item.published for item in unread if item.published}
+    shapes |= {f"{path}.model": facts for path, facts in drafts.items()}
+    shapes |= {"target.model": target} if target else {}
+    if machine and "target.model" in shapes:
         wanted.tell("estimating memory")
-        context = _weighed(context, wanted, missing)
+        context = _weighed(context, wanted, missing, shapes)
     elif machine:
         missing["hardware"] = "the target could not be read"
     return Known(context, locked(profile, lock) if lock else profile, unread, missing)
@@ -110,7 +120,7 @@ def _models(
     try:
         target = read(profile.target.model, profile.target.revision)
     except FactError as error:
-        unread.append(Unread("target.model", error))
+        unread.append(Unread("target.model", error, _published(profile.target.model, error)))
     drafts = {}
     for path, block in blocks(Context(profile, ())):
         if block.model is None or block.method == "custom_class":
@@ -118,8 +128,17 @@ def _models(
         try:
             drafts[path] = read(block.model, block.keys.get("revision"))
         except FactError as error:
-            unread.append(Unread(f"{path}.model", error))
+            unread.append(Unread(f"{path}.model", error, _published(block.model, error)))
     return target, drafts, tuple(unread)
+
+
+def _published(model: str, error: FactError) -> ModelFacts | None:
+    """The published configuration of a model that neither the cache nor the Hub could tell about."""
+    if error.cause not in {"offline", "unreachable"}:
+        return None
+    from specserve.facts.published import published
+
+    return published(model)
 
 
 def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, tuple[Unread, ...]]:
@@ -194,39 +213,52 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 
-def _weighed(context: Context, wanted: Wanted, missing: dict[Need, str]) -> Context:
-    """The context with the memory of each arm; a model whose shape is not known leaves the group out."""
+def _weighed(
+    context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
+) -> Context:
+    """The context with the memory of each arm; a model whose shape is not known leaves the group out.
+
+    `shapes`: the models by the dotted path that names them.
+    """
     try:
         arms = tuple(
-            replace(arm, memory=_estimate(context, arm, wanted)) if _complete(arm) else arm
+            replace(arm, memory=_estimate(context, arm, wanted, shapes))
+            if arm.speculation.model is None or f"{arm.path}.model" in shapes
+            else arm
             for arm in context.arms
         )
-        alone = None if context.profile.speculation else _estimate(context, None, wanted)
+        alone = None if context.profile.speculation else _estimate(context, None, wanted, shapes)
     except FactError as error:
         missing["hardware"] = error.message
         return context
     return replace(context, arms=arms, memory=alone)
 
 
-def _complete(arm: Arm) -> bool:
-    return arm.draft is not None or arm.speculation.model is None
-
-
-def _estimate(context: Context, arm: Arm | None, wanted: Wanted) -> MemoryEstimate:
+def _estimate(
+    context: Context, arm: Arm | None, wanted: Wanted, shapes: Mapping[str, ModelFacts]
+) -> MemoryEstimate:
+    from specserve.plan.memory.estimate import Interval
     from specserve.plan.memory.judge import assess
     from specserve.plan.memory.situation import situation
 
-    assert context.target is not None and context.machine is not None
+    assert context.machine is not None
+    target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model") if arm else None
     found = situation(
         context.profile,
-        target=context.target,
+        target=target,
         machine=context.machine,
         version=(context.versions or known_versions()[-1:])[-1],
         speculation=arm.speculation if arm else None,
-        draft=arm.draft if arm else None,
+        draft=draft,
     )
     needed = _asked(found, wanted) if wanted.ask_vllm else None
-    return assess(found, path=arm.path if arm else "speculation", needed=needed)
+    estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
+    limit, fits = most_tokens(context), estimate.largest_max_model_len
+    if limit is not None:
+        fits = Interval(min(fits.low, limit), min(fits.high, limit))
+        estimate = replace(estimate, largest_max_model_len=fits)
+    is_published = any(facts and facts.origin == "published" for facts in (target, draft))
+    return replace(estimate, basis="published") if is_published else estimate
 
 
 def _asked(found: Situation, wanted: Wanted) -> Demand:

@@ -1,4 +1,4 @@
-"""SD306-SD319: whether the accelerators are enough in number, and of a kind that vLLM takes."""
+"""SD307-SD319: whether the accelerators are used, and of a kind that vLLM takes."""
 
 from __future__ import annotations
 
@@ -19,48 +19,6 @@ _LEAST_CAPABILITY = {
     "moe_wna16": 70, "bitsandbytes": 70,
 }  # fmt: skip
 """The least of `get_min_capability` over vLLM 0.26-0.33, in vllm/model_executor/layers/quantization."""
-
-
-@rule("SD306", "too-few-accelerators", Severity.ERROR, needs="hardware")
-def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
-    """The model is split over more accelerators than there are.
-
-    ## Why is this bad?
-    vLLM starts a worker per rank, and the first one without a GPU ends the launch.
-
-    ## Example
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 2}
-
-    ## Source
-    vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
-    """
-    machine = ctx.machine
-    assert machine is not None
-    there = machine.count * machine.nodes
-    devices = ctx.profile.hardware.devices if ctx.profile.hardware else None
-    if machine.is_cpu:
-        return
-    if devices and ranks(ctx) > len(devices) * machine.nodes:
-        words = f"the launch takes {ranks(ctx)} accelerators, and `devices` names {len(devices)}"
-        yield Hit("hardware.devices", words + (" per node" if machine.nodes > 1 else ""))
-        return
-    if ranks(ctx) <= there:
-        return
-    path = "target.tensor_parallel_size"
-    if ctx.profile.target.tensor_parallel_size <= there:
-        path = "target.pipeline_parallel_size" if ctx.profile.target.pipeline_parallel_size > 1 else path
-    yield Hit(
-        path,
-        f"the launch takes {ranks(ctx)} accelerators, and there {'is' if there == 1 else 'are'} {there}",
-        label=f"{machine_words(machine)}",
-        related=(("hardware.count", "counted here"),) if machine.basis == "profile" else (),
-        help="split it over fewer, or use a machine with more",
-    )
 
 
 @rule("SD307", "split-node", Severity.WARNING, needs="hardware")

@@ -21,6 +21,7 @@ from specserve.plan.registry import Registry
 
 _HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+_DSPARK_CLASSES = frozenset({"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"})
 _STAGED = frozenset({"deepseek_v4", "deepseek_v41"})
 
 
@@ -133,6 +134,11 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
         config = draft_config(ctx, arm)
         if arm.speculation.method != "draft_model" or config is None or arm.draft is None:
             continue
+        own = _own_method(config)
+        if own:
+            text = f"vLLM sees that this is a `{_name(config)}`, and runs it as `{own}`"
+            yield Hit(f"{arm.path}.method", text, help=f"write `method: {own}`", severity=Severity.INFO)
+            continue
         heads = versions_where(ctx, lambda known, config=config: _is_head(config, known))  # type: ignore[misc]
         retyped = versions_where(ctx, lambda known, config=config: predicts(config, known))  # type: ignore[misc]
         if arm.draft.config.get("speculators_model_type") or heads:
@@ -149,6 +155,19 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
             notes=only_in(ctx, heads or retyped) if heads or retyped else (),
             help=help_,
         )
+
+
+def _own_method(config: Config) -> str | None:
+    """The method that vLLM itself puts in the place of `draft_model` for a draft that was made for it.
+
+    Source: vllm/config/speculative.py, `# Automatically detect the method`.
+    """
+    names, kind = architectures(config), model_type(config)
+    if "MuseGlimmerAssistantModel" in names:
+        return "dflash"
+    if any(name in _DSPARK_CLASSES for name in names) or (names == ("DSparkDraftModel",) and kind == "qwen3"):
+        return "dspark"
+    return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
 
 
 def _name(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name."""
+"""SD1xx about the draft beside its target: its context, its kernels, its weights, its name, its family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import is_since, judged, only_in
 from specserve.diagnostics import Severity
+from specserve.facts.tokenizers.families import tokenizer_family
 from specserve.profile.problems import quoted
+from specserve.profile.speculation import OWN_LAYERS
 
 _SHORTENED_SINCE = "0.33"
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
@@ -23,6 +25,8 @@ _ONLINE = frozenset(
 )  # fmt: skip
 """Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
 _HEAD_NAME = re.compile(r"(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", re.I)
+_COMBINED = re.compile(r"deepseek-?v4|mimo-?v\d", re.I)
+"""Families with checkpoints that hold the target and its head: `MiMo-V2.5-DFlash/dflash` (vllm-project/vllm#57784)."""
 
 
 @rule("SD152", "too-long-draft", Severity.ERROR)
@@ -60,8 +64,8 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
     """The server's context becomes as short as the draft's.
 
     ## Why is this bad?
-    vLLM 0.33's V2 runner cannot pause speculation for a long sequence, so it lowers the server's `max_model_len` to
-    that of a `draft_model`, with a warning in the log: longer requests are refused.
+    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to
+    that of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
 
     ## Example
         vllm: ">=0.32"
@@ -86,7 +90,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         if found and all(runner is not None and runner.runner == "V2" for runner in taken):
             yield Hit(
                 f"{path}.max_model_len",
-                f"the server will take {own} tokens, not {longest}",
+                f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",
                 related=(("target.max_model_len", f"{longest} are asked for"),),
                 notes=only_in(ctx, found),
                 help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
@@ -163,8 +167,9 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
-    layers of its own, and cannot answer. A `speculators` checkpoint makes vLLM serve the model it was trained for,
-    with a speculation that the profile does not show. The model that the head was trained for is the target.
+    layers of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that
+    hold both (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves
+    the model that it was trained for, with a speculation that the profile does not show: an info.
 
     ## Example
         target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
@@ -178,13 +183,21 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
     model = ctx.profile.target.model
     if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
         return  # where its files are known, they tell
-    text = f"`{model}` reads like a draft head, which cannot be served by itself"
+    inside = any(
+        (block.method in OWN_LAYERS and block.model is None) or f"{block.model}/".startswith(f"{model}/")
+        for _, block in blocks(ctx)
+    )
+    if inside or _COMBINED.search(model):
+        return
+    text, severity = f"`{model}` reads like a draft head, which cannot be served by itself", None
     if "speculator" in model.lower():
-        text = f"vLLM would serve the model that `{model}` was trained for, and speculate on its own account"
+        text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
+        severity = Severity.INFO
     yield Hit(
         "target.model",
         text,
         help="write the model it was trained for here, and the head as `speculation.model`",
+        severity=severity,
     )
 
 
@@ -248,4 +261,49 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
                 f"the drafter's KV cache will be {quoted(dtype)} too",
                 related=(("engine.kv_cache_dtype", "chosen for the target"),),
                 help="write `kv_cache_dtype: bfloat16` in the block if no backend is found",
+            )
+
+
+@rule("SD163", "draft-of-another-family", Severity.INFO)
+def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
+    """The names of target and draft belong to families with different tokenizers.
+
+    ## Why is this bad?
+    vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
+    rejected. A name proves nothing: `specserve check` compares the tokenizers.
+
+    ## Example
+        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+        speculation:
+          method: draft_model
+          model: Qwen/Qwen2.5-0.5B
+          revision: 0123456789012345678901234567890123456789
+          num_speculative_tokens: 3
+
+    ## Use instead
+        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+        speculation:
+          method: draft_model
+          model: meta-llama/Llama-3.2-1B
+          revision: 0123456789012345678901234567890123456789
+          num_speculative_tokens: 3
+
+    ## Source
+    vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
+    """
+    target = ctx.profile.target.model
+    compared = {arm.path for arm in ctx.arms if arm.tokenizer is not None}
+    for path, block in blocks(ctx):
+        draft = block.model
+        if block.method != "draft_model" or draft is None or path in compared:
+            continue
+        if block.keys.get("use_heterogeneous_vocab") is True or not (is_hub_id(target) and is_hub_id(draft)):
+            continue
+        families = tokenizer_family(target), tokenizer_family(draft)
+        if None not in families and families[0] != families[1]:
+            yield Hit(
+                f"{path}.model",
+                f"the tokenizers probably differ: the target is a {families[0]} model, the draft is {families[1]}",
+                related=(("target.model", "the target"),),
+                help="`specserve check` compares them; take a draft of the target's family",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,8 +153,11 @@ def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
 
 
 def is_hub_id(model: str) -> bool:
-    """Whether this reads like an id of the Hub; a path has a leading `.`, `/` or `~`, or more parts."""
-    return bool(_HUB_ID.fullmatch(model))
+    """Whether this reads like an id of the Hub; a path has a leading `.`, `/` or `~`, or more parts, or is there.
+
+    Like vLLM, which takes what exists under that name for a path.
+    """
+    return bool(_HUB_ID.fullmatch(model)) and not os.path.exists(model)  # noqa: PTH110 - any length
 
 
 def locked(ctx: Context) -> bool:

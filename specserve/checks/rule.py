@@ -74,6 +74,8 @@ class Hit:
     """The key is what is wrong, not its value."""
     severity: Severity | None = None
     """Where this one is less, or more, than the rule's own."""
+    policy: bool = False
+    """Whether this one is policy where the rule is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,8 @@ class Rule:
     severity: Severity
     check: Callable[[Context], Iterable[Hit]]
     needs: Need = "nothing"
+    policy: bool = False
+    """Whether vLLM takes it and specserve does not want it: a warning for a raw command."""
 
     @property
     def doc(self) -> str:
@@ -93,11 +97,11 @@ class Rule:
 
 
 def rule(
-    code: str, name: str, severity: Severity, *, needs: Need = "nothing"
+    code: str, name: str, severity: Severity, *, needs: Need = "nothing", policy: bool = False
 ) -> Callable[[Callable[[Context], Iterable[Hit]]], Rule]:
     """Makes a rule of a function; `name` is the bad thing, so that it reads after the word allow."""
 
     def wrap(check: Callable[[Context], Iterable[Hit]]) -> Rule:
-        return Rule(code, name, severity, check, needs)
+        return Rule(code, name, severity, check, needs, policy)
 
     return wrap

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.static import STATIC
@@ -11,8 +12,10 @@ from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
 from specserve.plan.support import in_range
 from specserve.profile.fingerprint import fingerprint
-from specserve.profile.load import examine
+from specserve.profile.load import examine_partial
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
+from specserve.profile.texts import COMMAND
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host
@@ -26,20 +29,35 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
     hidden = 0
     settings = tuple(settings)
     for path in paths:
-        profile, problems = examine(path, settings=settings)
-        kept, more = examined(profile, problems=problems) if profile else (problems, 0)
+        profile, problems = examine_partial(path, settings=settings)
+        if profile is None:
+            findings |= dict.fromkeys(problems)
+            verdicts.append(Verdict(path, None, None, "invalid"))
+            continue
+        context = context_of(profile)
+        kept, more = examined_in(context, problems=problems)
         findings |= dict.fromkeys(kept)
         hidden += more
-        name, mark = (profile.name, fingerprint(profile)) if profile else (None, None)
-        verdicts.append(Verdict(path, name, mark, _verdict(kept) if profile else "invalid"))
+        not_run = stopped(context) if problems else ()
+        verdicts.append(Verdict(path, *identity(profile, kept), verdict_of(kept), not_run))
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
 
 
-def _verdict(findings: list[Finding]) -> str:
-    severities = {finding.severity for finding in findings}
-    if Severity.ERROR in severities:
+def verdict_of(findings: list[Finding]) -> str:
+    """A profile's verdict by its findings: `invalid`, `errors`, `warnings` or `ok`."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if any(finding.code.startswith("SD0") for finding in errors):
+        return "invalid"
+    if errors:
         return "errors"
-    return "warnings" if Severity.WARNING in severities else "ok"
+    return "warnings" if any(finding.severity is Severity.WARNING for finding in findings) else "ok"
+
+
+def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
+    """The name and the fingerprint; None for a profile that cannot be launched as it is written."""
+    if any(finding.code.startswith("SD0") for finding in findings):
+        return None, None
+    return profile.name, fingerprint(profile)
 
 
 def examined(
@@ -60,16 +78,23 @@ def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[
     """The same for all that is known of a profile."""
     profile = context.profile
     parents = {span.file for span in profile.spans.values()} - {profile.file}
-    found = [*problems, *judged(context)]
-    kept, hidden = suppressed(
-        found, file=profile.file, parents=sorted(parents), not_run=_not_run(rules_for(context))
-    )
+    rules = rules_for(context)
+    more, codes = _run(context)
+    found = [*problems, *more]
+    if profile.file == COMMAND:
+        found = _by_vllm(found, rules)
+    ran = [rule for rule in rules if rule.code not in codes]
+    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=_not_run(ran))
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
 def context_of(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> Context:
     """What a rule may look at where no model was read."""
-    return Context(profile, in_range(profile.vllm or ""), plan=plan, host=host)
+    try:
+        versions: Any = in_range(profile.vllm or "")
+    except UnreadableValue:
+        versions = profile.vllm  # what needs the versions cannot run either
+    return Context(profile, versions, plan=plan, host=host)
 
 
 def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
@@ -79,11 +104,38 @@ def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None
 
 def judged(context: Context) -> list[Finding]:
     """What the rules find that have what they need."""
-    return [
-        finding
-        for rule in rules_for(context)
-        for finding in _stamped(rule, rule.check(context), context.profile)
-    ]
+    return _run(context)[0]
+
+
+def stopped(context: Context) -> tuple[str, ...]:
+    """The codes of the rules that a value which cannot be read keeps from running."""
+    return _run(context)[1]
+
+
+def _run(context: Context) -> tuple[list[Finding], tuple[str, ...]]:
+    """What the rules find, and the codes of those that met a value which cannot be read."""
+    found: list[Finding] = []
+    codes: list[str] = []
+    for rule in rules_for(context):
+        try:
+            found.extend(_stamped(rule, rule.check(context), context.profile))
+        except UnreadableValue:
+            codes.append(rule.code)
+    return found, tuple(codes)
+
+
+def _by_vllm(findings: list[Finding], rules: Iterable[Rule]) -> list[Finding]:
+    """The findings about a raw command: an error is what vLLM refuses or serves wrong, policy is a warning."""
+    policy = {rule.code for rule in rules if rule.policy}
+    return [_in_command(finding, is_policy=finding.policy or finding.code in policy) for finding in findings]
+
+
+def _in_command(finding: Finding, *, is_policy: bool) -> Finding:
+    if is_policy and finding.severity is Severity.ERROR:
+        finding = replace(finding, severity=Severity.WARNING)
+    # a command line has no place for a comment
+    ways = [way for way in (finding.help or "").split("; ") if "# specserve: ignore" not in way]
+    return replace(finding, help="; ".join(ways) or None)
 
 
 def rules_for(context: Context) -> tuple[Rule, ...]:
@@ -101,7 +153,15 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
     return tuple(rule for rule in RULES if there[rule.needs])
 
 
-def _not_run(run: tuple[Rule, ...]) -> Iterator[str]:
+def can_be_passed(findings: Iterable[Finding]) -> bool:
+    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
+    from specserve.checks.catalogue import RULES
+
+    passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
+    return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
+
+
+def _not_run(run: Iterable[Rule]) -> Iterator[str]:
     """The codes of the other rules; the whole catalogue is loaded where a comment asks for one of them."""
     from specserve.checks.catalogue import RULES
 
@@ -122,4 +182,5 @@ def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Find
             ),
             notes=hit.notes,
             help=hit.help,
+            policy=rule.policy or hit.policy,
         )

@@ -89,5 +89,7 @@ STATIC: tuple[Rule, ...] = (
     runner.gpu_only_speculation,
     layout.refused_layout,
     nodes.uneven_nodes,
+    pairing.draft_of_another_family,
+    nodes.too_few_accelerators,
     host.unknown_vllm,
 )

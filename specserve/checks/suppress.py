@@ -47,8 +47,9 @@ def suppressed(
         places = [finding.span, *(related.span for related in finding.related)]
         keys = [(span.file, span.line, finding.code) for span in places]
         match = next((key for key in keys if key in comments), None)
-        if match and not finding.code.startswith("SD0"):
+        if match:
             used.add(match)
+        if match and not finding.code.startswith("SD0"):
             hidden += 1
         else:
             kept.append(finding)

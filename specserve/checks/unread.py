@@ -49,8 +49,11 @@ def unreadable(error: FactError, profile: Profile, *, path: str) -> Finding | No
     )
 
 
-def skipped(error: FactError, profile: Profile, *, codes: tuple[str, ...]) -> Skipped:
-    """The group of rules that could not run because of it."""
-    reason = f"{error.message}; {error.hint}" if error.hint else error.message
+def skipped(
+    error: FactError, profile: Profile, *, codes: tuple[str, ...], is_published: bool = False
+) -> Skipped:
+    """The group of rules that could not run because of it. `is_published`: memory is estimated all the same."""
+    known = ", so memory rests on its published configuration" if is_published else ""
+    reason = f"{error.message}{known}" + (f"; {error.hint}" if error.hint else "")
     cause = _CAUSES.get(error.cause, "unreachable")
     return Skipped(profile.file, "models", codes, reason, cause)

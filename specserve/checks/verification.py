@@ -17,7 +17,7 @@ _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark
 """Methods whose drafts are drawn from a distribution of their own, with an arm `probabilistic`."""
 
 
-@rule("SD127", "synthetic-acceptance", Severity.ERROR)
+@rule("SD127", "synthetic-acceptance", Severity.ERROR, policy=True)
 def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
     """Drafts are accepted by a rate in the profile, whatever the target says of them.
 

@@ -49,12 +49,7 @@ def ask(
     model: Annotated[
         str | None, typer.Option(show_default=False, help="Default: the first one served.")
     ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1, show_default=False, help="Default: the server's (completion: 16, chat: what fits)."
-        ),
-    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 256,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, show_default=False, help="Default: the model's; 0 is greedy.")
     ] = None,
@@ -82,14 +77,19 @@ def ask(
     """
     from specserve.cli.where import where
     from specserve.errors import TrafficError
+    from specserve.report.console import in_one_line, say
     from specserve.serve.client import Client, Question
     from specserve.serve.endpoint import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
-    question = Question(_prompt(prompt), mode, model, max_tokens, temperature, seed)
+    text = _prompt(prompt)
     place, key = where(url, name, api_key_env)
     try:
         with Client(endpoint(place, api_key_env=key)) as client:
+            model = model or client.first_model()
+            if note := client.note(model):
+                say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
+            question = Question(text, mode, model, max_tokens, temperature, seed)
             if format is Format.JSON:
                 _ask_for_json(client, question, url=place)
             else:

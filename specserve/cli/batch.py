@@ -1,4 +1,4 @@
-"""One run of `generate`, from the input to the summary. Knows no command line."""
+"""One run of `generate`, from the input to the summary."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import hashlib
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import ExitStack, contextmanager
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from specserve.errors import FactError, Interrupted
+from specserve.errors import FactError, Interrupted, LaunchError
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.report.acceptance import acceptance_line
 from specserve.report.console import clean, say
 from specserve.report.generation import GenerationProgress
-from specserve.serve.batch import answered, encoded, entries, in_order, record
+from specserve.serve.batch import Entry, answered, encoded, entries, in_order, record
 from specserve.serve.logfile import default_log
 from specserve.serve.offline import Finished, OfflineEngine
 from specserve.serve.output import Output
@@ -33,34 +32,46 @@ def run(plan: LaunchPlan, *, data: bytes, output: Output | None) -> int:
     Raises LaunchError when the engine fails, and Interrupted on SIGINT and SIGTERM; what is written stays.
     """
     total = sum(1 for _ in entries(data))
-    errors = [str(body["error"]) for body in output.resumed if "error" in body] if output else []
-    written = len(output.resumed) if output else 0
+    errors = dict(output.errors) if output is not None else {}
+    done = output.done if output is not None else frozenset()
+    progress = GenerationProgress(total=total, done=len(done))
     if not total:
         say("nothing to do: the input has no lines")
-    if written:
-        say(f"resuming: {written} of {total} lines are there already")
+    if done:
+        say(f"resuming: {len(done)} of {total} lines are there already")
     try:
         with ExitStack() as stack:
             stack.enter_context(_signals_raise())
-            progress = stack.enter_context(GenerationProgress(total=total, done=written))
+            stack.enter_context(progress)
             engine = None
-            if any(entry.request is not None for entry in islice(entries(data), written, None)):
+            if any(entry.request is not None for entry in _missing(data, done)):
                 engine = stack.enter_context(_started(plan, progress))
-            todo = islice(entries(data), written, None)
-            answers = answered(engine, todo, on_answer=progress.advance)
-            for entry, answer in in_order(answers, first=written):
+            answers = answered(engine, _missing(data, done))
+            for entry, answer in answers if output is not None else in_order(answers):
                 body = record(entry, answer)
                 _write(body, output)
-                written += 1
-                if not isinstance(answer, Finished):
-                    errors.append(str(body["error"]))
+                progress.advance(answer.completion_tokens if isinstance(answer, Finished) else 0)
+                if "error" in body:
+                    errors[entry.index] = str(body["error"])
             if output is not None:
                 output.complete()
             progress.finish()
-            _say_summary(progress, engine, errors)
+            _say_summary(progress, engine, [errors[index] for index in sorted(errors)])
     except Interrupted as stop:
-        raise _told(stop, written=written, total=total, output=output) from None
+        written = output.written if output is not None else progress.done
+        raise Interrupted(
+            f"stopped: {_lines_written(written, total, output)}", signal_number=stop.exit_code - 128
+        ) from None
+    except LaunchError:
+        if output is not None:
+            say(_lines_written(output.written, total, output))
+        raise
     return len(errors)
+
+
+def _missing(data: bytes, done: Set[int]) -> Iterator[Entry]:
+    """The lines of the input that are not finished."""
+    return (entry for entry in entries(data) if entry.index not in done)
 
 
 @contextmanager
@@ -94,9 +105,9 @@ def _say_summary(progress: GenerationProgress, engine: OfflineEngine | None, err
             say(f"  and {len(errors) - _SHOWN_ERRORS} more, each with its `error` in the output")
 
 
-def _told(stop: Interrupted, *, written: int, total: int, output: Output | None) -> Interrupted:
-    where = f" are in `{output.partial}`; the same command resumes there" if output else " were written"
-    return Interrupted(f"stopped: {written} of {total} lines{where}", signal_number=stop.exit_code - 128)
+def _lines_written(written: int, total: int, output: Output | None) -> str:
+    where = f"are in `{output.partial}`; the same command resumes there" if output else "were written"
+    return f"{written} of {total} lines {where}"
 
 
 @contextmanager
@@ -127,7 +138,7 @@ def read_input(source: str) -> bytes:
 
 
 def origin(plan: LaunchPlan) -> str:
-    """What the answers depend on, beside the input: an output made of another one is not resumed."""
+    """What the answers depend on besides the input: a journal of another origin is not resumed."""
     engine = json.dumps(dict(plan.engine_kwargs), sort_keys=True)
     return hashlib.sha256(f"{plan.fingerprint}\n{plan.vllm}\n{engine}".encode()).hexdigest()
 

@@ -101,14 +101,14 @@ def run(paths: Iterable[str], *, wanted: Wanted, settings: Iterable[str] = ()) -
 def _examined(
     paths: list[str], *, settings: tuple[str, ...]
 ) -> Iterable[tuple[str, Profile | None, list[Finding]]]:
-    from specserve.profile.load import examine
+    from specserve.profile.load import examine_partial
 
     files = judge.inputs(paths, pick=False, stdin_filename=None)
     live, started_s = is_terminal(sys.stderr), time.monotonic()
     for number, file in enumerate(files, start=1):
         if not live and time.monotonic() - started_s > _QUIET_S:
             say(f"checking {clean(file)}, {number} of {len(files)}")
-        yield (file, *examine(file, settings=settings))
+        yield (file, *examine_partial(file, settings=settings))
 
 
 def show(report: Report, *, format: Format | None) -> None:

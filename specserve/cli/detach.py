@@ -45,6 +45,7 @@ def leave(
     log_format: LogFormat,
     arm: Arm | None = None,
     gate: Gate | None = None,
+    warms_up: bool = True,
 ) -> None:
     """Start it under a name and return when it answers, and has passed the gate.
 
@@ -71,6 +72,7 @@ def leave(
                 stop=stop,
                 on_event=view,
                 first=partial(gate, stop=stop) if gate is not None else None,
+                warms_up=warms_up,
             )
     except SpecserveError as error:
         view.failed(error)

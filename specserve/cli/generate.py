@@ -26,7 +26,8 @@ def generate(
     devices: Devices = None,
     no_check: NoCheck = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Go on with an interrupted output, or start anew.")
+        bool,
+        typer.Option("--resume/--no-resume", help="Resume an interrupted run, or drop it and start over."),
     ] = True,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a complete output.")] = False,
 ) -> None:
@@ -38,8 +39,10 @@ def generate(
     tokens and a chat the rest of the context, as from the server.
 
     An answer is {"id", "index", "text", "finish_reason", "prompt_tokens", "completion_tokens"}; a line that
-    cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1. While it
-    runs, the output is OUT.jsonl.partial; interrupted, the same command goes on there.
+    cannot be done becomes {"id", "index", "error"}, is listed at the end, and makes the exit code 1.
+
+    Each finished line is appended at once to OUT.jsonl.partial, errors included. After an interruption or
+    `kill -9` the same command computes only the missing lines, unless the profile or the input has changed.
 
     \b
     specserve generate configs/demo.yaml prompts.jsonl -o answers.jsonl

@@ -79,6 +79,7 @@ def preflight(
     offline: bool = False,
 ) -> None:
     """Check what is to be launched here; says warnings, and what could not be checked. Raises CheckFailed."""
+    from specserve.checks.run import can_be_passed
     from specserve.profile.texts import recall
 
     asked = {
@@ -101,7 +102,8 @@ def preflight(
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         text = f"`{path}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
-        raise CheckFailed(text, findings=findings, hint="`--no-check` starts it all the same")
+        hint = "`--no-check` starts it all the same" if can_be_passed(findings) else None
+        raise CheckFailed(text, findings=findings, hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
         from specserve.report.text import render

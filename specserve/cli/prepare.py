@@ -117,7 +117,7 @@ def _refuse_errors(
     passed: Collection[str] = (),
 ) -> None:
     """Shows what the static rules find, or with a plan those about this machine; errors end the command."""
-    from specserve.checks.run import examined
+    from specserve.checks.run import can_be_passed, examined
     from specserve.report.console import say
     from specserve.report.text import render
 
@@ -135,7 +135,7 @@ def _refuse_errors(
     if errors:
         count = f"{errors} error{'s' if errors > 1 else ''}"
         message = f"`{profile.file}` did not pass its check: {count}"
-        hint = "`--no-check` starts it all the same" if starts else None
+        hint = "`--no-check` starts it all the same" if starts and can_be_passed(findings) else None
         raise CheckFailed(message, findings=tuple(findings), hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:

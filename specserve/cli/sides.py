@@ -127,6 +127,6 @@ def _converted(words: list[str], settings: Iterable[str]) -> Taken:
     except NoStart as error:
         error.hint = "write `specserve diff A -- vllm serve MODEL …`"
         raise
-    if profile is None:
+    if profile is None or any(finding.code.startswith("SD0") for finding in findings):
         raise ProfileError("the command is not one that specserve can plan", findings=tuple(findings))
     return Taken(profile.file, profile)

@@ -24,7 +24,7 @@ from specserve.cli.options import (
     Settings,
 )
 from specserve.errors import LaunchError, SpecserveError, UsageError
-from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import out, say
 from specserve.report.serving import JsonView, TextView
 
@@ -82,6 +82,10 @@ def up(
             "--verify", help="Then verify it, for about a minute; the port is open by then. See `verify`."
         ),
     ] = False,
+    no_warm_up: Annotated[
+        bool,
+        typer.Option("--no-warm-up", help="Report the server ready before it has answered a first request."),
+    ] = False,
     no_check: NoCheck = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this host without a key.")
@@ -94,15 +98,15 @@ def up(
     node_rank: NodeRank = None,
     master_addr: MasterAddr = None,
     log_format: Annotated[
-        LogFormat, typer.Option(help="How it is told: as text, or as JSON on both streams.")
+        LogFormat, typer.Option(help="json: one object per line, on both streams.")
     ] = LogFormat.TEXT,
 ) -> None:
-    """Check a profile, start vLLM, wait until it answers, say where. Ctrl-C stops it, and nothing is left.
+    """Check a profile, start vLLM, wait until it is ready, and print its address. Ctrl-C stops it.
 
-    Where it is and how to ask it goes to stdout, progress to stderr, vLLM's own log to a file. With
-    --log-format json each line on stderr is an object, and one on stdout says where it is. Exit code 0
-    after a stop; 1: the check found errors, or --verify something wrong (the server is stopped then); 2: it
-    did not come up, or died; 130 or 143: stopped before it was ready. systemd hears of it after --verify.
+    Ready means that the server has answered one short request: the first one is slow. The address and a request to
+    try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a signal after it
+    was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died; 130 or 143:
+    stopped before it was ready. systemd is notified after --verify.
 
     \b
     specserve up configs/demo.yaml
@@ -111,6 +115,8 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
+    from specserve.cli.beside import room_beside
+    from specserve.cli.detach import arm_of, detached_name, leave
     from specserve.cli.preflight import cleared
 
     _refuse_contradictions(
@@ -133,20 +139,18 @@ def up(
     if dry_run:
         show(plan, format=format or PlanFormat.SHELL)
         return
-    from specserve.cli.beside import room_beside
-    from specserve.cli.detach import arm_of, detached_name, leave
-
     refuse_exposed(source, insecure=insecure)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
     room = None if no_check else room_beside(source, plan, name=called)
     gate = _gate(source, plan, log_format=log_format) if verify else None
     if exec_:
         become(plan)
-    elif called is not None:
+        return
+    start = partial(launch, plan)
+    if called is not None:
         arm = arm_of(alternative, settings or ())
-        leave(plan, name=called, profile=source.file, arm=arm, room=room, log_format=log_format, gate=gate)
-    else:
-        launch(plan, log_format=log_format, gate=gate)
+        start = partial(leave, plan, name=called, profile=source.file, arm=arm, room=room)
+    start(log_format=log_format, gate=gate, warms_up=not no_warm_up)
 
 
 def _refuse_contradictions(
@@ -213,6 +217,7 @@ def launch(
     log_format: LogFormat = LogFormat.TEXT,
     log_path: Path | None = None,
     gate: Gate | None = None,
+    warms_up: bool = True,
 ) -> None:
     """Serve until a signal asks for the end. Raises LaunchError, UsageError, VerifyFailed and Interrupted.
 
@@ -228,7 +233,7 @@ def launch(
         with stop_on_signals() as stop:
             first = partial(gate, stop=stop) if gate is not None else None
             log_path = log_path or default_log(plan.name)
-            supervise(plan, log_path=log_path, stop=stop, on_event=view, first=first)
+            supervise(plan, log_path=log_path, stop=stop, on_event=view, first=first, warms_up=warms_up)
     except SpecserveError as error:
         view.failed(error)
         if log_format is LogFormat.JSON:
@@ -266,8 +271,8 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
         ) from error
     if found is None:
         return
-    keys = [os.environ.get(value.name) for value in plan.env.values() if isinstance(value, FromEnv)]
-    if plan.model in served_models(plan.url, key=keys[0] if keys and is_own(found) else None):
+    key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
+    if plan.model in served_models(plan.url, key=key if is_own(found) else None):
         raise LaunchError(
             f"`{plan.model}` is served at {plan.url} already, by {found}",
             hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",

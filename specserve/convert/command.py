@@ -8,10 +8,10 @@ from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
 from specserve.convert.environment import hushed, names_a_secret
+from specserve.convert.given import Setting, left_over, settings_of
 from specserve.convert.invocation import STARTS, Invocation, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.settings import Setting, left_over, settings_of
 from specserve.convert.values import wrong_value
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
@@ -53,7 +53,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     profile, more = validate(tree, file=COMMAND)
     if profile:
         profile = _for_versions(profile, given)
-        found += _open_to_all(profile, start)
+        found += _open_to_all(profile, start) if "headless" not in given else []
     told = [*found, *(_explained(finding) for finding in more)]
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 

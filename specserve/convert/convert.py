@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specserve.convert.environment import Removed, hushed, kept_environment, looks_secret, without_texts
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.settings import Setting
 from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
 from specserve.convert.words import UNKNOWN, unresolved
@@ -111,11 +110,11 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     notes += [Note("", f"`{path}` is left out: it looks like a secret") for path, _, _ in removed]
     removed.clear()
     tree = without_texts(tree, lambda text: text if unresolved(text) else None, removed) or tree
-    target = dict(tree.mapping["target"].mapping or {}) if tree.mapping else {}
-    model = target.get("model")
+    target = (tree.mapping or {}).get("target")
+    model = (target.mapping or {}).get("model") if target else None
     if model and (model.value in _PROGRAMS or not isinstance(meaning(str(model.value)), str)):
-        removed.append(("target.model", target.pop("model"), str(model.value)))
-        tree = replace(tree, value={**(tree.mapping or {}), "target": Node(target, tree.span)})
+        removed.append(("target.model", model, str(model.value)))
+        tree = _without(tree, ["target", "model"])
     for path, node, what in removed:
         message = f"the source does not say `{path}`: it reads {quoted(_harmless(what))}"
         found.append(

@@ -44,14 +44,18 @@ def hushed(text: str) -> str:
 def without_texts(
     node: Node, wrong: Callable[[str], str | None], removed: Removed, path: str = ""
 ) -> Node | None:
-    """The tree without the texts and keys for which `wrong` gives a reason; `removed` collects them."""
+    """The tree without the texts and keys for which `wrong` gives a reason, and what they leave empty.
+
+    `removed` collects them with their paths.
+    """
     reason = wrong(node.value) if isinstance(node.value, str) else None
     if reason:
         removed.append((path, node, reason))
         return None
     if isinstance(node.value, list):
         items = [without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
-        return replace(node, value=[item for item in items if item])
+        kept_items = [item for item in items if item]
+        return replace(node, value=kept_items) if kept_items or not items else None
     if node.mapping is None:
         return node
     kept: dict[str, Node] = {}
@@ -61,7 +65,7 @@ def without_texts(
             removed.append((path, child, reason))
         elif clean := without_texts(child, wrong, removed, inner):
             kept[key] = clean
-    return replace(node, value=kept)
+    return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
 def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:

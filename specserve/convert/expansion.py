@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from specserve.convert.literals import number_of
-from specserve.convert.words import Word, unknown
+from specserve.convert.words import UNKNOWN, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -129,7 +129,7 @@ class Expander:
             values = ["~"]  # a profile is for whoever runs it
         every = name in ("@", "*") or index in ("@", "*")
         if index.isdigit() and values is not None:
-            values = values[int(index) : int(index) + 1]
+            values = _at(values, int(index))
         elif not every and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
         kind = _TEXT if quoted else _SPLIT
@@ -146,10 +146,8 @@ class Expander:
             return pieces
         if operator.strip(":") != "?" and operator:
             pattern = "".join(self.text(child) for child in rest)
-            cut = operator[0] in "#%" and values is not None
-            values = [_cut(value, operator, pattern) for value in values or [] if cut] or [
-                unknown(source_of(node))
-            ]
+            known = operator[0] in "#%" and not UNKNOWN.search("".join(values or [unknown(name)]))
+            values = [_cut(value, operator, pattern) for value in values or []] if known else [unknown(name)]
         if values is None and self.testing:
             self.assume(f"`{name}` is taken as not set, since the text does not set it", node.start_point[0])
             values = [""]
@@ -172,8 +170,7 @@ class Expander:
         if name == "#":
             return [str(len(self.positional or []))]
         if name.isdigit():
-            values = (self.positional or [])[int(name) - 1 : int(name)] if name != "0" else []
-            return values or None
+            return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
 
@@ -189,6 +186,11 @@ def source_of(node: Node) -> str:
 
 def name_of(node: Node) -> str:
     return source_of(node.named_children[0] if node.type == "subscript" else node)
+
+
+def _at(values: list[str], index: int) -> list[str]:
+    """The value at a place, which nobody knows behind one that may be several or none."""
+    return [item for item in values[: index + 1] if UNKNOWN.search(item)][:1] or values[index : index + 1]
 
 
 def _begins(node: Node) -> bool:

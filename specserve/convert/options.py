@@ -97,7 +97,7 @@ def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentPr
             if option.argument is None:
                 old = ARGUMENTS.get(option.name)
                 text = f"vLLM {table.minor} has no option `{option.flag}`"
-                yield ArgumentProblem(path, text, old.why if old else None, "unknown")
+                yield ArgumentProblem(path, text, old.why if old else None, "spelling")
 
 
 def looks_like_option(text: str, known: Known) -> bool:

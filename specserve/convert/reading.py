@@ -10,12 +10,11 @@ from pathlib import Path
 from specserve.convert import sglang
 from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given, Note, Setting, settings_of
 from specserve.convert.invocation import Invocation, starts
 from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
 from specserve.convert.python import ENGINES, Call, calls, command_lists, command_texts
-from specserve.convert.settings import Setting, settings_of
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.speculative import inferred_method
+from specserve.convert.words import unresolved
 from specserve.plan.replacements import SGLANG, Replacement
 from specserve.plan.table import Argument, VllmTable, flag_of
 from specserve.profile.tree import Node
@@ -38,6 +38,15 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
         for spelling in (name, *item.aliases):
             known[flag_of(spelling)] = (argument, False)
     return known
+
+
+def rendezvous(setting: Setting) -> dict[str, Node]:
+    """`master_addr` and `master_port` for `--dist-init-addr HOST:PORT`."""
+    host, _, port = str(setting.node.value).rpartition(":")
+    if not host or not port.isdigit():
+        return {"engine.master_addr": setting.node}
+    address = replace(setting.node, value=host, raw=host)
+    return {"engine.master_addr": address, "engine.master_port": replace(address, value=int(port), raw=port)}
 
 
 def speculation(given: Given, notes: list[Note]) -> dict[str, Node]:
@@ -76,6 +85,8 @@ def _method(algorithm: Setting | None, draft: Setting | None, notes: list[Note])
     """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
     inferred = inferred_method(str(draft.node.value)) if draft else None
     methods: Mapping[str, str] = SGLANG["speculative_algorithm"].values or {}
+    if algorithm and unresolved(str(algorithm.node.value)):
+        return str(algorithm.node.value)
     method = methods.get(str(algorithm.node.value).lower()) if algorithm else None
     if algorithm and method == "eagle" and draft is None:
         text = "without a draft SGLang's EAGLE runs the target's own prediction layers"
@@ -98,6 +109,9 @@ def _count(said: Mapping[str, Setting], method: str | None, notes: list[Note]) -
     path = "speculation.num_speculative_tokens"
     steps, drafts = said.get("speculative_num_steps"), said.get("speculative_num_draft_tokens")
     ours = said.get("num_speculative_tokens")
+    for setting in (ours, steps, drafts):
+        if setting and unresolved(str(setting.node.value)):
+            return setting.node
     if ours and isinstance(ours.node.value, int):
         notes.append(_note(ours, "SGLang has no `--num-speculative-tokens`; it is taken as K", path=path))
         return ours.node

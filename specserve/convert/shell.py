@@ -288,7 +288,7 @@ class _Shell(Expander):
         elif node.children[1].type == "+=":
             new = _added(self.variables.get(name, [] if isinstance(new, list) else unknown(name)), new)
         elif isinstance(new, str) and isinstance(old := self.variables.get(name), list):
-            new = [new, *old[1:]]
+            new = unknown(name) if UNKNOWN.search("".join(old)) else [new, *old[1:]]
         self.read = self.read - {name} | before  # `X=a:$X` is no use of X
         if sum(map(len, new)) > LONGEST:
             raise self.error(f"`{name}` grows without bounds")

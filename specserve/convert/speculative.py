@@ -9,8 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Note, Setting
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.replacements import KEYS
 from specserve.plan.retype import retyped
@@ -50,8 +49,8 @@ def speculation_node(config: Node, found: list[Finding]) -> Node:
     elif isinstance(method.value, str):
         keys["method"] = _current(method, found)
     name = _text(keys.get("method"))
-    if name in _NAMES_ONLY:
-        keys.pop("model", None)
+    if name in _NAMES_ONLY and _text(keys.get("model")) in _NGRAM:
+        keys.pop("model")  # another name of the method
     for key in _without_effect(name, keys):
         node = keys.pop(key)
         message = f"`{key}` has no effect with `{name}`"
@@ -148,7 +147,7 @@ def current_block(
         keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
         note(f"formerly `{method}`", "method")
     elif method is None and model is not None:
-        note("the method that vLLM infers from the model's name", "method")
+        note("the method that vLLM infers from `model`", "method")
     elif method == "draft_model" and inferred_method(model) == "mtp":
         keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
         note("vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`", "method")

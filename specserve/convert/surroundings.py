@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
-from specserve.convert.words import Word, unresolved
+from specserve.convert.given import Given, Note, Setting
 from specserve.plan.support import UnknownVersion, known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted
@@ -29,29 +27,22 @@ def image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]
         return newest, None
     tag = _TAG.search(image.text)
     if given.engine == "sglang":
-        text = f"the image {_shown(image)} is left out: a profile is for vLLM"
+        text = f"the image {quoted(image.text)} is left out: a profile is for vLLM"
     elif tag is None:
-        text = f"the image {_shown(image)} does not say which vLLM it has"
+        text = f"the image {quoted(image.text)} does not say which vLLM it has"
     else:
         major, minor = int(tag[1]), int(tag[2])
         try:
             found = table(f"{major}.{minor}")
             if found.exact:
-                notes.append(Note("vllm", f"from the image {_shown(image)}", image.span.line))
+                notes.append(Note("vllm", f"from the image {quoted(image.text)}", image.span.line))
                 return found, f">={major}.{minor},<{major}.{minor + 1}"
         except UnknownVersion:
             pass
         known = ", ".join(known_versions())
-        text = (
-            f"the image {_shown(image)} has a vLLM that specserve does not know; the profile is for {known}"
-        )
+        text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
     notes.append(Note("vllm", text, image.span.line))
     return newest, None
-
-
-def _shown(word: Word) -> str:
-    name = unresolved(word.text)
-    return f"`${name}`" if name else quoted(word.text)
 
 
 def keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:
@@ -78,7 +69,7 @@ def keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[st
             about = "" if keyed else " with the variable of a key"
             parts.append(f"to open it, write `server: {{host: 0.0.0.0{key}}}`{about}")
     if published:
-        parts.append(f"the container publishes {', '.join(_shown(word) for word, _ in published)}")
+        parts.append(f"the container publishes {', '.join(quoted(word.text) for word, _ in published)}")
     number = str(server["port"].value if "port" in server else Server().port)
     moved = [match[2] for _, match in published if match and match[3] == number and match[2] != number]
     if moved and moved[0]:
@@ -104,15 +95,14 @@ def use_hardware_nodes(sections: dict[str, Node], headless: Setting | None, note
         hardware["nodes"] = nodes
         sections["hardware"] = Node(hardware, nodes.span)
         sections["engine"] = replace(sections["engine"], value=rest)
+        if not rest:
+            del sections["engine"]
         words = f"--node-rank {rank.value if rank else 0}"
         text = f"from `--nnodes`; the source starts the node of `specserve up PROFILE {words}`"
         notes.append(Note("hardware.nodes", text, nodes.span.line))
         if headless:
-            notes.append(
-                Note(
-                    "", "`--headless` is left out: `up` adds it to every node but the first", nodes.span.line
-                )
-            )
+            text = "`--headless` is left out: `up` adds it to every node but the first"
+            notes.append(Note("", text, headless.place.line))
     elif headless:
         text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
         notes.append(Note("", text, headless.place.line))

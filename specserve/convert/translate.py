@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert import sglang
-from specserve.convert.given import Given, Note
-from specserve.convert.settings import Setting
+from specserve.convert.given import Given, Note, Setting
 from specserve.convert.speculative import current_block
 from specserve.convert.values import merged
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.plan.table import Argument, VllmTable
 from specserve.profile.problems import quoted
+from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
 _REFUSED: Mapping[str, str] = {
@@ -49,6 +49,8 @@ class _Translation:
             for key in reversed(keys):
                 node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
             there = self.settings.get(name)
+            if there and there.node.value == node.value:
+                return None
             if there and (there.node.mapping is None or node.mapping is None):
                 return self.leave_out(setting, f"`{there.written}` says otherwise")
             self.settings[name] = Setting(
@@ -64,7 +66,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
     made = _Translation({**table.engine, **table.frontend}, notes=list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
     foreign = given.engine == "sglang"
-    for name, setting in given.settings.items():
+    for name, setting in _without_negatives(given.settings, made.known).items():
         old = sglang.replacement(name) if foreign else None
         argument = made.known.get(name)
         if old is None and argument is None and name != "model":
@@ -76,7 +78,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
         elif argument or name == "model":
-            made.settings[name] = _with_current_keys(setting, made)
+            made.settings[name] = _without_earlier_keys(setting, argument, later)
         else:
             kind = "vLLM has nothing of the kind" if foreign else "no vLLM that specserve knows has it"
             made.leave_out(setting, kind)
@@ -94,10 +96,40 @@ def translated(given: Given, *, table: VllmTable) -> Given:
     return replace(given, settings=made.settings, notes=made.notes)
 
 
+def _without_earlier_keys(
+    setting: Setting, argument: Argument | None, later: list[tuple[Setting, Replacement]]
+) -> Setting:
+    """A mapping without the keys that something else replaced, which are added to `later`."""
+    keys = setting.node.mapping or {}
+    for key, node in keys.items():
+        old = ARGUMENTS.get(f"{setting.name}.{key}")
+        if old and argument and key not in argument.keys:
+            later.append((Setting(f"{setting.name}.{key}", node, f"{setting.written}.{key}"), old))
+            keys = {name: item for name, item in keys.items() if name != key}
+    return replace(setting, node=replace(setting.node, value=keys)) if setting.node.mapping else setting
+
+
+def _without_negatives(settings: Mapping[str, Setting], known: Mapping[str, Argument]) -> dict[str, Setting]:
+    """`--no-x` as `--x` with the value false, for a switch that is gone."""
+    positive: dict[str, Setting] = {}
+    for name, setting in settings.items():
+        bare = name.removeprefix("no_")
+        if bare != name and name not in known and (bare in known or bare in ARGUMENTS):
+            node = replace(setting.node, value=not setting.node.value)
+            positive[bare] = replace(setting, name=bare, node=node)
+        else:
+            positive[name] = setting
+    return positive
+
+
 def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign: bool) -> None:
     """One setting under what took its place, or left out."""
     if old.now and foreign and old.now.startswith("speculation."):
         return  # SGLang's flags for speculation make sense only together
+    if foreign and old.now == "engine.master_addr":
+        for place, node in sglang.rendezvous(setting).items():
+            made.put(setting, place, node, None)
+        return
     node = setting.node
     if old.now is None and setting.name in KEYS:
         made.block[setting.name] = node  # what is said today depends on the rest of the block
@@ -105,7 +137,7 @@ def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign:
     value = _current_value(node, old, made.known)
     if old.now is None or value is _UNTAKEN:
         name = json.dumps(node.value) if isinstance(node.value, bool | int) else quoted(str(node.value))
-        made.leave_out(setting, old.why or f"vLLM has no {name} there")
+        made.leave_out(setting, old.why or f"vLLM does not have {name}")
     elif value is None:
         made.leave_out(setting, "that is what vLLM does anyway")
     else:
@@ -123,9 +155,10 @@ def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign:
 
 def _current_value(node: Node, old: Replacement, known: Mapping[str, Argument]) -> Any:
     """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
-    if old.values is None or old.now is None:
+    if old.values is None or old.now is None or (isinstance(node.value, str) and unresolved(node.value)):
         return node.value
-    written = node.value if isinstance(node.value, str) else json.dumps(node.value, default=str)
+    read = meaning(node.value) if isinstance(node.value, str) else node.value
+    written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(node.value)
     if written in old.values:
         return old.values[written]
     argument = known.get(old.now.split(".")[1])
@@ -139,19 +172,3 @@ def _replace_variable(name: str, node: Node, place: str, made: _Translation) -> 
         value = node.value.removesuffix("_VLLM_V1")  # the V1 engine's backends were first called so
         setting = Setting(name, replace(node, value=value, raw=value), name)
         made.put(setting, place, setting.node, f"formerly the variable `{name}`")
-
-
-def _with_current_keys(setting: Setting, made: _Translation) -> Setting:
-    """A mapping with the keys of today; those that nothing replaces are left to the check of the whole profile."""
-    argument = made.known.get(setting.name)
-    for key, node in (setting.node.mapping or {}).items():
-        old = ARGUMENTS.get(f"{setting.name}.{key}")
-        if old is None or argument is None or key in argument.keys or old.now is None:
-            continue
-        rest = {name: item for name, item in (setting.node.mapping or {}).items() if name != key}
-        value = _current_value(node, old, made.known)
-        if value not in (None, _UNTAKEN):
-            rest.setdefault(old.now.rpartition(".")[2], replace(node, value=value, raw=None))
-        made.note(setting, f"formerly `{key}`: {old.why}", path=f"engine.{setting.name}")
-        setting = replace(setting, node=replace(setting.node, value=rest))
-    return setting

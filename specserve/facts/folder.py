@@ -17,6 +17,9 @@ from specserve.facts.safetensors import read_header
 from specserve.facts.weightfiles import MAX_INDEX_BYTES, MAX_OBJECT_BYTES, is_index
 
 MAX_FILES = 20_000
+NOTE = "NOTE.txt"
+"""A sentence about a model, in its folder, that is shown to whoever serves it or sends it a request."""
+_MAX_NOTE_BYTES = 500
 _TEMPLATES = "additional_chat_templates"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -40,6 +43,15 @@ def read_folder(
     return assemble(
         source, model=model, origin=origin, revision=revision, commit=commit, need_config=need_config
     )
+
+
+def model_note(folder: Path) -> str | None:
+    """The text of NOTE.txt in a model's folder, in one line; None if there is none that can be read."""
+    try:
+        data = read_regular(folder / NOTE, limit_bytes=_MAX_NOTE_BYTES)
+    except (FactError, ValueError):  # ValueError: a null byte in the name
+        return None
+    return " ".join(data.decode(errors="replace").split()) or None
 
 
 def list_files(folder: Path) -> dict[str, ModelFile]:

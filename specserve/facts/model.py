@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Origin = Literal["directory", "cache", "hub", "lock"]
+Origin = Literal["directory", "cache", "hub", "lock", "published"]
 
 BITS: Mapping[str, float] = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32,

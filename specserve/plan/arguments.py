@@ -6,6 +6,7 @@ import json
 import operator
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.numbers import human_int
+from specserve.profile.partial import UnreadableValue
 from specserve.profile.problems import did_you_mean, quoted
 from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
@@ -47,17 +49,33 @@ class ArgumentProblem:
     message: str
     help: str | None
     kind: str
-    """`unknown`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it where a plug-in brings it."""
+    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it if a plug-in brings it."""
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
-    """What this version refuses in `target`, `engine`, `frontend` and `speculation`, in the profile's order."""
+    """What this version refuses in `target`, `engine`, `frontend` and `speculation`, in the profile's order.
+
+    Values that cannot be read are passed over: their own findings tell them.
+    """
     for name in _OF_TARGET:
-        yield from _value(f"target.{name}", table.engine[name], getattr(profile.target, name))
+        with suppress(UnreadableValue):
+            yield from _value(f"target.{name}", table.engine[name], getattr(profile.target, name))
+    with suppress(UnreadableValue):
+        yield from _given(profile, table)
+    with suppress(UnreadableValue):
+        yield from _blocks(profile, table)
+
+
+def _given(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
+    """What this version refuses in `engine` and `frontend`."""
     given = {name for values in (profile.engine, profile.frontend) for name, value in values.items() if value}
     for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
         for name, value in values.items():
             yield from _placed(section, name, value, table, plugged=_PLUGS.get(name) in given)
+
+
+def _blocks(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
+    """What this version refuses in the blocks of speculation."""
     blocks = {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
     if profile.speculation:
         blocks = {"speculation": profile.speculation, **blocks}

@@ -115,7 +115,7 @@ def _with_program(plan: LaunchPlan, *, installed: Installed, host: Host) -> Laun
 
 def _with_openmp(plan: LaunchPlan, *, host: Host, environ: Mapping[str, str]) -> LaunchPlan:
     before = _value(plan, environ, "LD_PRELOAD")
-    if host.openmp is None or "libiomp5" in before:
+    if host.openmp is None or "libiomp5" in before or " " in host.openmp:  # LD_PRELOAD knows no quotes
         return plan
     value = f"{host.openmp}:{before}" if before else host.openmp
     return with_env(plan, "LD_PRELOAD", value, "Intel OpenMP is faster, and vLLM warns without it")

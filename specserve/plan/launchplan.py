@@ -61,6 +61,11 @@ class LaunchPlan:
     """Which of several nodes it is for; None where there is one. Only node 0 answers requests."""
 
     @property
+    def api_key_env(self) -> str | None:
+        """The environment variable that holds the server's key; None if the server takes requests without one."""
+        return next((value.name for value in self.env.values() if isinstance(value, FromEnv)), None)
+
+    @property
     def answers(self) -> bool:
         """Whether requests can be sent to this launch."""
         return not self.node_rank

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from specserve.diagnostics import Finding
 from specserve.profile.problems import did_you_mean, problem, quoted
 from specserve.profile.sections import unknown, value
-from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Speculation
+from specserve.profile.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Speculation
 from specserve.profile.tree import Node
 from specserve.profile.values import shown
 
@@ -87,7 +87,8 @@ def _method(node: Node, keys: Mapping[str, Node], *, path: str, found: list[Find
     if method in METHODS:
         return method
     message, help_text = _no_method(method)
-    found.append(problem("SD006", message, replace(given.span, path=place), help=help_text))
+    policy = method not in GONE  # the others run in vLLM, or in a plug-in of it
+    found.append(problem("SD006", message, replace(given.span, path=place), help=help_text, policy=policy))
     return None
 
 
@@ -113,7 +114,7 @@ def _unknown(keys: Mapping[str, Node], method: str, *, path: str, found: list[Fi
             owners = [f"`{other}`" for other, table in METHODS.items() if name in table]
             whose = f"of {owners[0]}" if len(owners) == 1 else f"of {owners[0]} and others"
             message = f"`{name}` is a key {whose}, and has no effect with `{method}`"
-            found.append(problem("SD005", message, span, help="leave it out"))
+            found.append(problem("SD005", message, span, help="leave it out", policy=True))
         else:
             rest[name] = node
     where = f"{quoted(path)} (method `{method}`)"

@@ -92,7 +92,8 @@ CODES: tuple[Code, ...] = tuple(
             """A key that a profile does not have, or has elsewhere.
 
             ## Why is this bad?
-            A misspelt key is a setting that is not made. specserve drops nothing silently.
+            A misspelt key is a setting that is not made. specserve drops nothing silently. In a raw command, a key that
+            vLLM takes and never reads is a warning.
 
             ## Example
                 target: {model: org/target}
@@ -112,7 +113,8 @@ CODES: tuple[Code, ...] = tuple(
             """A value of the wrong type, or out of its range.
 
             ## Why is this bad?
-            vLLM would end with a usage error, or read something else than was meant.
+            vLLM would end with a usage error, or read something else than was meant. In a raw command, a `method` that
+            only specserve refuses is a warning: `extract_hidden_states`, and names that a plug-in may bring.
 
             ## Example
                 target: {model: org/target, tensor_parallel_size: four}

@@ -17,7 +17,7 @@ from specserve.profile.schema import Profile
 from specserve.profile.source import parse
 from specserve.profile.texts import read
 from specserve.profile.tree import Node
-from specserve.profile.validate import validate
+from specserve.profile.validate import read_profile
 
 Maker = Callable[[Iterable[str]], tuple[Profile | None, list[Finding]]]
 """Takes the settings of `--set`; gives what `examine` gives."""
@@ -55,6 +55,17 @@ def examine(
 
     A command line may be a profile and have problems all the same. Raises UsageError for a malformed setting.
     """
+    profile, findings = examine_partial(path, settings=settings)
+    return (None if findings and os.fspath(path) not in _MAKERS else profile), findings
+
+
+def examine_partial(
+    path: str | os.PathLike[str], *, settings: Iterable[str] = ()
+) -> tuple[Profile | None, list[Finding]]:
+    """The profile as far as it can be read, None if it cannot be read at all, and every problem in file order.
+
+    Using a bad value of the profile raises UnreadableValue. Raises UsageError for a malformed setting.
+    """
     file = os.fspath(path)
     if file in _MAKERS:
         return _MAKERS[file](settings)
@@ -74,9 +85,9 @@ def examine(
     folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent  # noqa: PTH100
     whole, more = with_parents(tree, file=file, folder=folder)
     complete = all(finding.code != "SD009" for finding in more)
-    profile, problems = validate(overrides.apply(whole, settings), file=file, whole=complete)
-    findings = ordered([*findings, *more, *problems])
-    return (None if findings else profile), findings
+    tree = overrides.apply(whole, settings)
+    profile, found = read_profile(tree, file=file, whole=complete, problems=[*findings, *more])
+    return profile, ordered(found)
 
 
 def near_file(file: str) -> str | None:

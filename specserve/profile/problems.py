@@ -30,9 +30,20 @@ def problem(
     label: str = "",
     help: str | None = None,  # the field's own name
     related: tuple[Related, ...] = (),
+    policy: bool = False,
 ) -> Finding:
-    """An error of the file itself."""
-    return Finding(code, NAMES[code], Severity.ERROR, message, span, label=label, help=help, related=related)
+    """An error of the file itself. `policy`: vLLM takes it, or a plug-in of vLLM may."""
+    return Finding(
+        code,
+        NAMES[code],
+        Severity.ERROR,
+        message,
+        span,
+        label=label,
+        help=help,
+        related=related,
+        policy=policy,
+    )
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

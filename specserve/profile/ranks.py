@@ -22,6 +22,19 @@ def world_size(profile: Profile) -> int:
     return found
 
 
+def ranks_started(profile: Profile) -> int:
+    """The ranks that this launch starts itself: other launches may hold the rest of data parallelism.
+
+    Source: vllm/engine/arg_utils.py, `data_parallel_size_local` and `data_parallel_rank`.
+    """
+    engine = profile.engine
+    ranks = world_size(profile)
+    local = engine.get("data_parallel_size_local")
+    if engine.get("data_parallel_rank") is not None or engine.get("data_parallel_backend") == "ray":
+        local = 1
+    return ranks if local is None else ranks // _count(engine.get("data_parallel_size")) * _count(local)
+
+
 def _count(value: Any) -> int:
     """1 where nothing usable is written: another rule tells that."""
     number = human_int(value) if isinstance(value, str) else value

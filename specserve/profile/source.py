@@ -12,17 +12,13 @@ from specserve.diagnostics import Finding, Related, Span
 from specserve.profile.build import MAX_DEPTH, MAX_VALUES, Builder
 from specserve.profile.problems import Stop, ordered, problem
 from specserve.profile.tree import Node
+from specserve.profile.yamlhints import hint
 
 MAX_BYTES = 1_000_000  # far above any profile, far below what hurts
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # where libyaml ends a line
-_CURES = {
-    "mapping values are not allowed in this context": "a value that holds `: ` needs quotes",
-    "did not find expected comment or line break": "a value that starts with `>` or `|` needs quotes",
-    "could not find expected ':'": "a key is followed by `: `",
-}
 _WANTS_MORE = re.compile(r"(did not find )?expected ',' or '[\]}]'")
 _PAIRS = {"[": "]", "{": "}"}
 _BRACKETS = re.compile(
@@ -147,7 +143,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, *, file: str) -> Fin
     if start and (start.line, start.column) != (mark.line, mark.column):
         related = (Related(_at(start, file=file), "which begins here"),)
     message = f"invalid YAML: {reason}{context}"
-    return problem("SD002", message, span, help=_CURES.get(reason), related=related)
+    return problem("SD002", message, span, help=hint(reason, lines, mark.line, mark.column), related=related)
 
 
 def _is_open(text: str) -> bool:

@@ -93,6 +93,8 @@ REMOVED = {
     "mlp_speculator": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts states and speculates nothing",
 }
+GONE = REMOVED.keys() - {"extract_hidden_states"}
+"""Methods that the newest vLLM refuses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from specserve.profile.source import MAX_BYTES
 
+COMMAND = "<command>"
+"""The file name of a raw vLLM command that stands in the place of a profile."""
 Reader = Callable[[str], bytes]
 
 _KEPT: dict[str, bytes] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -12,8 +12,10 @@ from typing import Any
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
 from specserve.profile import blocks, sections
+from specserve.profile.partial import readable
 from specserve.profile.problems import problem, quoted
 from specserve.profile.schema import SCHEMA, TOP, Hardware, Profile, Server, Target
+from specserve.profile.texts import COMMAND
 from specserve.profile.tree import Node
 from specserve.profile.values import shown
 
@@ -22,9 +24,21 @@ _NEEDED = "write `target: {model: …}`"
 
 
 def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | None, list[Finding]]:
-    """The profile and its problems; the profile is None where there is a problem.
+    """The profile and its problems; the profile is None if there is a problem and `file` is not a raw command.
 
     A tree that is not `whole` lacks a parent that could not be read: what it misses is no problem of its own.
+    """
+    profile, found = read_profile(tree, file=file, whole=whole)
+    return (None if found and file != COMMAND else profile), found
+
+
+def read_profile(
+    tree: Node, *, file: str, whole: bool = True, problems: Iterable[Finding] = ()
+) -> tuple[Profile | None, list[Finding]]:
+    """The profile as far as it can be read, and its problems: using a bad value raises UnreadableValue.
+
+    None if too little is known of it: a parent could not be read, or the schema is another one. `problems`: those
+    that the tree itself has.
     """
     found: list[Finding] = []
     top = tree.mapping or {}
@@ -51,7 +65,11 @@ def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | No
     )
     if not whole:
         found = [finding for finding in found if finding.code != "SD007"]
-    return (None if found or not whole else profile), found
+    usable = whole and all(finding.code != "SD010" for finding in found)
+    found = [*problems, *found]
+    if not usable:
+        return None, found
+    return (readable(profile, found) if found else profile), found
 
 
 def name_of(file: str) -> str:

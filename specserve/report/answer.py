@@ -16,7 +16,7 @@ def figures(answer: Answer) -> list[str]:
     if answer.tokens_per_s is not None:
         parts.append(f"{answer.tokens_per_s:.1f} tokens/s")
     if answer.finish_reason == "length":
-        parts.append("cut at the token limit")
+        parts.append("stopped at the token limit")
     return [", ".join(parts), speculation_line(answer.speculation)]
 
 

@@ -57,7 +57,8 @@ def document(pages: Iterable[Page]) -> str:
         "terminal, `specserve rules` the list. An *error* will not start, or serves wrong or crippled output; a",
         "*warning* works, but slower, riskier or not as the profile reads; an *info* is worth knowing. What a rule",
         "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, `check` all that",
-        "have what they need. One finding is silenced by a comment on one of its lines:",
+        "have what they need. A *policy* is an error of specserve's own, which vLLM does not refuse: for a raw command",
+        "(`specserve lint -- vllm serve …`) it is a warning. One finding is silenced by a comment on one of its lines:",
         "`# specserve: ignore[SD104] reason`.",
         "",
         "<!-- Written by scripts/gen_rules.py from the rules' docstrings: change those, then run it. -->",
@@ -79,7 +80,8 @@ def _row(page: Page) -> str:
 
 def _facts(page: Page) -> str:
     silence = f"silenced by `{page.silence}`" if page.silence else "cannot be silenced"
-    return f"*{page.severity}, needs {page.needs}, {silence}*"
+    policy = ", a policy" if page.policy else ""
+    return f"*{page.severity}{policy}, needs {page.needs}, {silence}*"
 
 
 def body(page: Page, *, level: int) -> str:

@@ -92,6 +92,8 @@ def _counts(findings: tuple[Finding, ...]) -> Iterator[str]:
 def _facts(verdict: Checked) -> Iterator[str]:
     if verdict.tokenizer:
         yield _tokenizers(verdict.tokenizer)
+    elif any(item.published for item in verdict.unread):
+        yield "Tokenizers: not checked"
     if verdict.memory and verdict.machine:
         yield _memory(verdict.memory, verdict.machine)
 
@@ -128,9 +130,8 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
         lines.append(f"  speculation costs {lost:.1%} of the KV cache's {_tokens(alone)} tokens without it")
     lines.append(f"  largest max_model_len that fits: {_tokens(estimate.largest_max_model_len)}")
     lines += [f"  {_knob(knob.path, knob.value)}: {_MEMORY[knob.verdict][0]}" for knob in estimate.knobs[:4]]
-    lines.append(
-        filled(f"{estimate.basis}; {clean(estimate.calibration)}", lead="  basis: ", stream=sys.stdout)
-    )
+    basis = "published configuration" if estimate.basis == "published" else estimate.basis
+    lines.append(filled(f"{basis}; {clean(estimate.calibration)}", lead="  basis: ", stream=sys.stdout))
     return "\n".join(
         [*lines, *(filled(clean(note), lead="  ", stream=sys.stdout) for note in estimate.notes)]
     )

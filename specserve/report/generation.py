@@ -72,6 +72,11 @@ class GenerationProgress:
         self.tick()
 
     @property
+    def done(self) -> int:
+        """Finished lines, those of earlier runs included."""
+        return self._done
+
+    @property
     def completion_tokens(self) -> int:
         """Tokens generated in this run."""
         return self._tokens

@@ -35,6 +35,8 @@ class Page:
     severity: Severity
     needs: Need
     doc: str
+    policy: bool = False
+    """Whether it is specserve's own policy: a warning for a raw command."""
 
     @property
     def summary(self) -> str:
@@ -70,7 +72,7 @@ def pages() -> dict[str, Page]:
     besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
     besides.append((UNREADABLE, "models"))
     plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
-    rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc) for rule in RULES]
+    rules = [Page(rule.code, rule.name, rule.severity, rule.needs, rule.doc, rule.policy) for rule in RULES]
     return {page.code: page for page in sorted([*plain, *rules], key=lambda page: page.code)}
 
 
@@ -91,6 +93,8 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
     stream = stream or sys.stdout
     head = f"{styled(page.code, 'bold', stream=stream)}  {page.name}"
     lines = [f"{head}  ({page.severity}, needs {page.needs})"]
+    if page.policy:
+        lines.append("A policy of specserve: a warning for a raw command.")
     for heading, text in page.parts.items():
         lines.append("")
         indent = "  " if heading else ""

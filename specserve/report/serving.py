@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
-from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.facts.folder import model_note
+from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.serve import events
 from specserve.serve.figures import GIB, Figures
@@ -63,7 +64,7 @@ class TextView:
                 say(
                     f"{styled('warning', 'yellow')}: no token for {duration(event.for_s)} {waits}: vLLM hangs"
                 )
-            case events.GoesOn() | events.Joined():
+            case events.GoesOn() | events.Joined() | events.StaysCold():
                 say(_news(event))
             case events.Stopping():
                 self._stopping = True
@@ -126,9 +127,12 @@ class JsonView:
         say(json.dumps({"version": 1, "name": self._plan.name, **fields}))
 
 
-def _news(event: events.GoesOn | events.Joined) -> str:
+def _news(event: events.GoesOn | events.Joined | events.StaysCold) -> str:
     if isinstance(event, events.GoesOn):
         return "tokens come again"
+    if isinstance(event, events.StaysCold):
+        warning = styled("warning", "yellow")
+        return f"{warning}: the warm-up request failed, so the first request is slow: {in_one_line(event.reason)}"
     return (
         f"node {event.node_rank} of {event.nodes} joined in {duration(event.elapsed_s)}\n"
         "node 0 answers the requests; Ctrl-C stops this one, and the others with it"
@@ -137,10 +141,12 @@ def _news(event: events.GoesOn | events.Joined) -> str:
 
 def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
     """Where the server is and what it holds, one thing per line."""
-    key = _key_variable(plan)
+    key = plan.api_key_env
+    note = model_note(Path(str(plan.engine_kwargs.get("model"))))
     lines = [
         ("url", in_one_line(f"{ready.url}/v1")),
         ("model", in_one_line(ready.model)),
+        *([("note", in_one_line(note))] if note else []),
         ("memory", memory_line(ready.figures, resident_bytes=ready.resident_bytes)),
         ("KV cache", kv_cache_line(ready.figures)),
         ("log", in_one_line(log_path)),
@@ -162,13 +168,8 @@ def ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[
         "figures": dataclasses.asdict(ready.figures),
         "resident_bytes": ready.resident_bytes,
         "log": log_path,
-        "api_key_env": _key_variable(plan),
+        "api_key_env": plan.api_key_env,
     }
-
-
-def _key_variable(plan: LaunchPlan) -> str | None:
-    """The variable that holds the server's key."""
-    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
 
 
 def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:

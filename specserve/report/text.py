@@ -56,14 +56,21 @@ def summary(report: Report) -> str:
 
 def _not_judged(report: Report) -> str:
     """How many rules a broken file kept from running; where there is no file, nothing was kept."""
-    broken = [verdict.file for verdict in report.verdicts if verdict.verdict == "invalid"]
     absent = {finding.span.file for finding in report.findings if finding.code == "SD001"}
-    count = sum(file not in absent for file in broken)
-    if not count or not report.rules:
+    counts = [
+        report.rules if verdict.not_run is None else len(verdict.not_run)
+        for verdict in report.verdicts
+        if verdict.not_run or (verdict.not_run is None and verdict.verdict == "invalid")
+        if verdict.file not in absent
+    ]
+    if not any(counts):
         return ""
-    which = "it is" if count == 1 else "they are"
-    where = "" if report.profiles == 1 else f" on {count} of them"
-    return f"; {report.rules} rules did not run{where}, until {which} repaired"
+    which = "it is" if len(counts) == 1 else "they are"
+    broken = any(verdict.verdict == "invalid" for verdict in report.verdicts)
+    where = "" if report.profiles == 1 else f" on {len(counts)} of them"
+    most = "up to " if len(set(counts)) > 1 else ""
+    rules = _count(max(counts), "rule")
+    return f"; {most}{rules} did not run{where}{f', until {which} repaired' if broken else ''}"
 
 
 def _count(number: int, word: str) -> str:

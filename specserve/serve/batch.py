@@ -1,9 +1,9 @@
-"""The JSON lines of `generate`: a record read, a record written. Knows no engine and no file."""
+"""The JSON lines of `generate`: a request read, a record written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -133,11 +133,11 @@ def encoded(body: dict[str, Json]) -> bytes:
 
 
 def answered(
-    engine: Engine | None, todo: Iterable[Entry], *, on_answer: Callable[[int], None]
+    engine: Engine | None, todo: Iterable[Entry]
 ) -> Iterator[tuple[Entry, Finished | Refused | None]]:
-    """Every entry once, as soon as its answer is known; None as the answer where the line is no request.
+    """Every entry once, as soon as its answer is known; the answer is None if the line is no request.
 
-    `on_answer` hears the number of new tokens each time. Without requests no engine is needed.
+    Without requests no engine is needed.
     """
     waiting: dict[int, Entry] = {}
     bad: list[Entry] = []
@@ -151,13 +151,10 @@ def answered(
                 yield entry.request
 
     for answer in engine.run(requests()) if engine is not None else map(_no_engine, requests()):
-        on_answer(answer.completion_tokens if isinstance(answer, Finished) else 0)
         yield waiting.pop(answer.index), answer
         while bad:
-            on_answer(0)
             yield bad.pop(), None
     while bad:
-        on_answer(0)
         yield bad.pop(), None
 
 
@@ -166,12 +163,13 @@ def _no_engine(request: Request) -> NoReturn:
 
 
 def in_order(
-    answers: Iterable[tuple[Entry, Finished | Refused | None]], *, first: int
+    answers: Iterable[tuple[Entry, Finished | Refused | None]],
 ) -> Iterator[tuple[Entry, Finished | Refused | None]]:
     """The same in the order of the input: each as soon as everything before it is known."""
     held: dict[int, tuple[Entry, Finished | Refused | None]] = {}
+    upcoming = 0
     for entry, answer in answers:
         held[entry.index] = (entry, answer)
-        while first in held:
-            yield held.pop(first)
-            first += 1
+        while upcoming in held:
+            yield held.pop(upcoming)
+            upcoming += 1

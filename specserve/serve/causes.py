@@ -1,4 +1,4 @@
-"""Why vLLM failed, out of its log: the root cause and a hint. Knows no message itself: see cause_tables/."""
+"""Why vLLM failed, from its log: the root cause and a hint. The messages are in cause_tables/."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specserve.serve.causetable import TRACEBACK, Row, table
+from specserve.serve.causetable import Row, stages, table
 from specserve.serve.logs import LogLine
 from specserve.serve.requesterrors import without_requests
+from specserve.serve.tracebacks import root_exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Cause:
 
 
 _SHELL_SIGNAL = 128  # a shell in between turns signal n into exit code 128 + n
-_LOG_HINT = "the log holds the whole story"
+_LOG_HINT = "the end of the log shows what vLLM was doing"
+_TRACEBACK_HINT = "the log has the whole traceback; look for this message in vLLM's issues"
 _KILLED_HINT = (
     "see `dmesg` and the container's memory limit; a smaller KV cache or `engine.max_num_seqs` needs less"
 )
@@ -37,19 +39,6 @@ _WITHOUT_A_WORD = (
     " SIGABRT or SIGILL of native code)"
 )
 
-_EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure|Exit|Interrupt|Fault|Expired)(?:: .*)?$"
-)
-_CHAINED = re.compile(
-    r"^(The above exception was the direct cause|During handling of the above exception, another exception)"
-)
-# What the survivors say about a death elsewhere: never the root cause.
-_ECHO = re.compile(
-    r"EngineDeadError|Engine core initialization failed|Frontend process failed during engine core"
-    r"|WorkerProc initialization failed|^RuntimeError: cancelled$|^SystemExit|KeyboardInterrupt"
-    r"|CancelledError|^EOFError$|Executor failed|^(?:Connection|BrokenPipe|ConnectionReset)\w*Error"
-    r"|ProcessDiedError|ActorDiedError|ncclRemoteError|^zmq\.error|^Exception: WorkerProc"
-)
 # Who died, in the words of who noticed. (vllm 0.26 to 0.33: v1/engine/utils.py, v1/engine/core_client.py,
 # v1/executor/multiproc_executor.py)
 _DEATHS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -74,15 +63,16 @@ def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
     own = without_requests(lines)
-    faults = [line.text for line in own if line.is_fault]
+    faults = [line for line in own if line.is_fault]
+    texts = [line.text for line in faults]
     return (
         _from_outside(lines, exit_code=exit_code)
-        or _from_table(faults)
+        or _from_table(texts)
         or _from_traceback(faults)
         or _from_death(lines, out_of_memory=out_of_memory)
         or _from_signal(exit_code, out_of_memory=out_of_memory)
         or _from_end(own)
-        or _from_last_line(faults)
+        or _from_last_line(texts)
     )
 
 
@@ -123,26 +113,16 @@ def _cause(row: Row, text: str, match: re.Match[str]) -> Cause:
     return Cause(row.name, _shorten(row.message.format_map(words)), row.hint.format_map(words))
 
 
-def _from_traceback(faults: Sequence[str]) -> Cause | None:
-    """The innermost exception of the last chain of tracebacks that is not an echo."""
-    root: str | None = None
-    chained = False
-    for index, text in enumerate(faults):
-        if _CHAINED.match(text):
-            chained = True
-        elif _EXCEPTION.match(text) and not _ECHO.search(text):
-            if not (chained and root):
-                root = text if ": " in text else _with_source(faults, index)
-            chained = False
-    return Cause("exception", _shorten(root), _LOG_HINT) if root else None
-
-
-def _with_source(faults: Sequence[str], index: int) -> str:
-    """A bare `AssertionError` says nothing: add the statement that raised it."""
-    for text in reversed(faults[max(0, index - 3) : index]):
-        if text.strip() and not set(text.strip()) <= set("^~ ") and text != TRACEBACK:
-            return f"{faults[index]}: {text.strip()}"
-    return faults[index]
+def _from_traceback(faults: Sequence[LogLine]) -> Cause | None:
+    """The exception at the root, with what vLLM was doing and the place in vLLM's source."""
+    raised = root_exception(faults)
+    if raised is None:
+        return None
+    stage = next((stage for stage in stages() if stage.within.search(raised.stack)), None)
+    message = _shorten(f"{stage.doing}: {raised.text}" if stage else raised.text)
+    if raised.place:
+        message = f"{message} ({raised.place})"
+    return Cause(stage.name if stage else "exception", message, stage.hint if stage else _TRACEBACK_HINT)
 
 
 def _from_death(lines: Sequence[LogLine], *, out_of_memory: bool) -> Cause | None:

@@ -1,4 +1,4 @@
-"""The rows of cause_tables/: a message in vLLM's log, its sentence, the way out. Knows no order of evidence."""
+"""The rows of cause_tables/: a message in vLLM's log, its sentence, the way out."""
 
 from __future__ import annotations
 
@@ -61,14 +61,35 @@ class Row:
         return self.within.search(text, start, at) is not None
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What vLLM was doing when it raised an exception that no row knows, and the way out."""
+
+    name: str
+    within: re.Pattern[str]
+    doing: str
+    hint: str
+
+
 @cache
 def table() -> tuple[Row, ...]:
     """The rows of all tables, in the order in which they are tried."""
+    return tuple(_row(row) for name in _TABLES for row in _read(name)["cause"])
+
+
+@cache
+def stages() -> tuple[Stage, ...]:
+    """The stages of vLLM, in the order in which they are tried."""
+    return tuple(
+        Stage(**stage | {"within": re.compile(stage["within"])}) for stage in _read("stages")["stage"]
+    )
+
+
+def _read(name: str) -> dict[str, Any]:
     import tomllib
 
     folder = resources.files("specserve.serve").joinpath("cause_tables")
-    texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in _TABLES]
-    return tuple(_row(row) for text in texts for row in tomllib.loads(text)["cause"])
+    return tomllib.loads(folder.joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def _row(row: dict[str, Any]) -> Row:

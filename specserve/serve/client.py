@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -132,25 +133,36 @@ class Client:
 
     def models(self) -> list[str]:
         """The names that the server serves."""
+        return list(self._listed())
+
+    def max_model_len(self, model: str) -> int | None:
+        """The most tokens that a request to this model may have; None if the server does not say."""
+        limit = self._about(model).get("max_model_len")
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+    def note(self, model: str) -> str | None:
+        """What the model's folder says about it, if the server runs on this host and serves a folder."""
+        from specserve.facts.folder import model_note
+
+        root = self._about(model).get("root") if self._endpoint.is_loopback else None
+        return model_note(Path(root)) if isinstance(root, str) else None
+
+    def _about(self, model: str) -> dict[str, Any]:
+        """What the server says about a model; nothing if it lists none."""
+        with contextlib.suppress(TrafficError):
+            return self._listed().get(model, {})
+        return {}
+
+    def _listed(self) -> dict[str, dict[str, Any]]:
+        """What the server says about its models, by name."""
         with self._failures():
             response = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
         if response.status_code != 200:
             raise failures.of_status(self._endpoint, response.status_code, response.text)
         try:
-            return [str(model["id"]) for model in response.json()["data"]]
+            return {str(model["id"]): dict(model) for model in response.json()["data"]}
         except (ValueError, LookupError, TypeError):
             raise failures.no_api(self._endpoint) from None
-
-    def max_model_len(self, model: str) -> int | None:
-        """The most tokens that a request to this model may have; None where the server does not say."""
-        with self._failures():
-            listed = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            for entry in listed.json()["data"]:
-                limit = entry.get("max_model_len")
-                if entry["id"] == model and isinstance(limit, int) and limit > 0:
-                    return limit
-        return None
 
     def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
@@ -199,8 +211,8 @@ class Client:
         return metrics if metrics.is_vllm else None
 
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
-        """Send one request and hand on its text as it comes. Without a mode: chat, where the server can."""
-        model = question.model or self._first_model()
+        """Send one request and hand on its text as it comes. Without a mode: chat, if the model has a template."""
+        model = question.model or self.first_model()
         before = self.metrics()
         try:
             answer, summary = self._stream(question, model, question.mode or "chat", on_text=on_text)
@@ -211,7 +223,8 @@ class Client:
         answer.speculation = self._speculation(summary, before)
         return answer
 
-    def _first_model(self) -> str:
+    def first_model(self) -> str:
+        """The name that a request without a model is sent to. Raises TrafficError if the server serves none."""
         models = self.models()
         if not models:
             raise TrafficError(f"the server at {self._endpoint.root} serves no model")

@@ -42,6 +42,13 @@ class PhaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StaysCold:
+    """The warm-up request was not answered; the server is ready all the same."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """It answers. `resident_bytes`: memory of all its processes, shared pages counted once."""
 
@@ -94,7 +101,17 @@ class Stopped:
 
 
 Event = (
-    Started | PhaseStarted | PhaseGoesOn | PhaseEnded | Ready | Joined | Hangs | GoesOn | Stopping | Stopped
+    Started
+    | PhaseStarted
+    | PhaseGoesOn
+    | PhaseEnded
+    | StaysCold
+    | Ready
+    | Joined
+    | Hangs
+    | GoesOn
+    | Stopping
+    | Stopped
 )
 OnEvent = Callable[[Event], None]
 

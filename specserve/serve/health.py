@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit
@@ -27,10 +28,21 @@ _PATIENCE = 3
 
 
 def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str] | None:
-    """Status and body of a GET; None where nobody answers in time.
+    """Status and body of a GET; None if nobody answers in time.
 
     A certificate is not checked: this asks our own child on our own host.
     """
+    return _answer(url, timeout_s=timeout_s, key=key)
+
+
+def post(url: str, body: Mapping[str, object], *, key: str | None = None) -> tuple[int, str] | None:
+    """Status and body of a POST of JSON, as `get`, without a limit on the time; None if the connection ends."""
+    return _answer(url, timeout_s=None, key=key, body=json.dumps(body))
+
+
+def _answer(
+    url: str, *, timeout_s: float | None, key: str | None, body: str | None = None
+) -> tuple[int, str] | None:
     try:
         parts = urlsplit(url)
         connection = _connection(parts, timeout_s=timeout_s)
@@ -38,17 +50,22 @@ def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str
         return None
     try:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        connection.request("GET", parts.path or "/", headers=headers)
+        if body is None:
+            connection.request("GET", parts.path or "/", headers=headers)
+        else:
+            headers["Content-Type"] = "application/json"
+            connection.request("POST", parts.path, body=body, headers=headers)
         response = connection.getresponse()
-        body = _body(response, until_s=time.monotonic() + _PATIENCE * timeout_s)
-        return None if body is None else (response.status, body)
+        limit_s = math.inf if timeout_s is None else _PATIENCE * timeout_s
+        text = _body(response, until_s=time.monotonic() + limit_s)
+        return None if text is None else (response.status, text)
     except (OSError, http.client.HTTPException, ValueError):
         return None
     finally:
         connection.close()
 
 
-def _connection(parts: SplitResult, *, timeout_s: float) -> http.client.HTTPConnection:
+def _connection(parts: SplitResult, *, timeout_s: float | None) -> http.client.HTTPConnection:
     if parts.scheme == "https":
         import ssl
 

@@ -1,4 +1,4 @@
-"""vLLM's log as plain lines, whatever dress it wears: prefixes, colours, JSON. Knows no message of vLLM."""
+"""vLLM's log as plain lines, without prefixes, colours and JSON."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from specserve.serve.ownfiles import open_regular
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_LAUNCHER = re.compile(r"^(?:(?:[\w.-]+)? +\| |\[rank\d+\]: )")  # docker compose, torchrun
 # `VLLM_LOGGING_PREFIX`, the process that vLLM puts before each line, then level, time and source line.
 # (vllm 0.32, logger.py `_FORMAT`)
 _PROCESS = re.compile(r"^.{0,80}?\((?P<process>\w[\w.+-]*(?: \w[\w.+-]*)*) pid=\d+[^)]*\) ?")
 _LEVEL = re.compile(
-    r"^.{0,80}?\b(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*:\d+\] ?"
+    r"^.{0,80}?\b(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\s\[\]]+:\d+\] ?"
 )
 
 
@@ -46,9 +47,9 @@ def parse(raw: str) -> list[LogLine]:
 
 
 def _plain(piece: str) -> LogLine:
-    text = _COLOUR.sub("", piece)
+    text = _LAUNCHER.sub("", _COLOUR.sub("", piece))
     process = level = ""
-    if match := _PROCESS.match(text):
+    while match := _PROCESS.match(text):  # a worker may name itself twice
         process, text = match["process"], text[match.end() :]
     if match := _LEVEL.match(text):
         level, text = match["level"], text[match.end() :]

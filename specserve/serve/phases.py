@@ -18,6 +18,7 @@ class Phase(StrEnum):
     KV_CACHE = "allocating the KV cache"
     GRAPHS = "capturing CUDA graphs"
     API = "starting the API server"
+    WARM_UP = "warming up"
     SERVING = "serving"
 
 

@@ -25,6 +25,7 @@ from specserve.serve.progress import ProgressWatch
 from specserve.serve.scratch import scratch_env
 from specserve.serve.start import wait_ready
 from specserve.serve.stop import StopRequest
+from specserve.serve.warmup import warm_up
 
 _LOOK_EVERY_S = 15.0
 _LOOK_AT_NODES_EVERY_S = 2.0
@@ -44,6 +45,8 @@ class Server:
         self.log_path = child.log_path
         self.tells_ready = True
         """Whether the service manager hears of it as soon as it answers."""
+        self.warms_up = False
+        """Whether one request is answered before it counts as ready."""
         self._stop = stop
         self._emit = emit
         self._traces: frozenset[Path] = frozenset()
@@ -70,6 +73,10 @@ class Server:
         self.phase, self.figures = end.phase, end.figures
         if end.is_stalled:
             raise self._stalled(end.limit_s)
+        if self.warms_up and self.plan.answers and self.child.is_running() and not self._stop.count:
+            self.phase = Phase.WARM_UP
+            if not warm_up(self.child, self.plan, stop=self._stop, emit=self._emit, look=self._look_in):
+                raise self._stalled(self.plan.stall_timeout_s)
         if self._stop.count:
             number = self._stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} before the server was ready: it was stopped"
@@ -197,8 +204,11 @@ def running(
     on_event: OnEvent = events.ignore,
     stop: StopRequest | None = None,
     tells_ready: bool = True,
+    warms_up: bool = False,
 ) -> Iterator[Server]:
     """Start the plan's server, hand it over when it answers, stop it at the end whatever happens.
+
+    `warms_up`: it has answered one request by then.
 
     Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted
     (`stop` was requested before it was ready).
@@ -210,6 +220,7 @@ def running(
         child = Child(plan.argv, env=env, log_path=log_path)
         server = Server(plan, child, stop=stop, emit=never_failing(on_event))
         server.tells_ready = tells_ready
+        server.warms_up = warms_up
         stack.callback(server.end)
         server.start()
         try:
@@ -231,12 +242,20 @@ def supervise(
     stop: StopRequest,
     on_event: OnEvent = events.ignore,
     first: Callable[[Server], None] | None = None,
+    warms_up: bool = False,
 ) -> None:
     """Run the server until `stop` is requested. Raises as `running` does.
 
     `first` is called when it answers, before the service manager hears that it is ready; what it raises ends it.
     """
-    with running(plan, log_path=log_path, on_event=on_event, stop=stop, tells_ready=first is None) as server:
+    with running(
+        plan,
+        log_path=log_path,
+        on_event=on_event,
+        stop=stop,
+        tells_ready=first is None,
+        warms_up=warms_up,
+    ) as server:
         if first is not None:
             first(server)
             server.tell_ready()

@@ -101,6 +101,7 @@ def test_a_kind_of_speculators_head_is_read_by_some_versions(
         (SPECULATOR, 1),
         ({**MIMO}, 1),
         ({"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}, 1),
+        ({"architectures": ["Qwen4ExpMTP"], "model_type": "qwen4_exp_mtp"}, 1),
         ({"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"}, 0),
         ({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}, 0),
         ({}, 0),
@@ -342,3 +343,20 @@ def test_pipeline_stages_hand_on_what_a_head_reads(profile: Load, name: str, hit
     text = block("eagle3").replace("2048}", "2048, pipeline_parallel_size: 2}")
     models = {"org/t": facts({**LLAMA, "architectures": [name]}), "org/d": facts(EAGLE3)}
     assert codes(profile(f'vllm: ">=0.32"\n{text}'), models).count("SD223") == hits
+
+
+@pytest.mark.parametrize(
+    ("head", "method"),
+    [
+        ({"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant"}, "mtp"),
+        ({"architectures": ["Gemma4UnifiedAssistant"], "model_type": "gemma4_unified_assistant"}, "mtp"),
+        ({"architectures": ["Qwen4ExpMTP"], "model_type": "qwen4_exp_mtp"}, "mtp"),
+        ({"architectures": ["Qwen3DSparkModel"], "model_type": "qwen3"}, "dspark"),
+        ({"architectures": ["DSparkDraftModel"], "model_type": "qwen3"}, "dspark"),
+        ({"architectures": ["MuseGlimmerAssistantModel"], "model_type": "muse_glimmer_assistant"}, "dflash"),
+    ],
+)
+def test_a_draft_whose_method_vllm_sees_is_no_error(profile: Load, head: Any, method: str) -> None:
+    models = {"org/t": facts(LLAMA), "org/d": facts(head)}
+    (found,) = [item for item in findings(profile(block("draft_model")), models) if item.code == "SD236"]
+    assert found.severity is Severity.INFO and found.help == f"write `method: {method}`"

@@ -148,3 +148,12 @@ def test_the_logits_of_probabilistic_drafts_are_named_by_their_size(profile: Loa
     assert (
         finding.message == "the logits of the drafts take 1.2 GiB of every GPU"
     )  # 1024 x 5 x 128,256 x 2 bytes
+
+
+def test_no_length_beyond_the_model_s_own_is_offered(profile: Load) -> None:
+    wanted = Wanted(offline=True, here=False, machine=assume("1xH200-141GB"))
+    asked = profile_of(profile, length=999_999)
+    memory = gather(asked, wanted=wanted, read=read).context.memory
+    assert memory is not None and memory.largest_max_model_len.high == 131072
+    lengths = [knob.value for knob in memory.knobs if knob.path == "target.max_model_len"]
+    assert all(isinstance(length, int) and length <= 131072 for length in lengths)

@@ -93,6 +93,33 @@ def test_published_heads_are_known_by_their_names(profile: Load, model: str) -> 
     assert len(of("SD156", profile(f"target: {{model: {model}}}"))) == 1
 
 
+def test_a_head_beside_ngram_is_still_a_head(profile: Load) -> None:
+    text = (
+        "target: {model: z-lab/Qwen3-8B-DFlash-b16}\nspeculation: {method: ngram, num_speculative_tokens: 3}"
+    )
+    assert len(of("SD156", profile(text))) == 1
+
+
+def test_a_head_that_names_its_target_can_be_served(profile: Load) -> None:
+    (found,) = of("SD156", profile("target: {model: RedHatAI/Qwen3-8B-speculator.eagle3}"))
+    assert found.severity is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    ("model", "block"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash-DSpark", "null"),
+        ("deepseek-ai/DeepSeek-V4-Pro-DSpark", "{method: dspark, num_speculative_tokens: 7}"),
+        ("XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash", "null"),
+        ("XiaomiMiMo/MiMo-V2.5-DFlash", "{method: dflash, model: ./dflash, num_speculative_tokens: 7}"),
+        ("org/New-DSpark", "{method: dspark, num_speculative_tokens: 7}"),
+        ("org/New-DFlash", "{method: dflash, model: org/New-DFlash/dflash, num_speculative_tokens: 7}"),
+    ],
+)
+def test_a_checkpoint_that_holds_target_and_head_can_be_served(profile: Load, model: str, block: str) -> None:
+    assert of("SD156", profile(f"target: {{model: {model}}}\nspeculation: {block}")) == []
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -135,3 +162,32 @@ def test_a_small_cache_type_is_inherited_by_drafters_that_may_have_no_kernel_for
     text = f"speculation: {block}\nengine: {{kv_cache_dtype: {dtype}}}"
     assert len(of("SD158", profile(text % ""))) == hits
     assert of("SD158", profile(text % ", kv_cache_dtype: bfloat16")) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "block", "hits"),
+    [
+        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 1),
+        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: org/Llama-3.2-1B, num_speculative_tokens: 3}", 0),
+        ("Qwen/Qwen3-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
+        ("org/target", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
+        ("meta-llama/Llama-3.1-8B", "{method: eagle3, model: org/Qwen3-8B-head, num_speculative_tokens: 3}", 0),
+        ("meta-llama/Llama-3.1-8B", "{method: ngram, num_speculative_tokens: 3}", 0),
+        ("meta-llama/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3,"
+         " use_heterogeneous_vocab: true}", 0),
+        ("/models/Llama-3.1-8B", "{method: draft_model, model: Qwen/Qwen2.5-0.5B, num_speculative_tokens: 3}", 0),
+    ],
+)  # fmt: skip
+def test_names_of_two_families_are_an_info(profile: Load, target: str, block: str, hits: int) -> None:
+    found = of("SD163", profile(f"target: {{model: {target}}}\nspeculation: {block}"))
+    assert [item.severity for item in found] == [Severity.INFO] * hits
+
+
+def test_a_shortened_context_names_the_versions_that_shorten_it(profile: Load) -> None:
+    text = (
+        "target: {model: ./m, max_model_len: 32768}\nhardware: {accelerator: H100-80GB}\n"
+        "speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, max_model_len: 4096}"
+    )
+    (found,) = of("SD153", profile(text))
+    assert found.message == "vLLM 0.33 will take 4096 tokens, not 32768"
+    assert of("SD153", profile(f"vllm: '==0.32.*'\n{text}")) == []

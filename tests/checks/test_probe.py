@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -171,13 +172,26 @@ def test_a_kind_of_layer_that_is_not_known_is_an_error(tmp_path: Path) -> None:
         of(case_of("llama-tp1"), answering(tmp_path, answer))
 
 
-def test_a_child_that_does_not_answer_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_child_that_does_not_answer_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pid"
+
+    def time_is_up(process: subprocess.Popen[str], line: str, *, timeout: float) -> None:
+        assert process.stdin is not None
+        process.stdin.write(line)
+        process.stdin.flush()
+        while not noted.exists() or not noted.read_text():
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", time_is_up)
     body = "import subprocess; print(subprocess.Popen(['sleep', '60']).pid, file=open(log.with_name('pid'), 'w')); "
     command = child(tmp_path, body.replace("; ", "\n") + "\ntime.sleep(60)")
     with pytest.raises(FactError, match=r"vLLM did not say within 2 s what the models need"):
         of(case_of("llama-tp1"), command, limit_s=2.0)
-    pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
+    pid = int(noted.read_text())
+    deadline = time.monotonic() + 60
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)

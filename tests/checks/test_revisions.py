@@ -132,3 +132,11 @@ def test_a_draft_of_another_repository_is_trusted_unseen_which_is_a_warning(prof
     """
     assert [item.severity for item in of("SD112", profile(text))] == [Severity.WARNING]
     assert [item.severity for item in of("SD111", profile(text))] == [Severity.INFO]
+
+
+def test_a_directory_is_not_pinned(profile: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = profile("target: {model: models/llama}")
+    assert len(of("SD113", loaded)) == 1
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    assert of("SD113", loaded) == []

@@ -22,6 +22,7 @@ HEAVY = {
     "rich",
     "openai",
     "httpx",
+    "httpx2",
     "prometheus_client",
     "torch",
     "vllm",
@@ -223,6 +224,7 @@ def test_help_and_plan_import_no_engine_and_no_client(tmp_path: Path) -> None:
             "vllm",
             "openai",
             "httpx",
+            "httpx2",
             "prometheus_client",
             "psutil",
         }

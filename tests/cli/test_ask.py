@@ -198,3 +198,23 @@ def test_the_key_comes_from_the_named_variable_alone() -> None:
     assert b"--api-key-env" in refused.stderr
     assert b"s3cret" not in done.stdout + done.stderr
     assert not [header for header in script.headers if "leak" in str(header)]
+
+
+def test_an_answer_stops_at_256_tokens_unless_more_is_asked_for() -> None:
+    script = Script()
+    with serving(script) as url:
+        ask("hi", "--url", url)
+        ask("hi", "--max-tokens", "2", "--url", url)
+    assert [body["max_tokens"] for body in script.requests] == [256, 2]
+
+
+def test_the_note_in_the_folder_of_a_served_model_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "NOTE.txt").write_text("a test article;\nit cannot answer\x1b[31m questions\n")
+    with serving(Script(root=str(tmp_path))) as url:
+        done = ask("hi", "--url", url)
+    assert (
+        done.stderr.decode().splitlines()[0]
+        == "note: `demo` is a test article; it cannot answer\\x1b[31m questions"
+    )
+    with serving(Script(root=str(tmp_path / "elsewhere"))) as url:
+        assert b"note" not in ask("hi", "--url", url).stderr

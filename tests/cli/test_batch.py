@@ -6,8 +6,14 @@ real engine does only by accident. The real one runs in tests/engine.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import os
+import random
+import signal
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -23,15 +29,21 @@ def send(**message):
     print(json.dumps(message), flush=True)
 inbox = (json.loads(line) for line in sys.stdin)
 next(inbox)
-send(event="ready", vllm="0.32.0", max_num_seqs=1, defaults={})
+send(event="ready", vllm="0.32.0", max_num_seqs=8, defaults={})
+slow = 0
 for message in inbox:
     if "end" in message:
         break
     index, prompt = message["index"], message["prompt"]
     once = os.environ["ONCE"]
+    with open(os.environ["ASKED"], "a") as asked:
+        asked.write(f"{prompt} ")
+    if prompt == "slow" and not os.path.exists(once):
+        slow += 1
+        continue
     if prompt in ("interrupt", "terminate", "die") and not os.path.exists(once):
         open(once, "w").close()
-        while open(os.environ["PARTIAL"]).read().count("\\n") < index:  # all before is written
+        while open(os.environ["PARTIAL"]).read().count("\\n") < index - slow:  # all answers are written
             time.sleep(0.01)
         if prompt == "die":
             print("torch.OutOfMemoryError: no room", file=sys.stderr, flush=True)
@@ -59,7 +71,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         vllm="0.32.0",
         platform="cpu",
         argv=("vllm",),
-        env={"ONCE": str(tmp_path / "once"), "PARTIAL": str(tmp_path / "out.jsonl.partial")},
+        env={
+            "ONCE": str(tmp_path / "once"),
+            "ASKED": str(tmp_path / "state" / "asked"),
+            "PARTIAL": str(tmp_path / "out.jsonl.partial"),
+        },
         engine_kwargs={"model": "m"},
         host="127.0.0.1",
         port=0,
@@ -67,6 +83,34 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
         stall_timeout_s=60.0,
         shutdown_timeout_s=10.0,
     )
+
+
+SHUFFLING = """
+import json, os, random, select, sys
+def send(**message):
+    print(json.dumps(message), flush=True)
+held, unread, limit = [], b"", int(os.environ["LIMIT"])
+while True:
+    if select.select([0], [], [], 0.002)[0]:
+        read = os.read(0, 1 << 16)
+        *whole, unread = (unread + read).split(b"\\n")
+        for message in map(json.loads, whole):
+            if "engine_kwargs" in message:
+                send(event="ready", vllm="0.32.0", max_num_seqs=8, defaults={})
+            elif "end" in message:
+                send(event="done", acceptance=None)
+            else:
+                held.append(message["index"])
+                with open(os.environ["ASKED"], "a") as asked:
+                    asked.write(f"{message['index']} ")
+        if not read:
+            break
+    elif held and limit > 0:
+        limit -= 1
+        send(event="finished", index=(index := held.pop(random.randrange(len(held)))), text=f"text {index}",
+             finish_reason="stop", prompt_tokens=1, completion_tokens=1)
+"""
+"""An engine that finishes its requests in any order, and stops after LIMIT of them."""
 
 
 def lines(*prompts: str) -> bytes:
@@ -162,6 +206,25 @@ def test_a_stopped_run_goes_on_where_it_stopped(
     assert "resuming: 2 of 4 lines are there already" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("prompt", ["interrupt", "die"])
+def test_finished_lines_do_not_wait_for_a_slower_line_before_them(
+    plan: LaunchPlan, tmp_path: Path, capfd: pytest.CaptureFixture[str], prompt: str
+) -> None:
+    path = tmp_path / "out.jsonl"
+    data = lines("slow", "a", "b", "c", prompt, "d")
+    with pytest.raises(Interrupted if prompt == "interrupt" else LaunchError) as stop:
+        run(plan, data, path)
+    told = str(stop.value) if prompt == "interrupt" else capfd.readouterr().err
+    assert f"3 of 6 lines are in `{path}.partial`; the same command resumes there" in told
+    kept = (tmp_path / "out.jsonl.partial").read_text().splitlines()
+    assert [json.loads(line)["text"] for line in kept] == ["A", "B", "C"]
+    asked = tmp_path / "state" / "asked"
+    asked.write_text("")
+    assert run(plan, data, path) == 0
+    assert asked.read_text().split() == ["slow", prompt, "d"]
+    assert texts(path) == ["SLOW", "A", "B", "C", prompt.upper(), "D"]
+
+
 def test_an_engine_that_dies_loses_nothing_that_was_answered(plan: LaunchPlan, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     data = lines("a", "die", "b")
@@ -183,3 +246,47 @@ def test_another_engine_does_not_go_on_with_the_answers_of_this_one(plan: Launch
     with pytest.raises(UsageError, match="another profile"):
         run(other, data, tmp_path / "out.jsonl")
     assert run(other, data, tmp_path / "out.jsonl", resume=False) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_killed_at_five_moments_lose_no_line_and_compute_none_again(
+    plan: LaunchPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("specserve.serve.offline.CHILD", (sys.executable, "-c", SHUFFLING))
+    path, partial, asked = (
+        tmp_path / "out.jsonl",
+        tmp_path / "out.jsonl.partial",
+        tmp_path / "state" / "asked",
+    )
+    data = lines(*(f"prompt {number}" for number in range(60)))
+    journaled = b""
+    for moment in sorted(random.Random(seed).sample(range(60), 5)):
+        limit = moment - journaled.count(b"\n")
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                run(limited(plan, limit), data, path)
+            os._exit(0)
+        while not partial.exists() or partial.read_bytes().count(b"\n") < moment:
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it has not ended by itself
+            time.sleep(0.001)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        before, journaled = journaled, partial.read_bytes()
+        assert journaled.startswith(before)
+        assert not asked_again(asked, before)
+    assert run(limited(plan, 60), data, path) == 0
+    assert not asked_again(asked, journaled)
+    assert texts(path) == [f"text {number}" for number in range(60)]
+
+
+def limited(plan: LaunchPlan, limit: int) -> LaunchPlan:
+    return dataclasses.replace(plan, env={**plan.env, "LIMIT": str(limit)})
+
+
+def asked_again(asked: Path, journaled: bytes) -> set[int]:
+    """The journaled lines that the last run's engine was asked; forgets what it was asked."""
+    done = {json.loads(line)["index"] for line in journaled.splitlines()}
+    again = done & {int(index) for index in asked.read_text().split()} if asked.exists() else set()
+    asked.unlink(missing_ok=True)
+    return again

@@ -146,12 +146,21 @@ SECRETS = ("hf_abcdefghijklmnopqrstu", "sk-1234567890123456")
 SECRET = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(SECRETS)})")
 
 
+UNRESOLVED = re.compile("[$\ue000-\uf8ff]")
+
+
+def values(text: str) -> list[str]:
+    """The lines of a profile that are no comments."""
+    return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+
+
 def no_traceback(text: str, *, name: str) -> None:
     """Any text gives profiles without a secret that are at least YAML, or a clear error."""
     try:
         for start in read(text, file=name, folder=Path("nowhere")):
             result = converted(start, origin=name)
             assert not SECRET.search(result.text)
+            assert not UNRESOLVED.search("".join(values(result.text)))
             findings = _linted(result)
             assert not {finding.code for finding in findings} & {"SD001", "SD002", "SD003", "SD004", "SD011"}
     except SpecserveError as error:

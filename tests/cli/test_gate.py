@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +20,9 @@ from specserve.profile.schema import Profile
 from specserve.serve.detached.registry import names, read
 from specserve.serve.health import is_healthy
 from specserve.serve.ports import free_port
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from service_manager import ServiceManager
 
 FAKE = Path(__file__).parents[1] / "fakes" / "model_server.py"
 LIMIT_S = 3.0
@@ -63,27 +63,10 @@ def plan(*faults: str) -> LaunchPlan:
     )
 
 
-class Manager:
-    """A service manager that listens, and ends the service once it is ready."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.heard: list[str] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(folder / "notify"))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "notify"))
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        while True:
-            self.heard.append(self._socket.recv(4096).decode())
-            if self.heard[-1].startswith("READY=1"):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-
 def test_systemd_hears_of_it_when_it_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager, server = Manager(tmp_path, monkeypatch), plan()
+    manager, server = ServiceManager(tmp_path, monkeypatch), plan()
     launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=LIMIT_S))
     first, second, *_ = manager.heard
     assert first.startswith("STATUS=verifying; the port is open already\nEXTEND_TIMEOUT_USEC=")
@@ -98,7 +81,7 @@ def test_systemd_hears_of_it_when_it_is_verified(
 def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manager, server = Manager(tmp_path, monkeypatch), plan("wrong_every=20")
+    manager, server = ServiceManager(tmp_path, monkeypatch), plan("wrong_every=20")
     with pytest.raises(VerifyFailed, match=r"did not pass its verification \(LOSSY\)") as raised:
         launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=LIMIT_S))
     assert raised.value.exit_code == 1
@@ -110,7 +93,7 @@ def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
 def test_as_json_it_is_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Manager(tmp_path, monkeypatch)
+    ServiceManager(tmp_path, monkeypatch)
     server = plan()
     gate = verifying(a_profile, server, as_json=True, limit_s=LIMIT_S)
     launch(server, log_format=LogFormat.JSON, gate=gate)
@@ -122,17 +105,10 @@ def test_as_json_it_is_an_event(
 
 
 def test_a_signal_while_it_is_verified_ends_it(
-    a_profile: Profile, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile
 ) -> None:
     server = plan("wait_s=0.3")
-
-    def interrupt() -> None:
-        while not is_healthy(server.url):
-            threading.Event().wait(0.05)
-        threading.Event().wait(1.5)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
+    ServiceManager(tmp_path, monkeypatch, word="STATUS=verifying", number=signal.SIGINT)
     with pytest.raises(Interrupted) as raised:
         launch(server, gate=verifying(a_profile, server, as_json=False, limit_s=30.0))
     assert raised.value.exit_code == 130

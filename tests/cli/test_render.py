@@ -24,7 +24,7 @@ def test_kubernetes_goes_to_stdout_ready_to_be_applied(capsys: pytest.CaptureFix
     assert render(LLAMA, "--to", "kubernetes") == 0
     written = capsys.readouterr()
     kinds = [document["kind"] for document in yaml.safe_load_all(written.out)]
-    assert kinds == ["PersistentVolumeClaim", "Deployment", "Service", "NetworkPolicy"]
+    assert kinds == ["PersistentVolumeClaim", "Deployment", "Service", "NetworkPolicy", "PodDisruptionBudget"]
     assert "more files belong to it: `-o DIR` writes them all" in written.err
 
 

@@ -23,6 +23,9 @@ from specserve.serve.health import is_healthy
 from specserve.serve.ports import free_port
 from specserve.serve.server import running
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from service_manager import ServiceManager
+
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 
 
@@ -58,24 +61,12 @@ def no_nohup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
-def signal_me(number: int, *, when_ready: LaunchPlan | None = None) -> None:
-    """Send this process a signal: soon, or when the plan's server answers."""
-
-    def wait_and_send() -> None:
-        while when_ready is not None and not is_healthy(when_ready.url):
-            time.sleep(0.05)
-        time.sleep(0.3)
-        os.kill(os.getpid(), number)
-
-    threading.Thread(target=wait_and_send, daemon=True).start()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_after_ready_is_a_clean_end(
-    number: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    number: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = plan()
-    signal_me(number, when_ready=server)
+    ServiceManager(tmp_path, monkeypatch, number=number)
     launch(server)
     captured = capsys.readouterr()
     assert f"url      http://127.0.0.1:{server.port}/v1\n" in captured.out
@@ -87,8 +78,13 @@ def test_a_signal_after_ready_is_a_clean_end(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_before_ready_is_an_interruption(number: int, code: int) -> None:
-    signal_me(number)
+def test_a_signal_before_ready_is_an_interruption(number: int, code: int, tmp_path: Path) -> None:
+    def send() -> None:
+        while not any("Loading weights" in log.read_text() for log in tmp_path.glob("logs/*.log")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
     with pytest.raises(Interrupted) as caught:
         launch(plan("--fault", "never-ready"))
     assert caught.value.exit_code == code
@@ -104,9 +100,11 @@ def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], 
     assert capsys.readouterr().out == ""
 
 
-def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = plan()
-    signal_me(signal.SIGTERM, when_ready=server)
+    ServiceManager(tmp_path, monkeypatch)
     launch(server, log_format=LogFormat.JSON)
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, f"{server.url}/v1", "tiny")
@@ -233,7 +231,7 @@ def test_a_specserve_that_is_killed_takes_vllm_along() -> None:
             assert process.poll() is None
             time.sleep(0.05)
         process.kill()
-    for _ in range(600):
+    for _ in range(2400):
         if not is_healthy(server.url):
             break
         time.sleep(0.05)

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.record import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
-from metrics_server import Script, Traffic, free_port, serving, traffic
+from metrics_server import Script, Traffic, free_port, serving
+from watch_clock import traffic, use_clock
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--window", "1s", "--interval", "0.2s")
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+    use_clock(monkeypatch)
 
 
 @pytest.fixture
@@ -248,7 +251,7 @@ def test_the_only_detached_server_is_the_default_and_its_profile_too(
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
     detached(url, profile=str(file), key="NOT_SET_HERE")
     with traffic(script):
-        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--format", "json"]) == 1
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--format", "json"]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
     assert found["promises"][0]["kept"] == "missed"
@@ -283,7 +286,7 @@ def test_a_detached_server_is_held_to_what_it_was_started_as(
     detached(url, profile=str(file), method=method, arm=arm)
     script.engines[0].speculates = method is not None
     with traffic(script):
-        assert run(["watch", "--for", "1.5s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
     assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
@@ -298,7 +301,7 @@ def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Capture
 
 
 def scraped(port: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
         return str(response.read().decode())
 
 
@@ -307,19 +310,23 @@ def test_the_exporter_serves_the_figures_and_no_key(
 ) -> None:
     monkeypatch.setenv("METRICS_KEY", "sesame")
     file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
-    port, found = str(free_port()), []
+    port = str(free_port())
+    found: list[str] = []
 
     def look() -> None:
-        time.sleep(1.2)
-        found.append(scraped(port))
+        while "specserve_mean_acceptance_length_tokens{" not in (found or [""])[-1]:
+            with suppress(OSError):  # it does not listen yet
+                found.append(scraped(port))
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
 
     reader = threading.Thread(target=look)
     reader.start()
     options = ["--exporter", port, "--api-key-env", "METRICS_KEY", "--profile", str(file)]
     with traffic(script):
-        run(["watch", url, "--for", "2s", "--interval", "0.2s", *options])
+        assert run(["watch", url, "--interval", "0.2s", *options]) == 130
     reader.join()
-    text = found[0]
+    text = found[-1]
     labels = 'engine="0",fingerprint="'
     lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     length = next(name for name in lines if name.startswith("specserve_mean_acceptance_length_tokens"))
@@ -365,7 +372,7 @@ def test_it_ends_cleanly_when_it_is_asked_to(url: str, number: int, code: int) -
 
 def test_a_server_that_goes_and_comes_back_is_told_and_waited_for(script: Script) -> None:
     port = free_port()
-    with started(f"127.0.0.1:{port}", "--for", "60s", "--interval", "0.2s") as process:
+    with started(f"127.0.0.1:{port}", "--for", "600s", "--interval", "0.2s") as process:
         assert process.stderr is not None
         assert "watching" in process.stderr.readline()
         assert "nothing listens" in process.stderr.readline()

@@ -16,7 +16,7 @@ from specserve.convert.convert import Converted, converted
 from specserve.convert.given import Given
 from specserve.convert.reading import read
 from specserve.convert.words import unresolved
-from specserve.diagnostics import Severity
+from specserve.diagnostics import Severity, Span
 from specserve.errors import SpecserveError
 from specserve.plan.launch import launch
 from specserve.plan.support import installed, table
@@ -37,7 +37,7 @@ def starts(corpus: str, folder: Path) -> list[Given]:
         try:
             found += read(entry["text"], file=NAMES.get(entry.get("form", ""), "serve.sh"), folder=folder)
         except SpecserveError:
-            found.append(Given("unread", "unread", None))  # type: ignore[arg-type]
+            found.append(Given("form that convert refuses", "unread", Span("x")))
     return found
 
 
@@ -103,7 +103,7 @@ def test_a_recipe_and_its_profile_give_vllm_the_same_arguments_except_what_notes
     pairs: list[tuple[Given, Converted]] = []
     for given in starts("recipes.yaml", tmp_path):
         if given.engine != "vllm" or not given.words:
-            reasons["a call in Python" if given.engine == "vllm" else f"engine: {given.engine}"] += 1
+            reasons["a call in Python" if given.engine == "vllm" else given.engine] += 1
         elif any(unresolved(word.text) for word in given.words):
             reasons["a word that the text does not say"] += 1
         else:

@@ -224,9 +224,22 @@ def test_the_tag_of_an_image_is_the_range_of_vllms(
 def test_a_profile_for_an_image_keeps_what_that_vllm_has(made: Callable[..., Profile]) -> None:
     text = "docker run vllm/vllm-openai:v0.26.0 --model org/m --calculate-kv-scales"
     assert made(text).engine["calculate_kv_scales"] is True
-    config = """vllm serve org/m --attention-config '{"use_fp4_indexer_cache": true}'"""
-    assert made(config).engine["attention_config"] == {"indexer_kv_dtype": "mxfp4"}
-    assert any("use_fp4_indexer_cache" in note.text for note in convert(config).notes)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        """--attention-config '{"use_fp4_indexer_cache": true}'""",
+        "--attention_config.use_fp4_indexer_cache=True",
+        "--attention-config.use_fp4_indexer_cache true",
+    ],
+)
+def test_a_key_that_has_another_name_is_translated_in_each_form(
+    option: str, made: Callable[..., Profile]
+) -> None:
+    text = f"vllm serve org/m {option}"
+    assert made(text).engine["attention_config"] == {"indexer_kv_dtype": "mxfp4"}
+    assert any("use_fp4_indexer_cache" in note for note in notes(text))
 
 
 def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callable[..., Profile]) -> None:
@@ -234,6 +247,7 @@ def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callabl
     profile = made(text)
     assert profile.hardware and (profile.hardware.nodes, profile.hardware.count) == (2, 8)
     assert dict(profile.engine) == {"master_addr": "10.0.0.1"}
+    assert "engine:" not in convert("vllm serve org/m -tp 8 -pp 2 --nnodes 2 --node-rank 1").text
     said = " ".join(note.text for note in convert(text).notes)
     assert "specserve up PROFILE --node-rank 1" in said and "`--headless` is left out" in said
 
@@ -249,6 +263,20 @@ def test_a_gemma_4_assistant_is_mtp(made: Callable[..., Profile]) -> None:
         draft = f'{{{method}"model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}}'
         profile = made(f"vllm serve google/gemma-4-31B-it --speculative-config '{draft}'")
         assert profile.speculation and profile.speculation.method == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("flag", "logs"),
+    [
+        ("--disable-log-requests", False),
+        ("--no-disable-log-requests", True),
+        ("--no-enable-log-requests", False),
+    ],
+)
+def test_switches_that_are_gone_are_translated_in_both_directions(
+    flag: str, logs: bool, made: Callable[..., Profile]
+) -> None:
+    assert made(f"vllm serve org/m {flag}").engine["enable_log_requests"] is logs
 
 
 def test_what_a_launch_adds_is_noted() -> None:

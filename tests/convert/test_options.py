@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from specserve.convert.given import settings_of
 from specserve.convert.options import known_options, parse
-from specserve.convert.settings import settings_of
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
 from specserve.plan.support import known_versions, table

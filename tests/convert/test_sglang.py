@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from specserve.convert.convert import converted
 from specserve.convert.given import Given
 from specserve.convert.reading import read
 from specserve.convert.translate import translated
@@ -52,6 +53,7 @@ def speculation(flags: str) -> dict[str, Any]:
         ("--ep-size 8 --tp 8", {"tensor_parallel_size": 8, "enable_expert_parallel": True}),
         ("--expert-parallel-size 8", {"enable_expert_parallel": True}),
         ("--ep 1", {}),
+        ("--dist-init-addr 10.0.0.1:5000", {"master_addr": "10.0.0.1", "master_port": 5000}),
         ("--stream-interval 4 --cpu-offload-gb 2", {"stream_interval": 4, "cpu_offload_gb": 2.0}),
         ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
         ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
@@ -105,7 +107,7 @@ def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
 
 def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:
     given = of("--tool-call-parser unheard")
-    assert "tool_call_parser" not in given.settings and "vLLM has no `unheard`" in given.notes[0].text
+    assert "tool_call_parser" not in given.settings and "vLLM does not have `unheard`" in given.notes[0].text
 
 
 @pytest.mark.parametrize("name", ["model_loader_extra_config", "eplb_config", "kv_events_config"])
@@ -127,3 +129,25 @@ def test_a_gemma_4_assistant_is_mtp() -> None:
         "--speculative-algorithm STANDALONE --speculative-draft-model-path google/gemma-4-E4B-it-assistant"
     )
     assert speculation(flags)["method"] == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ("--tool-call-parser $P", "frontend.tool_call_parser"),
+        ("--ep-size $N", "engine.enable_expert_parallel"),
+        ("--speculative-algorithm $A --speculative-draft-model a/d --speculative-num-steps 3", "speculation.method"),
+        ("--speculative-algorithm EAGLE3 --speculative-draft-model-path a/d --speculative-num-steps $N",
+         "speculation.num_speculative_tokens"),
+    ],
+)  # fmt: skip
+def test_what_the_source_does_not_say_is_refused(flags: str, path: str) -> None:
+    result = converted(read(START + flags, file="x.sh", folder=Path("nowhere"))[0], origin="x")
+    assert [path in finding.message for finding in result.unresolved] == [True]
+
+
+def test_a_parser_beside_its_own_switch_is_no_conflict() -> None:
+    assert not any(
+        "says otherwise" in note.text
+        for note in of("--tool-call-parser qwen25 --enable-auto-tool-choice").notes
+    )

@@ -41,7 +41,7 @@ def test_every_object_of_every_shipped_profile_is_one_that_an_api_server_takes(f
     )
     assert {document["kind"] for document in objects.values()} >= {
         "Deployment", "Service", "NetworkPolicy", "PersistentVolumeClaim", "PodMonitor", "PrometheusRule",
-        "HorizontalPodAutoscaler",
+        "HorizontalPodAutoscaler", "PodDisruptionBudget",
     }  # fmt: skip
     assert {
         name: problems for name, document in objects.items() if (problems := kubernetes_problems(document))
@@ -71,6 +71,20 @@ def test_the_argv_is_the_plans_word_for_word(llama: Deployment) -> None:
 def test_what_kubernetes_would_replace_in_an_argument_is_doubled() -> None:
     made = made_of(LLAMA, 'engine.tokenizer_mode="$(HOME)"', 'server.served_model_name="a$(b)"')
     assert "a$$(b)" in server_of(made)["args"]
+
+
+def test_whatever_adds_pods_on_other_nodes_shares_the_claims(llama: Deployment) -> None:
+    files = files_of("kubernetes", llama)
+    assert "ReadWriteOnce" in files["claims.yaml"]
+    patched = {path.split("/")[1] for path, text in files.items() if "accessModes" in text and "/" in path}
+    assert patched == {"autoscaling", "plain-pool"}
+
+
+def test_a_drain_takes_one_pod_of_a_pool_at_a_time(llama: Deployment) -> None:
+    objects = objects_of(files_of("kubernetes", llama))
+    budget = objects["PodDisruptionBudget/llama70b-8b"]["spec"]
+    pods = objects["Deployment/llama70b-8b"]["spec"]["template"]["metadata"]["labels"]
+    assert budget["maxUnavailable"] == 1 and budget["selector"]["matchLabels"].items() <= pods.items()
 
 
 def test_a_service_called_vllm_does_not_kill_the_pods(llama: Deployment) -> None:

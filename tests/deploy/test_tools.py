@@ -42,14 +42,17 @@ def test_kustomize_builds_the_server_and_every_component(
     assert alone.returncode == 0, alone.stderr
     kinds = {document["kind"] for document in yaml.safe_load_all(alone.stdout)}
     workload = "LeaderWorkerSet" if several else "Deployment"
-    assert kinds == {workload, "Service", "NetworkPolicy", "PersistentVolumeClaim"}
+    assert kinds == {workload, "Service", "NetworkPolicy", "PersistentVolumeClaim", "PodDisruptionBudget"}
     components = sorted({path.split("/")[1] for path in files if path.startswith("components/")})
     overlay = {"resources": ["../base"], "components": [f"../base/components/{name}" for name in components]}
     written(tmp_path, {"all/kustomization.yaml": yaml.safe_dump(overlay)})
     everything = run(kubectl, "kustomize", str(tmp_path / "all"))
     assert everything.returncode == 0, everything.stderr
-    kinds = {document["kind"] for document in yaml.safe_load_all(everything.stdout)}
+    documents = list(yaml.safe_load_all(everything.stdout))
+    kinds = {document["kind"] for document in documents}
     assert kinds >= {"HorizontalPodAutoscaler", "PodMonitor", "PrometheusRule"}
+    claims = [document for document in documents if document["kind"] == "PersistentVolumeClaim"]
+    assert [claim["spec"]["accessModes"] for claim in claims] == [["ReadWriteMany"]]  # pods on several nodes
 
 
 def test_systemd_verifies_every_unit(

@@ -63,7 +63,7 @@ class Up:
     def stop(self, number: int = signal.SIGINT) -> int:
         """Send a signal, return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=120)
 
     def members(self) -> list[psutil.Process]:
         """vLLM's processes: all that came out of specserve, in their own session."""

@@ -46,7 +46,7 @@ def test_streamed_text_is_the_text(tiny_server: Up) -> None:
     figures, acceptance = streamed.stderr.splitlines()
     assert figures.startswith("TTFT ")
     assert "48 tokens" in figures
-    assert "cut at the token limit" in figures
+    assert "stopped at the token limit" in figures
     assert acceptance.startswith("acceptance 0.")
 
 

@@ -119,7 +119,7 @@ def test_an_interrupted_run_leaves_nothing_and_is_resumed(tmp_path: Path) -> Non
                 time.sleep(0.02)
             started = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == 130, (tmp_path / "err").read_text()
+            assert process.wait(timeout=120) == 130, (tmp_path / "err").read_text()
         words = (tmp_path / "err").read_text()
         assert f"specserve bench --resume {run}" in words and "Traceback" not in words
         assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in started)

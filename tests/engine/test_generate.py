@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+
+from tests.engine.conftest import tiny_profile
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Up
@@ -103,9 +106,15 @@ def wait_until_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_server: Up, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small pair in float32."""
+    return tiny_profile(tmp_path_factory.mktemp("profile"), port=0)
+
+
+@pytest.fixture(scope="module")
+def whole(profile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """An uninterrupted run over all requests."""
-    run = Run(tiny_server.profile, tmp_path_factory.mktemp("whole"), REQUESTS)
+    run = Run(profile, tmp_path_factory.mktemp("whole"), REQUESTS)
     assert run.finish() == 0, run.err
     yield run
 
@@ -137,36 +146,66 @@ def test_acceptance_and_speed_are_told_at_the_end(whole: Run) -> None:
     assert float(line.split()[1].rstrip(",")) > 0.3
 
 
-@pytest.mark.soak
-def test_an_interrupted_killed_and_resumed_output_is_the_same(
-    whole: Run, tiny_server: Up, tmp_path: Path
-) -> None:
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
-    run.wait_for_lines(20)
+def stop_after(run: Run, lines: int, number: int) -> bytes:
+    """Signal a run once its journal holds so many lines; returns the whole lines that it leaves."""
+    run.wait_for_lines(lines)
     members = run.members()
-    run.process.send_signal(signal.SIGINT)
-    assert run.finish() == 130
-    assert "the same command resumes" in run.err
-    wait_until_gone(members)
-
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
-    run.wait_for_lines(60)
-    members = run.members()
-    run.process.kill()
+    run.process.send_signal(number)
     run.finish()
     wait_until_gone(members)
     assert not run.out.exists()
+    left = run.partial.read_bytes()
+    return left[: left.rfind(b"\n") + 1]
 
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+
+def assert_resumed(run: Run, journaled: bytes, whole: Run) -> None:
+    """The run ends with the undisturbed file, and computed nothing that the journal held."""
     assert run.finish() == 0, run.err
-    assert "resuming: " in run.err
+    kept = [json.loads(line) for line in journaled.splitlines()]
+    assert f"resuming: {len(kept)} of {len(REQUESTS)} lines" in run.err
+    assert len({record["index"] for record in kept}) == len(kept)
+    computed = sum(record["completion_tokens"] for record in whole.records()) - sum(
+        record["completion_tokens"] for record in kept
+    )
+    assert f"{computed} tokens in " in run.err
     assert run.out.read_bytes() == whole.out.read_bytes()
     assert not run.partial.exists()
 
 
+def test_a_killed_run_loses_no_journaled_line_and_computes_none_again(
+    whole: Run, profile: Path, tmp_path: Path
+) -> None:
+    journaled = stop_after(Run(profile, tmp_path, REQUESTS), 60, signal.SIGKILL)
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
+
+
 @pytest.mark.soak
-def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, tmp_path: Path) -> None:
-    run = Run(tiny_server.profile, tmp_path, REQUESTS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_run_killed_at_five_random_moments_ends_as_an_undisturbed_one(
+    whole: Run, profile: Path, tmp_path: Path, seed: int
+) -> None:
+    moments = sorted(random.Random(seed).sample(range(len(REQUESTS) - 20), 5))
+    journaled = b""
+    for lines in moments:
+        before = journaled
+        journaled = stop_after(Run(profile, tmp_path, REQUESTS), lines, signal.SIGKILL)
+        assert journaled.startswith(before)
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
+
+
+@pytest.mark.soak
+def test_an_interrupted_run_says_how_many_lines_it_leaves(whole: Run, profile: Path, tmp_path: Path) -> None:
+    run = Run(profile, tmp_path, REQUESTS)
+    journaled = stop_after(run, 20, signal.SIGINT)
+    assert run.finish() == 130
+    count = len(journaled.splitlines())
+    assert f"{count} of {len(REQUESTS)} lines are in `{run.partial}`; the same command resumes" in run.err
+    assert_resumed(Run(profile, tmp_path, REQUESTS), journaled, whole)
+
+
+@pytest.mark.soak
+def test_a_killed_engine_process_is_named_and_nothing_is_left(profile: Path, tmp_path: Path) -> None:
+    run = Run(profile, tmp_path, REQUESTS)
     run.wait_for_lines(5)
     members = run.members()
     (core,) = [process for process in members if "EngineCore" in " ".join(process.cmdline())]
@@ -175,10 +214,12 @@ def test_a_killed_engine_process_is_named_and_nothing_is_left(tiny_server: Up, t
     assert "the engine failed while generating: the engine process " in run.err
     assert "Traceback" not in run.err
     wait_until_gone(members)
-    assert run.partial.read_bytes().count(b"\n") >= 5
+    kept = run.partial.read_bytes().count(b"\n")
+    assert kept >= 5
+    assert f"{kept} of {len(REQUESTS)} lines are in `{run.partial}`" in run.err
 
 
-def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path) -> None:
+def test_bad_lines_fail_alone_with_vllms_reason(profile: Path, tmp_path: Path) -> None:
     good = {"prompt": "def f(", "max_tokens": 4, "temperature": 0}
     bad = [
         (b'{"prompt": "a", oops}', "line 2: invalid JSON at column 17"),
@@ -202,7 +243,7 @@ def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path)
         (as_lines([{**good, "prompt": ""}]), "line 11: The decoder prompt cannot be empty"),
     ]
     data = as_lines([good]) + b"".join(line.rstrip(b"\n") + b"\n" for line, _ in bad) + as_lines([good])
-    run = Run(tiny_server.profile, tmp_path, data)
+    run = Run(profile, tmp_path, data)
     assert run.finish() == 1
     first, *errors, last = run.records()
     assert first["text"] == last["text"] != ""
@@ -213,8 +254,10 @@ def test_bad_lines_fail_alone_with_vllms_reason(tiny_server: Up, tmp_path: Path)
 
 
 @pytest.mark.soak
-def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(tiny_server: Up, tmp_path: Path) -> None:
+def test_a_line_without_max_tokens_gets_as_many_as_from_the_server(
+    tiny_server: Up, profile: Path, tmp_path: Path
+) -> None:
     request = {"id": "r", "prompt": "def f(", "temperature": 0}
-    run = Run(tiny_server.profile, tmp_path, [request])
+    run = Run(profile, tmp_path, [request])
     assert run.finish() == 0, run.err
     assert run.records() == [{**served(tiny_server, request), "index": 0}]

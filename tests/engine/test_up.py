@@ -98,7 +98,7 @@ def test_an_engine_killed_while_it_starts_is_told_as_that(start_up: StartUp) -> 
         assert engine is not None
         with nothing_is_left(up):
             engine.kill()
-            assert up.process.wait(timeout=60) == 2
+            assert up.process.wait(timeout=120) == 2
     assert "the engine process" in up.err
     assert "SIGKILL" in up.err
     assert "Engine core initialization failed" not in up.err
@@ -115,7 +115,7 @@ def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log
         assert engine is not None
         with nothing_is_left(up):
             engine.kill()
-            assert up.process.wait(timeout=60) == 2
+            assert up.process.wait(timeout=120) == 2
     assert "while serving" in up.err
     assert "SIGKILL" in up.err
     assert "exited with code 0" in up.err
@@ -124,9 +124,10 @@ def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log
 def test_exec_becomes_vllm_and_ends_with_its_code(start_up: StartUp) -> None:
     with start_up("--exec", "--baseline") as up:
         up.wait_for(lambda: is_healthy(up.url))
-        command = " ".join(psutil.Process(up.process.pid).cmdline())
-        assert "specserve" not in command
-        assert "speculative" not in command
+        command = psutil.Process(up.process.pid).cmdline()
+        names = {Path(word).name for word in command}  # not the folders: the clone's may be any
+        assert {"vllm", "serve"} <= names and "specserve" not in names
+        assert "--speculative-config" not in command
         assert complete(up)["usage"]["completion_tokens"] == 16
         members = up.members()
         assert up.stop(signal.SIGTERM) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
@@ -138,6 +139,6 @@ def test_a_second_server_on_the_port_is_refused_and_told_that_the_model_is_serve
     tiny_server: Up, start_up: StartUp
 ) -> None:
     with start_up("--port", str(tiny_server.port)) as second:
-        assert second.process.wait(timeout=60) == 2
+        assert second.process.wait(timeout=120) == 2
     assert f"`tiny` is served at {tiny_server.url} already" in second.err
     assert complete(tiny_server)["model"] == "tiny"

@@ -204,7 +204,7 @@ def test_a_hub_that_fails_is_unreachable_in_bounded_time(
         with pytest.raises(HubUnreachable) as error:
             read_model("org/m")
         assert "`org/m`" in error.value.message
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 120
 
 
 def test_a_passing_error_is_passed_over(model: Path, hub: HubServer) -> None:

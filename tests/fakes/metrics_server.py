@@ -167,27 +167,8 @@ def serving(script: Script, *, port: int = 0) -> Iterator[str]:
             server.shutdown()
 
 
-@contextmanager
-def traffic(script: Script, shares: tuple[float, ...] = (0.8, 0.6, 0.5, 0.3)) -> Iterator[None]:
-    """Steps and finished requests in every engine, until it ends."""
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.wait(0.02):
-            for engine in script.engines:
-                engine.step(200, shares, finished=2)
-
-    thread = threading.Thread(target=go_on, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def _listening(port: int, handler: type[BaseHTTPRequestHandler]) -> Loopback:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while True:
         try:
             return Loopback(("127.0.0.1", port), handler)

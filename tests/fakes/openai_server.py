@@ -43,6 +43,8 @@ class Script:
     other_requests: int = 0
     """How many requests of others finish while ours runs."""
     models: tuple[str, ...] = ("demo", "demo-lora")
+    root: str = "org/demo"
+    """Where the models come from, as vLLM says it: a Hub id or a folder."""
     status: int = 200
     body: str = (
         '{"error": {"message": "engine \\u001b[31m dead", "type": "InternalServerError", "code": 500}}'
@@ -105,9 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(404, '{"detail": "Not Found"}')
         elif self.path == "/v1/models" and self._may():
-            self._send(
-                200, json.dumps({"object": "list", "data": [{"id": name} for name in self.script.models]})
-            )
+            models = [{"id": name, "root": self.script.root} for name in self.script.models]
+            self._send(200, json.dumps({"object": "list", "data": models}))
         elif self.path != "/v1/models":
             self._send(404, '{"detail": "Not Found"}')
 

@@ -29,10 +29,13 @@ FAULTS = (
     "stall-busy",  # never ready, but the CPU turns
     "ignore-sigterm",  # once it serves
     "ignore-signals",  # SIGINT and SIGTERM, from the start
-    "exit-zero",  # ends by itself soon after it serves, with code 0
+    "exit-zero",  # ends with code 0 on SIGUSR1, once it serves
     "exit-slowly",  # the same, but its port closes a second before
-    "kill-self",  # SIGKILL soon after it serves; the engine process lives on
-    "unhealthy",  # answers 503 for a second
+    "kill-self",  # SIGKILL on SIGUSR1, once it serves; the engine process lives on
+    "unhealthy",  # answers 503 to the first three requests
+    "mute",  # takes the first completion and never answers it
+    "refuses",  # answers every completion with an error of vLLM's form
+    "dies-of-a-request",  # SIGKILL of the API server and its engine by the first completion
     "orphan",  # leaves its engine process behind when it is told to stop
 )
 METRICS = (
@@ -145,7 +148,7 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
     ipc.bind(str(address))
     ipc.listen()
 
-    ready_at = time.monotonic() + (1.0 if args.fault == "unhealthy" else 0.0)
+    refusals = [503] * (3 if args.fault == "unhealthy" else 0)
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -154,9 +157,23 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
                 body = METRICS
             elif self.path == "/v1/models":
                 body = json.dumps({"data": [{"id": args.model}]})
-            self.send_response(200 if time.monotonic() >= ready_at else 503)
+            self.send_response(refusals.pop() if refusals else 200)
             self.end_headers()
             self.wfile.write(body.encode())
+
+        def do_POST(self) -> None:
+            print(f"POST {self.path} {self.headers.get('Authorization')}", flush=True)
+            if args.fault == "mute":
+                time.sleep(600)
+            if args.fault == "dies-of-a-request":
+                engine.kill()
+                os.kill(os.getpid(), signal.SIGKILL)
+            refused = args.fault == "refuses"
+            error: dict[str, object] = {"error": {"message": "no completions here"}}
+            answer = json.dumps(error if refused else {"choices": [{"text": "!"}]})
+            self.send_response(404 if refused else 200)
+            self.end_headers()
+            self.wfile.write(answer.encode())
 
         def log_message(self, *_args: object) -> None:
             pass
@@ -164,7 +181,8 @@ def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
     server = http.server.ThreadingHTTPServer((args.host, args.port), Handler)
     if args.fault in {"exit-zero", "exit-slowly", "kill-self"}:
         ending = {"engine": engine, "fault": args.fault, "server": server}
-        threading.Timer(0.7, _end, kwargs=ending).start()
+        end = threading.Thread(target=_end, kwargs=ending)
+        signal.signal(signal.SIGUSR1, lambda *_: end.start())
     server.serve_forever()
     del mapped
 

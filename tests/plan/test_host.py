@@ -63,6 +63,7 @@ def test_openmp_is_loaded_before_what_is_loaded_already_and_never_twice() -> Non
     written = replace(PLAN, env={"LD_PRELOAD": "/y.so"})
     assert local(written, LD_PRELOAD="/x.so").env["LD_PRELOAD"] == "/v/libiomp5.so:/y.so"
     assert "LD_PRELOAD" not in local(host=replace(HOST, openmp=None)).env
+    assert "LD_PRELOAD" not in local(host=replace(HOST, openmp="/a folder/libiomp5.so")).env
 
 
 @pytest.mark.parametrize(

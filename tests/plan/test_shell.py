@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -44,7 +45,9 @@ NASTY = [
 def pasted(plan: LaunchPlan, folder: Path, **environ: str) -> tuple[list[str], dict[str, str]]:
     """What a program gets when the plan's text is pasted into a shell."""
     program, dump = folder / "vllm", folder / "dump.json"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c {json.dumps(DUMP)} "$@"\n', encoding="utf-8")
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {json.dumps(DUMP)} "$@"\n', encoding="utf-8"
+    )
     program.chmod(0o755)
     text = shell(replace(plan, argv=(str(program), *plan.argv[1:])))
     env = {"PATH": os.environ["PATH"], "DUMP": str(dump), "PYTHONUTF8": "1", **environ}

@@ -60,6 +60,44 @@ def test_invalid_yaml_is_one_problem(problems: Problems, text: str, told: str) -
     assert problems(text) == [told]
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("target:\n  model: a\n    dtype: b\n", "line 2 has a value already: indent this line like it, or take that"),
+        ("target: a\n  model: b\n", "line 1 has a value already"),
+        ("target: {model: a}\n  dtype: b\n", "line 1 has a value already"),
+        ("target:\n    model: a\n  dtype: b\n", "indent the line by 4 like line 2 or by 0 like line 1; found 2"),
+        ("target:\n  model: a\n engine:\n  x: 1\n", "indent the line by 2 like line 2 or by 0 like line 1; found 1"),
+        ("target:\n    model: a\n  # why\n\n  dtype: b\n", "indent the line by 4 like line 2"),
+        ("  target: {model: a}\nengine: {x: 1}\n", "indent the line by 2 like line 1; found 0"),
+        ("expect:\n  - a: 1\n b: 2\n", "indent the line by 2 like line 2 or by 0 like line 1; found 1"),
+        ("expect:\n  - a: 1\n  b: 2\n", "a key of the list item in line 2 is indented by 4 spaces; found 2"),
+        ("target:\n  model: a\n  - b\n", "a list item cannot stand among keys"),
+        ("expect:\n  -a: 1\n  - b: 2\n", "a space follows the dash of a list item, see line 2"),
+        ("target:\n  model: org: x\n", "a value that holds `: ` needs quotes"),
+        ("target:\n  model:a\n  dtype: b\n", "a space follows the colon, as in `model: …`, see line 2"),
+        ("target:\n  dtype: b\n  model:a\n", "a space follows the colon, as in `model: …`"),
+        ("target\n  model: a\n", "a key is followed by `: `, see line 1"),
+        ("target:\n  model = a\n  dtype: b\n", "a key is followed by `: `, not by `=`, see line 2"),
+        ("vllm serve a \\\n  --x: 3\n", "line 1 is no `key: value`"),
+        ("// why\ntarget: {model: a}\n", "a comment starts with `#`, see line 1"),
+        ("<<<<<<< HEAD\na: 1\n=======\na: 2\n>>>>>>> x\n", "the file holds the marks of a merge conflict"),
+        ('name: "a" b\nx: 1\n', "the quote ends before the value does: put all of it in single quotes"),
+        ("name: 'it's'\nx: 1\n", "the quote ends before the value does: put all of it in double quotes"),
+        ("a: {{ b }}-c\nd: 1\n", "a value that starts with `{` needs quotes"),
+        ("a: [1]]\nb: 1\n", "there is one `]` too many"),
+        ("a: &\n", "put the value in quotes"),
+        ("a: ? b\n", "put the value in quotes"),
+        ('a: "C:\\models"\n', "`\\` begins an escape in double quotes: use single quotes"),
+        ("a: 1\n...\nb: 2\n", "`...` ends the profile: remove it"),
+    ],
+)  # fmt: skip
+def test_the_hint_is_about_what_stands_there(text: str, hint: str) -> None:
+    _, (finding,) = parse(text.encode(), file="x.yaml")
+    assert finding.code == "SD002" and finding.help is not None
+    assert finding.help.startswith(hint)
+
+
 def test_what_is_left_open_shows_where_it_begins_too() -> None:
     _, findings = parse(b"a: 1\nb: {c: 1\nd: 2\n", file="x.yaml")
 

@@ -24,7 +24,7 @@ def test_the_speed_is_one_line() -> None:
 
 def test_an_answer_that_was_cut_says_so() -> None:
     answer = Answer("m", "chat", completion_tokens=1, ttft_s=0.01, last_token_s=0.01, finish_reason="length")
-    assert figures(answer)[0] == "TTFT 10 ms, 1 token, cut at the token limit"
+    assert figures(answer)[0] == "TTFT 10 ms, 1 token, stopped at the token limit"
 
 
 @pytest.mark.parametrize(

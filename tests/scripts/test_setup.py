@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -182,13 +183,20 @@ def test_make_without_any_python_says_what_to_install(tmp_path: Path) -> None:
 
 def test_make_passes_over_a_python3_11_that_does_not_run(tmp_path: Path) -> None:
     script(tmp_path / "python3.11", "exit 127")
-    script(tmp_path / "python3", f'exec {sys.executable} "$@"')
+    script(tmp_path / "python3", f'exec {shlex.quote(sys.executable)} "$@"')
     assert "\npython3 scripts/setup.py" in make("-n", "setup", path=tmp_path).stdout
 
 
 def test_make_alone_lists_the_targets_that_the_readme_names() -> None:
     listed = make(path=Path("/usr/bin")).stdout
     assert all(re.search(rf"^  make {name} +\S", listed, re.M) for name in ["setup", "demo", "test", "clean"])
+
+
+def test_make_test_runs_the_tests_without_vllm_at_an_awkward_path() -> None:
+    done = make("-n", "unit", "TOGETHER=1", path=Path("/usr/bin"))
+    place = re.match(r'cd "([^"]+)" && PYTHONPATH="\$PWD" .* -m pytest .*"not engine', done.stdout)
+    assert place is not None, done.stdout + done.stderr
+    assert "specserve" in place[1] and " " in place[1] and not place[1].isascii()
 
 
 def test_every_distribution_of_the_cpu_engine_is_pinned_once(setup: ModuleType) -> None:

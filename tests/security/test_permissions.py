@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import stat
 import tempfile
@@ -180,7 +181,8 @@ def test_how_a_server_ended_is_not_written_through_a_link(start: Start, state: P
     record = start("--fault", "exit-zero")
     (tmp_path / "other").write_text("x")
     Path(f"{exit_file('demo')}~").symlink_to(tmp_path / "other")
-    assert record.watcher is not None
+    assert record.watcher is not None and record.leader is not None
+    os.kill(record.leader[0], signal.SIGUSR1)
     group = Detached(record)
     while group.is_running():
         os.sched_yield()

@@ -38,7 +38,9 @@ def test_a_text_of_vllm_names_its_file() -> None:
         "vllm's CUDA kernels",
         "vllm's log",
         "vllm up to 0.9",
+        "vllm up to 0.13",
         "vllm up to 0.20",
+        "vllm up to 0.23",
     }
     assert len([who for _, who, _ in FILES if who.startswith("vllm/")]) >= 60
 

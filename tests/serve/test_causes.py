@@ -14,7 +14,7 @@ import yaml
 from specserve.plan.support import versions_with
 from specserve.profile.schema import Hardware, Server, Target
 from specserve.serve.causes import find_cause
-from specserve.serve.causetable import Row, table
+from specserve.serve.causetable import Row, stages, table
 from specserve.serve.logs import LogLine, parse, read_end
 
 HERE = Path(__file__).parent
@@ -52,7 +52,9 @@ HEALTHY = [
         ("speculative_unknown_key", "speculation-unknown-key", "no `ngram_prompt_lookup_max`"),
         ("speculative_without_k", "speculation-without-k", "num_speculative_tokens must be provided"),
         ("mtp_on_a_plain_model", "speculation-method", "Unsupported speculative method: 'mtp'"),
-        ("draft_missing", "no-such-model", "'/nope/draft'"),
+        ("draft_missing", "no-config", "'/nope/draft'"),
+        ("config_missing", "no-config", "'/models/no_config'"),
+        ("config_without_type", "config-without-model-type", "/models/no_model_type"),
         ("ngram_bounds", "ngram-bounds", "prompt_lookup_min=5 must be <= prompt_lookup_max=2"),
         ("heads_not_divisible", "heads-not-divisible", "(4) must be divisible by tensor parallel size (3)"),
         ("quantization_unknown", "unsupported-quantization", "Unknown quantization method: fp99"),
@@ -116,8 +118,9 @@ def test_each_public_log_names_its_thread_and_its_row() -> None:
     rows = {row.name for row in table()}
     threads = [real["source"] for real in REAL]
     assert all("#" in thread and "/" in thread for thread in threads)
-    assert {real["row"] for real in REAL} - rows == {"killed", "last-line", "silent"}
-    assert sum(real["row"] in rows for real in REAL) >= 80
+    found = {"killed", "exception", "last-line", "silent"}
+    assert {real["row"] for real in REAL} - rows - {stage.name for stage in stages()} == found
+    assert sum(real["row"] in rows for real in REAL) >= 100
     assert sum(real["row"] in {"last-line", "silent"} for real in REAL) >= 3
 
 

@@ -16,7 +16,9 @@ from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.nodes import Links
 
-HOLD = "import socket,sys,time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)"
+HOLD = (
+    "import socket,sys,time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
+)
 
 
 def plan(rank: int, port: int) -> LaunchPlan:
@@ -52,7 +54,7 @@ def looked(links: Links, processes: list[psutil.Process], *, complete: bool = Tr
 
 
 def until_lost(links: Links, processes: list[psutil.Process], *, complete: bool = True) -> LaunchError:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             links.look(processes, complete=complete)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,26 @@ def opened(
     return Output(path, origin=origin, data=data, resume=resume, overwrite=overwrite)
 
 
-def body(index: int) -> dict[str, object]:
-    return {"id": f"r{index}", "index": index, "text": "t"}
-
-
-def write(path: Path, *, count: int) -> None:
+def write(path: Path, *, count: int, order: Sequence[int] = range(4)) -> None:
     output = opened(path)
-    for index in range(len(output.resumed), count):
-        output.write({"id": f"r{index}", "index": index, "text": "t"})
+    for index in order[:count]:
+        if index not in output.done:
+            output.write({"id": f"r{index}", "index": index, "text": "t"})
     output.close()
+
+
+def finish(path: Path) -> list[dict[str, object]]:
+    """Write what is missing and complete the output; returns its records."""
+    output = opened(path)
+    for index in range(4):
+        if index not in output.done:
+            output.write({"id": f"r{index}", "index": index, "text": "t"})
+    output.complete()
+    output.close()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+WHOLE = [{"id": f"r{index}", "index": index, "text": "t"} for index in range(4)]
 
 
 def test_the_file_appears_only_once_it_is_complete(tmp_path: Path) -> None:
@@ -45,44 +57,90 @@ def test_the_file_appears_only_once_it_is_complete(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
 
 
-def test_an_interrupted_output_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    write(path, count=2)
-    output = opened(path)
-    assert output.resumed == [body(0), body(1)]
-    for index in (2, 3):
+def test_every_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    output = opened(tmp_path / "out.jsonl")
+    for count, index in enumerate((3, 1, 2), start=1):
         output.write({"id": f"r{index}", "index": index, "text": "t"})
-    output.complete()
+        assert len(output.partial.read_bytes().splitlines()) == output.written == count
     output.close()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [body(index) for index in range(4)]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(st.data())
-def test_a_file_cut_at_any_byte_resumes_with_its_whole_lines(tmp_path: Path, data: st.DataObject) -> None:
+@given(st.permutations(range(4)), st.integers(0, 4))
+def test_lines_that_finish_in_any_order_end_in_the_order_of_the_input(
+    tmp_path: Path, order: list[int], count: int
+) -> None:
     path = tmp_path / "out.jsonl"
-    (tmp_path / "out.jsonl.partial").unlink(missing_ok=True)
-    write(path, count=4)
+    path.unlink(missing_ok=True)
+    write(path, count=count, order=order)
+    output = opened(path)
+    output.close()
+    assert output.done == set(order[:count])
+    assert finish(path) == WHOLE
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.permutations(range(4)), st.data())
+def test_a_journal_cut_at_any_byte_keeps_its_whole_lines(
+    tmp_path: Path, order: list[int], data: st.DataObject
+) -> None:
+    path = tmp_path / "out.jsonl"
+    path.unlink(missing_ok=True)
+    write(path, count=4, order=order)
     partial = tmp_path / "out.jsonl.partial"
     whole = partial.read_bytes()
     cut = data.draw(st.integers(0, len(whole)))
     partial.write_bytes(whole[:cut])
     output = opened(path)
     output.close()
-    assert len(output.resumed) == whole[:cut].count(b"\n")
-    assert partial.read_bytes() == b"".join(whole.splitlines(keepends=True)[: len(output.resumed)])
+    assert output.done == set(order[: whole[:cut].count(b"\n")])
+    assert partial.read_bytes() == b"".join(whole.splitlines(keepends=True)[: len(output.done)])
+    assert finish(path) == WHOLE
 
 
-def test_rubbish_in_the_middle_is_made_anew_with_all_that_follows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rubbish", [b"\x00" * 40, b"[1]", b'{"index": 9}', b'{"index": true}', b"\xff"])
+def test_a_damaged_record_is_made_again_and_what_follows_is_kept(tmp_path: Path, rubbish: bytes) -> None:
     path = tmp_path / "out.jsonl"
     write(path, count=4)
     partial = tmp_path / "out.jsonl.partial"
     lines = partial.read_bytes().splitlines(keepends=True)
-    partial.write_bytes(lines[0] + b"\x00" * 40 + b"\n" + lines[2] + lines[3])
+    partial.write_bytes(lines[0] + rubbish + b"\n" + lines[2] + lines[3])
     output = opened(path)
     output.close()
-    assert output.resumed == [body(0)]
-    assert partial.read_bytes() == lines[0]
+    assert output.done == {0, 2, 3}
+    assert finish(path) == WHOLE
+
+
+def test_a_failed_line_counts_as_finished(tmp_path: Path) -> None:
+    output = opened(tmp_path / "out.jsonl")
+    output.write({"id": "r2", "index": 2, "error": "line 3: too long"})
+    output.close()
+    output = opened(tmp_path / "out.jsonl")
+    output.close()
+    assert output.done == {2}
+    assert output.errors == {2: "line 3: too long"}
+
+
+def test_a_full_disk_is_an_error_that_keeps_the_journal_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    code = (
+        "import resource, signal; from pathlib import Path; from specserve.serve.output import Output\n"
+        "from specserve.errors import FactError\n"
+        f"path, data = Path({str(path)!r}), {DATA!r}\n"
+        "o = Output(path, origin='o', data=data, resume=True, overwrite=False)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "try:\n"
+        "    for index in range(4): o.write({'id': f'r{index}', 'index': index, 'text': 't'})\n"
+        "except FactError as error: print(o.written, error, error.hint)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("2 cannot write")
+    assert "the same command resumes" in done.stdout
+    output = opened(path)
+    output.close()
+    assert output.done == {0, 1}
+    assert finish(path) == WHOLE
 
 
 def test_another_input_is_not_mixed_in(tmp_path: Path) -> None:
@@ -99,6 +157,14 @@ def test_another_profile_is_not_mixed_in(tmp_path: Path) -> None:
     assert len((tmp_path / "out.jsonl.partial").read_bytes().splitlines()) == 2
 
 
+def test_a_journal_that_lost_its_note_is_neither_resumed_nor_dropped(tmp_path: Path) -> None:
+    write(tmp_path / "out.jsonl", count=2)
+    (tmp_path / "out.jsonl.partial.json").unlink()
+    with pytest.raises(UsageError, match="another profile or other options"):
+        opened(tmp_path / "out.jsonl")
+    assert len((tmp_path / "out.jsonl.partial").read_bytes().splitlines()) == 2
+
+
 def test_a_damaged_note_beside_the_output_is_not_taken_for_the_same_work(tmp_path: Path) -> None:
     write(tmp_path / "out.jsonl", count=2)
     (tmp_path / "out.jsonl.partial.json").write_text("[1")
@@ -110,7 +176,7 @@ def test_without_resuming_everything_is_made_anew(tmp_path: Path) -> None:
     write(tmp_path / "out.jsonl", count=2)
     output = opened(tmp_path / "out.jsonl", origin="other", resume=False)
     output.close()
-    assert output.resumed == []
+    assert output.done == set()
     assert output.partial.read_bytes() == b""
 
 
@@ -146,7 +212,7 @@ def test_a_killed_run_leaves_no_lock(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     output = opened(tmp_path / "out.jsonl")
     output.close()
-    assert output.resumed == [{"id": "r0", "index": 0}]
+    assert output.done == {0}
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:

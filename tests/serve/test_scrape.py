@@ -58,7 +58,7 @@ def test_a_key_is_sent_where_one_was_named_and_nowhere_else(monkeypatch: pytest.
 def test_every_other_answer_is_an_error_in_a_bounded_time(
     fault: str | None, status: int, message: str
 ) -> None:
-    patience_s = 5.0 if fault in {"endless", "huge"} else 0.2
+    patience_s = 0.2 if fault in {"drip", "trickle", "silent"} else 60.0  # these never end
     with serving(Script(fault=fault, status=status)) as url, pytest.raises(TrafficError) as error:
         scrape(endpoint(url), timeout_s=patience_s)
     assert message in error.value.message
@@ -81,7 +81,7 @@ def test_nobody_there() -> None:
 
 def test_a_name_that_no_server_has() -> None:
     with pytest.raises(TrafficError, match="cannot reach"):
-        scrape(Endpoint("http://no-such-host.invalid:8000", is_loopback=False), timeout_s=5)
+        scrape(Endpoint("http://no-such-host.invalid:8000", is_loopback=False), timeout_s=60)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_no_thread_is_left_behind() -> None:
     with serving(Script()) as url:
         before = set(threading.enumerate())
         scrape(endpoint(url))
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 60
         while {thread for thread in threading.enumerate() if "Timer" in thread.name} - before:
             assert time.monotonic() < deadline
             time.sleep(0.01)

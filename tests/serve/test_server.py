@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.health import is_healthy, served_models
 from specserve.serve.phases import Phase
+from specserve.serve.process import Child
 from specserve.serve.server import Server, running, supervise
 from specserve.serve.stop import StopRequest
 
@@ -161,11 +163,19 @@ def test_a_program_that_does_not_exist_is_an_error_with_a_way_out(
 
 
 def test_a_server_that_stands_still_is_given_up_and_stopped(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fake_plan("--fault", "never-ready", stall_timeout_s=1.5)
+    log = tmp_path / "server.log"
+
+    def elapsed_s(_: Child) -> float:  # stands still until the weights load, then leaps at each look
+        has_begun = log.exists() and "Loading weights took" in log.read_text()
+        return next(leaps) if has_begun else 0.0
+
+    leaps = itertools.count(30.0, 30.0)
+    monkeypatch.setattr(Child, "elapsed_s", property(elapsed_s))
+    plan = fake_plan("--fault", "never-ready", stall_timeout_s=30)
     with (
-        pytest.raises(LaunchError, match=r"no progress for 1\.5s while loading weights") as caught,
+        pytest.raises(LaunchError, match=r"no progress for 30s while loading weights") as caught,
         running(plan, log_path=tmp_path / "server.log", on_event=watched),
     ):
         pytest.fail("it never became ready")
@@ -174,9 +184,13 @@ def test_a_server_that_stands_still_is_given_up_and_stopped(
 
 
 def test_a_busy_server_is_waited_for_beyond_the_stall_limit_and_an_early_stop_is_an_interruption(
-    fake_plan: FakePlan, watched: Watched, tmp_path: Path
+    fake_plan: FakePlan, watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = fake_plan("--fault", "stall-busy", stall_timeout_s=0.8)
+    def elapsed_s(child: Child) -> float:  # of a clock on which it always has 5 % of a core
+        return 20 * psutil.Process(child.pid).cpu_times().user
+
+    monkeypatch.setattr(Child, "elapsed_s", property(elapsed_s))
+    plan = fake_plan("--fault", "stall-busy", stall_timeout_s=5)
     with StopRequest() as stop:
 
         def stop_later(event: events.Event) -> None:
@@ -234,12 +248,17 @@ def test_an_engine_process_that_outlives_the_first_one_is_killed(
     assert nothing_is_left(watched.session, plan)
 
 
+def end(server: Server) -> None:
+    """Make it end by itself, as its fault says."""
+    os.kill(server.pid, signal.SIGUSR1)
+
+
 def test_an_exit_that_nobody_asked_for_is_a_failure_even_with_code_0(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
     plan = fake_plan("--fault", "exit-zero")
     with StopRequest() as stop, pytest.raises(LaunchError, match=r"exited with code 0 .* while serving"):
-        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched)
+        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched, first=end)
     assert nothing_is_left(watched.session, plan)
 
 
@@ -248,7 +267,7 @@ def test_a_killed_api_server_takes_its_engine_along(
 ) -> None:
     plan = fake_plan("--fault", "kill-self")
     with StopRequest() as stop, pytest.raises(LaunchError, match="killed by SIGKILL") as caught:
-        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched)
+        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched, first=end)
     assert caught.value.exit_code == 2
     assert nothing_is_left(watched.session, plan)
 
@@ -279,10 +298,13 @@ def test_an_error_of_the_user_of_the_server_is_raised_after_the_server_is_gone(
 
 @pytest.mark.parametrize("fault", ["exit-zero", "exit-slowly"])
 def test_a_request_that_failed_because_the_server_died_is_told_as_the_death(
-    fake_plan: FakePlan, tmp_path: Path, fault: str
+    fake_plan: FakePlan, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("specserve.serve.server._DYING_S", 120.0)
+
     def use(server: Server) -> None:
-        while is_healthy(server.url):
+        end(server)
+        while is_healthy(server.url, timeout_s=60):
             time.sleep(0.05)
         raise ConnectionError
 

@@ -8,6 +8,8 @@ from specserve.deploy.deployment import Deployment
 from specserve.deploy.kubernetes.workload import metadata, pool_name, selector
 from specserve.deploy.yamltext import Note
 
+SHARED_MODE = "ReadWriteMany"
+"""The access mode of a claim that pods on several nodes mount."""
 _GB = 1e9
 _UNKNOWN_BYTES = 200e9
 
@@ -53,9 +55,13 @@ def policy(made: Deployment) -> dict[str, Any]:
 def claims(made: Deployment) -> list[dict[str, Any]]:
     """Where downloads and the profile's own models lie."""
     found = []
-    mode = Note(
-        "pods on several nodes need ReadWriteMany", ["ReadWriteMany" if made.nodes > 1 else "ReadWriteOnce"]
-    )
+    if made.nodes > 1:
+        mode = Note("the pods run on several nodes", [SHARED_MODE])
+    else:
+        mode = Note(
+            f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}",
+            ["ReadWriteOnce"],
+        )
     if made.downloads:
         found.append(_claim(made, f"{made.name}-cache", mode=mode, size=_cache_size(made)))
     if made.mounts:

@@ -55,8 +55,8 @@ def workload(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
             "replicas": Note("each replica takes GPUs of its own", 1) if not made.is_cpu else 1,
             "selector": {"matchLabels": selector(made, plain=plain)},
             "strategy": Note(
-                "the old pod goes before the new one comes: accelerators are seldom there twice; with spare ones "
-                "set maxSurge 1 and maxUnavailable 0",
+                "the old pod stops before the new one starts, because a cluster seldom has the accelerators twice; "
+                "if yours does, set maxSurge 1 and maxUnavailable 0",
                 {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
             ),
             "progressDeadlineSeconds": made.start_limit_s + 1800,
@@ -82,12 +82,29 @@ def leader_worker_set(made: Deployment) -> dict[str, Any]:
             "leaderWorkerTemplate": {
                 "size": made.nodes,
                 "restartPolicy": Note(
-                    "vLLM's ranks cannot come back one by one: all start anew when one ends",
+                    "a single vLLM rank cannot rejoin: all ranks restart when one ends",
                     "RecreateGroupOnPodRestart",
                 ),
                 "leaderTemplate": template(made.ranks[0], None),
                 "workerTemplate": template(made.ranks[1], _INDEX),
             },
+        },
+    }
+
+
+def disruption_budget(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
+    """A PodDisruptionBudget: draining nodes takes one pod of a pool at a time."""
+    limit = Note("with one replica, a drain still stops the server: minAvailable 1 would block the drain", 1)
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(made, pool_name(made, plain=plain), plain=plain),
+        "spec": {
+            "maxUnavailable": limit,
+            "unhealthyPodEvictionPolicy": Note(
+                "a pod that is not ready serves nobody, so it never blocks a drain", "AlwaysAllow"
+            ),
+            "selector": {"matchLabels": selector(made, plain=plain)},
         },
     }
 
@@ -103,7 +120,9 @@ def pod(made: Deployment, container: dict[str, Any]) -> dict[str, Any]:
         "terminationGracePeriodSeconds": Note("server.shutdown_timeout_s and 30 s more", made.grace_s),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": Note("a user that the image knows: torch dies of any other", made.image.uid),
+            "runAsUser": Note(
+                "must be a user in the image's /etc/passwd: torch fails for any other uid", made.image.uid
+            ),
             "runAsGroup": made.image.gid,
             "fsGroup": made.image.uid,
             "fsGroupChangePolicy": "OnRootMismatch",

@@ -57,7 +57,8 @@ class MemoryEstimate:
     max_concurrency: Interval
     largest_max_model_len: Interval
     without_speculation_kv_cache_tokens: Interval | None
-    basis: Literal["vllm", "formula"]
+    basis: Literal["vllm", "formula", "published"]
+    """`published`: the formula, on a configuration that ships with specserve because the Hub did not answer."""
     calibration: str
     """Where the constants of the bounds come from."""
     certain: bool = False

@@ -101,7 +101,8 @@ def _tokens(s: Situation) -> Iterator[_Turn]:
 
 def _length(s: Situation, r: Reckoning) -> Iterator[_Turn]:
     """The largest length that surely fits, rounded down; a promise must still have room in it."""
-    largest = r.demand.largest_max_model_len(r.low, limit=s.settings.max_model_len)
+    limit = min(s.settings.max_model_len, s.longest or s.settings.max_model_len)  # vLLM refuses more
+    largest = r.demand.largest_max_model_len(r.low, limit=limit)
     step = 1024 if largest >= 4096 else 256
     value = largest // step * step
     if 0 < value < s.settings.max_model_len and value >= max((p.tokens for p in s.promises), default=0):

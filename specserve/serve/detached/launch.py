@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.errors import LaunchError
-from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events, oom
 from specserve.serve.detached import registry, watcher
 from specserve.serve.detached.group import Detached, exit_file, mark, noted
@@ -41,11 +41,13 @@ def launch(
     stop: StopRequest,
     on_event: OnEvent = events.ignore,
     first: Callable[[Server], None] | None = None,
+    warms_up: bool = False,
     arm: Arm | None = None,
 ) -> Record:
     """Start the plan's server under a name; return when it answers, and leave it.
 
-    `first` is called when it answers; what it raises ends the server. `arm`: which launch of the profile it is.
+    `warms_up`: whether one request is answered before that. `first` is called when it answers; what it raises ends the
+    server. `arm`: which launch of the profile it is.
 
     Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up) and Interrupted;
     nothing is left then, and nothing in the registry.
@@ -61,6 +63,7 @@ def launch(
         group = Detached(record)
         server = Server(plan, group, stop=stop, emit=never_failing(on_event))
         server.tells_ready = first is None
+        server.warms_up = warms_up
         undo.callback(server.end)
         _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
         _start(server, record)
@@ -85,7 +88,6 @@ def _start(server: Server, record: Record) -> None:
 
 def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
     """The name is ours from now on. A dead server of that name is tidied up and forgotten."""
-    keys = [value.name for value in plan.env.values() if isinstance(value, FromEnv)]
     speculation = plan.speculation or {}
     count = speculation.get("num_speculative_tokens")
     record = Record(
@@ -108,7 +110,7 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room,
         device_bytes=room.least_bytes,
         shutdown_timeout_s=plan.shutdown_timeout_s,
         stall_timeout_s=plan.stall_timeout_s,
-        api_key_env=keys[0] if keys else None,
+        api_key_env=plan.api_key_env,
         launcher=(os.getpid(), ticks(os.getpid()) or 0),
         oom_kills=oom.kills(),
         arm=arm,

@@ -62,7 +62,7 @@ def test_what_a_tick_raises_ends_it_though_a_job_hangs() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(Crew(iter([hangs.wait]), concurrency=1).results(on_tick=stop))
     hangs.set()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 def test_a_job_may_return_nothing() -> None:

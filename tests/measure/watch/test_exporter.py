@@ -28,7 +28,7 @@ def served(report: Report | None) -> dict[str, float]:
         port = exporter.listen("127.0.0.1", 0)
         if report is not None:
             exporter.show(report)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
             text = response.read().decode()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}

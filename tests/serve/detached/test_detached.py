@@ -92,7 +92,7 @@ def nothing_is_left(record: Record) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((record.host, record.port))
     ours = {f"psm_fake{record.leader[0]}", f"psm_leak{record.leader[0]}"}
-    deadline = time.monotonic() + 10  # its watcher may still be at it
+    deadline = time.monotonic() + 60  # its watcher may still be at it
     while _left(record, ours) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not _left(record, ours)
@@ -104,7 +104,7 @@ def _left(record: Record, ours: set[str]) -> bool:
 
 
 def wait_for(name: str, state: str) -> Seen:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         seen = observe(name)
         if seen is not None and seen.state == state:
@@ -135,8 +135,7 @@ def test_its_watcher_ends_with_it_and_holds_no_terminal(start: Start) -> None:
     assert streams == {Path(os.devnull)}
     assert watcher.cwd() == "/"
     stop_now(record)
-    psutil.wait_procs([watcher], timeout=10)
-    assert not watcher.is_running()
+    assert psutil.wait_procs([watcher], timeout=60)[1] == []
 
 
 @pytest.mark.parametrize("victim", ["leader", "engine"])
@@ -158,6 +157,8 @@ def test_a_death_is_told_with_its_cause_and_nothing_of_it_is_left(start: Start, 
 
 def test_an_exit_with_code_0_that_nobody_asked_for_is_a_death(start: Start) -> None:
     record = start("--fault", "exit-zero")
+    assert record.leader is not None
+    os.kill(record.leader[0], signal.SIGUSR1)
     seen = wait_for("demo", "dead")
     assert "exited with code 0" in seen.detail
     assert nothing_is_left(record)

@@ -1,0 +1,93 @@
+"""A bad value stops the rules that read it, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.check import check
+from specserve.checks.gather import Wanted
+from specserve.checks.run import lint
+from specserve.profile.load import examine, examine_partial
+
+Write = Callable[..., Path]
+WRONG = "engine: {max_num_seqs: 8, max_num_batched_tokens: 4}\nserver: {host: 0.0.0.0}\n"
+"""SD108 and SD136, whatever stands beside it."""
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("name: Bad_Name", "SD006"),
+        ("name: [a]", "SD006"),
+        ("nmae: x", "SD005"),
+        ("schema: one", "SD006"),
+        ("expect: [{concurrency: none}]", "SD006"),
+        ("expect: {concurrency: 1}", "SD006"),
+        ("env: {1X: y}", "SD006"),
+        ("hardware: {acelerator: cpu}", "SD005"),
+        ("alternatives: {a: {method: sufix}}", "SD006"),
+        ("alternatives: [a]", "SD006"),
+        ("speculation: {method: sufix}", "SD006"),
+        ("speculation: {method: mtp, num_speculative_tokens: none}", "SD006"),
+        ("speculation: {method: draft_model, num_speculative_tokens: 3}", "SD007"),
+        ("speculation: [ngram]", "SD006"),
+        ("vllm: newest", "SD006"),
+        ("frontend: {a: 1, a: 2}", "SD004"),
+        ("frontend: {port: 3}", "SD005"),
+        ("frontend: {a: !x y}", "SD002"),
+        ("frontend: {a: 010}", "SD011"),
+    ],
+)
+def test_a_bad_value_hides_nothing_that_does_not_need_it(write: Write, text: str, code: str) -> None:
+    report = lint([str(write(f"target: {{model: ./m}}\n{WRONG}{text}"))])
+    assert {"SD108", code} <= {item.code for item in report.findings}
+    assert [(item.verdict, item.fingerprint) for item in report.verdicts] == [("invalid", None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "stopped"),
+    [
+        ("name: Bad_Name", 0),
+        ("target: {tensor_parallel_size: four}", 1),
+    ],
+)
+def test_the_rules_that_did_not_run_are_counted(write: Write, text: str, stopped: int) -> None:
+    (verdict,) = lint([str(write(text if "target" in text else f"target: {{model: ./m}}\n{text}"))]).verdicts
+    assert bool(verdict.not_run) == bool(stopped)
+
+
+def test_a_value_that_cannot_be_read_makes_no_finding_of_its_default(write: Write) -> None:
+    text = """
+        target: {model: ./m, tensor_parallel_size: four}
+        speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, draft_tensor_parallel_size: 4}
+        engine: {enable_eplb: true, enable_expert_parallel: true}
+        hardware: {accelerator: H100-80GB, count: 8}
+    """
+    assert [item.code for item in lint([str(write(text))]).findings] == ["SD006"]
+
+
+def test_a_misspelt_key_is_not_taken_for_absent(write: Write) -> None:
+    text = """
+        target: {model: ./m, tensor_parallel_sise: 4}
+        speculation: {method: draft_model, model: ./d, num_speculative_tokens: 3, draft_tensor_parallel_size: 4}
+    """
+    assert [item.code for item in lint([str(write(text))]).findings] == ["SD005"]
+
+
+def test_check_runs_every_group_beside_a_wrong_name(write: Write) -> None:
+    file = str(write("name: Bad_Name\ntarget: {model: ./m}\nhardware: {accelerator: L4-24GB, count: x}"))
+    wanted = Wanted(offline=True, here=False)
+    report = check([(file, *examine_partial(file))], wanted=wanted)
+    codes = [item.code for item in report.findings]
+    assert codes.count("SD006") == 2 and "SD290" in codes
+    assert "`hardware.count` cannot be read" in {item.reason for item in report.skipped}
+
+
+def test_a_profile_with_problems_is_still_none_for_who_would_launch_it(write: Write) -> None:
+    file = str(write("name: Bad_Name\ntarget: {model: ./m}"))
+    assert examine(file)[0] is None
+    partial, _ = examine_partial(file)
+    assert partial is not None and partial.target.model.endswith("m")

@@ -1,0 +1,83 @@
+"""`check` without a Hub: memory from the configurations that ship with specserve, and nothing else from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.check import Checked, check
+from specserve.checks.gather import Wanted
+from specserve.facts.accelerators import assume
+from specserve.facts.architecture.read import read_shape
+from specserve.facts.published import _FILE, published
+from specserve.profile.load import examine
+from specserve.profile.schema import Profile
+
+ROOT = Path(__file__).parents[2]
+CONTENT = json.loads(_FILE.read_text(encoding="utf-8"))
+ENTRIES = CONTENT["models"]
+PAIR = """\
+target: {model: meta-llama/Llama-3.1-70B-Instruct, tensor_parallel_size: 4, max_model_len: 8192}
+speculation: {method: draft_model, model: meta-llama/Llama-3.1-8B-Instruct, num_speculative_tokens: 5}
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "empty" / "hub"))
+
+
+def checked(file: Path) -> Checked:
+    wanted = Wanted(offline=True, machine=assume("4xH100-80GB"))
+    (verdict,) = check([(str(file), *examine(str(file)))], wanted=wanted).verdicts
+    assert isinstance(verdict, Checked)
+    return verdict
+
+
+def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[..., Path]) -> None:
+    verdict = checked(write(PAIR))
+    assert verdict.memory is not None and verdict.memory.basis == "published"
+    weights = verdict.memory.per_gpu_bytes.target_weights
+    assert weights == pytest.approx(70_553_706_496 * 2 / 4, rel=0.005)  # the parameters on the model's card
+    assert verdict.tokenizer is None
+    assert verdict.verdict == "incomplete" and not verdict.undone
+    models = next(group for group in verdict.groups if group.name == "models")
+    assert models.skipped is not None and "so memory rests on its published configuration" in models.skipped
+
+
+def test_a_model_that_nobody_published_leaves_the_estimate_out(write: Callable[..., Path]) -> None:
+    verdict = checked(write(PAIR.replace("Llama-3.1-70B-Instruct", "Llama-9.9-70B")))
+    assert verdict.memory is None
+
+
+def test_a_model_that_can_be_read_is_read(profile: Callable[[str], Profile], tmp_path: Path) -> None:
+    """A directory of the same name wins: the published fields are for what nobody can tell."""
+    folder = tmp_path / "meta-llama" / "Llama-3.1-8B-Instruct"
+    folder.mkdir(parents=True)
+    small = {**ENTRIES["meta-llama/Llama-3.1-8B-Instruct"]["config"], "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(small))
+    file = tmp_path / "p.yaml"
+    file.write_text(f"target: {{model: {folder}, max_model_len: 4096}}\n")
+    memory = checked(file).memory
+    assert memory is not None and memory.basis == "formula"
+
+
+@pytest.mark.parametrize("model", sorted(ENTRIES))
+def test_an_entry_names_its_source_holds_no_hash_and_has_a_known_shape(model: str) -> None:
+    entry = ENTRIES[model]
+    assert set(entry) == {"source", "config"} and entry["source"]
+    assert not {"_commit_hash", "_name_or_path", "transformers_version"} & entry["config"].keys()
+    facts = published(model)
+    assert facts is not None and facts.commit is None and not facts.files
+    assert read_shape(model, facts.config).layers
+
+
+def test_every_target_of_the_shipped_profiles_has_a_configuration_or_is_named_as_missing() -> None:
+    profiles = [examine(str(file))[0] for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    targets = {profile.target.model for profile in profiles if profile}
+    hub_ids = {model for model in targets if not model.startswith("/")}
+    assert hub_ids - ENTRIES.keys() == set(CONTENT["targets_without_a_source"])
