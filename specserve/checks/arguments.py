@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import judged, only_in
+from specserve.convert.options import refused_spellings
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
 from specserve.plan.support import table, versions_with
@@ -16,7 +17,8 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
     """Each problem once, with the versions that have it where they do not all have it."""
     seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
     for version in judged(ctx):
-        for problem in problems(ctx.profile, table(version)):
+        known = table(version)
+        for problem in (*problems(ctx.profile, known), *refused_spellings(ctx.profile, known)):
             if problem.kind in kinds:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
     for path, (problem, found) in seen.items():
@@ -62,7 +64,7 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
     ## Source
     vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "unknown")
+    return _hits(ctx, "unknown", "spelling")
 
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)

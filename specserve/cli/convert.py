@@ -35,8 +35,8 @@ def convert(
 
     Read are `vllm serve`, api_server, `docker run`, compose, `LLM(…)` and SGLang's flags. What vLLM has no
     more is translated or left out, and each change is said: in the profile as a comment, on stderr as a
-    list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the profile has
-    errors that no conversion could cure.
+    list. Nothing of the source is executed, and no secret of it is written. Exit code 1: the source does not
+    say a value, which is left out, or the profile has errors that no conversion could cure.
 
     \b
     specserve convert serve.sh -o my.yaml
@@ -120,7 +120,7 @@ def _tell(result: Converted, *, target: str | None, others: list[Given]) -> bool
         say(f"note: {clean(f'{place}{about}{note.text}')}")
     for other in others:
         say(f"note: line {other.place.line}: {clean(other.what)} starts another engine, which is left out")
-    findings = _linted(result)
+    findings = [*result.unresolved, *_linted(result)]
     if findings:
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)

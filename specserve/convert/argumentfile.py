@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.jsontext import NotJson, json_node
+from specserve.convert.given import Setting
 from specserve.convert.options import known_options
-from specserve.convert.settings import Setting
-from specserve.convert.values import wrong_value
+from specserve.convert.values import NotJson, json_node, wrong_value
 from specserve.convert.words import Word
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.support import known_versions, table

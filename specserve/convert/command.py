@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
-from specserve.convert.invocation import Invocation, invocation, shell_script
+from specserve.convert.environment import hushed, names_a_secret
+from specserve.convert.given import Setting, left_over, settings_of
+from specserve.convert.invocation import STARTS, Invocation, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.secrets import hushed, names_a_secret
-from specserve.convert.settings import Setting, left_over, settings_of
-from specserve.convert.shelltext import commands
-from specserve.convert.words import COMMAND, Word, argv_words, starred
+from specserve.convert.values import wrong_value
+from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.plan.old import KEYS, advice
+from specserve.plan.replacements import KEYS, advice
 from specserve.plan.support import known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
@@ -41,9 +41,8 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     """
     line, argv = argv_words(words)
     start = _started(argv)
-    found: list[Finding] = []
-    given = _given(start, found)
-    given = _known(given, found)
+    found = [_open(word) for word in start.words if UNKNOWN.search(word.text)]
+    given = _known(_given(start, found), found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
@@ -54,15 +53,14 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     profile, more = validate(tree, file=COMMAND)
     if profile:
         profile = _for_versions(profile, given)
-        found += _open_to_all(profile, start)
+        found += _open_to_all(profile, start) if "headless" not in given else []
     told = [*found, *(_explained(finding) for finding in more)]
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 
 
 def _started(argv: Sequence[Word]) -> Invocation:
     """The start of vLLM among the words, in the script of a shell too."""
-    script = shell_script(argv)
-    start = _in_script(script) if script else invocation(argv)
+    start = invocation(argv)
     if start is None:
         what = quoted(argv[0].text) if argv else "nothing"
         raise NoStart(f"{what} is no command that starts vLLM")
@@ -71,16 +69,17 @@ def _started(argv: Sequence[Word]) -> Invocation:
             "this command starts SGLang, which specserve does not run",
             hint="`specserve convert -- …` makes a profile for vLLM of it",
         )
+    if not start.start.columns:  # of a script: its places are those of the whole text
+        whole = next((word.span for word in argv if STARTS.search(word.text)), argv[0].span)
+        start.words = [replace(word, span=whole) for word in start.words]
+        start.start = replace(start.start, span=whole)
     return start
 
 
-def _in_script(script: Word) -> Invocation | None:
-    """The first start in the text after `sh -c`; places are those of the whole text."""
-    for words in commands(script.text, file=COMMAND):
-        start = invocation([Word(word.text, script.span) for word in words])
-        if start:
-            return start
-    return None
+def _open(word: Word) -> Finding:
+    """An error about a word that the script in a command line leaves open."""
+    name = UNKNOWN.sub(r"$\1", word.text)
+    return wrong_value(f"the command does not say what {quoted(name)} is", word.span, help="write its value")
 
 
 def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:
@@ -129,6 +128,8 @@ def _text_node(word: Word) -> Node:
 
 def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
+    if profile.vllm is not None:
+        return profile
     refused = [_refused(profile, given, version) for version in known_versions()]
     first = len(refused) - 1
     while first > 0 and refused[first - 1] <= refused[-1]:

@@ -1,39 +1,71 @@
-"""The variables of a start: which a profile keeps, and which it must not, or need not, have. Knows no argument."""
+"""What a profile may hold of an environment, and what must never reach a profile: secrets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from specserve.convert.given import Note
-from specserve.convert.secrets import looks_secret, names_a_secret
-from specserve.convert.settings import Setting
-from specserve.convert.shelltext import UNKNOWN
+from specserve.convert.words import unresolved
+from specserve.plan.replacements import VARIABLES
 from specserve.plan.support import known_versions, table
-from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 
-_ARGUMENTS: Mapping[str, str] = {
-    "VLLM_ATTENTION_BACKEND": "attention_backend",
-    "VLLM_ALL2ALL_BACKEND": "all2all_backend",
-}
+_NAME = re.compile(
+    r"API_?KEY|ACCESS_KEY|PRIVATE_KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL|(^|_)TOKEN(S)?$|(^|_)KEY$", re.I
+)
+_SHAPE = re.compile(
+    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{12,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+    r"|glpat-[\w-]{12,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{12,}|-----BEGIN [A-Z ]*PRIVATE KEY)|://[^/\s:@]+:[^/\s@]+@"
+)
 _NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)
 
+Removed = list[tuple[str, Node, str]]
 
-def as_settings(env: Mapping[str, Node], table: VllmTable, notes: list[Note]) -> dict[str, Setting]:
-    """The variables of old that are arguments today."""
-    settings: dict[str, Setting] = {}
-    for name, argument in _ARGUMENTS.items():
-        node = env.get(name)
-        if node and name not in table.env and isinstance(node.value, str) and not UNKNOWN.search(node.value):
-            value = node.value.removesuffix("_VLLM_V1")  # as the V1 engine's backends were called at first
-            settings[argument] = Setting(
-                argument, replace(node, value=value, raw=value), name, table.engine.get(argument)
-            )
-            notes.append(Note(f"engine.{argument}", f"the variable `{name}` of old", node.span.line))
-    return settings
+
+def names_a_secret(name: str) -> bool:
+    """Whether a variable of this name holds a secret, whatever its value is."""
+    return bool(_NAME.search(name))
+
+
+def looks_secret(text: str) -> str | None:
+    """The text itself if it holds something shaped like a well-known kind of key."""
+    return text if _SHAPE.search(text) else None
+
+
+def hushed(text: str) -> str:
+    """The text with what is shaped like a key starred out."""
+    return _SHAPE.sub(lambda match: "*" * len(match[0]), text)
+
+
+def without_texts(
+    node: Node, wrong: Callable[[str], str | None], removed: Removed, path: str = ""
+) -> Node | None:
+    """The tree without the texts and keys for which `wrong` gives a reason, and what they leave empty.
+
+    `removed` collects them with their paths.
+    """
+    reason = wrong(node.value) if isinstance(node.value, str) else None
+    if reason:
+        removed.append((path, node, reason))
+        return None
+    if isinstance(node.value, list):
+        items = [without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
+        kept_items = [item for item in items if item]
+        return replace(node, value=kept_items) if kept_items or not items else None
+    if node.mapping is None:
+        return node
+    kept: dict[str, Node] = {}
+    for key, child in node.mapping.items():
+        inner = f"{path}.{key}" if path else key
+        if reason := wrong(key):
+            removed.append((path, child, reason))
+        elif clean := without_texts(child, wrong, removed, inner):
+            kept[key] = clean
+    return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
 def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
@@ -41,13 +73,11 @@ def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, No
     known = {name for version in known_versions() for name in table(version).env}
     kept: dict[str, Node] = {}
     for name, node in env.items():
-        value = node.value
-        if not isinstance(value, (str, int, float, bool)) or not ENV_NAME.fullmatch(name):
-            continue
-        text = str(value) if node.raw is None else node.raw
-        why = _why_not(name, text, known)
-        if name in _ARGUMENTS and name not in known:
-            continue
+        text = node.raw if node.raw is not None else str(node.value)
+        why = _why_not(name, text, known) if isinstance(node.value, str | int | float) else "it has no value"
+        old = VARIABLES.get(name)
+        if old and old.now and name not in known and not why:
+            continue  # the argument that took its place has the value, and a note
         if why:
             notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
         else:
@@ -56,12 +86,15 @@ def kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, No
 
 
 def _why_not(name: str, text: str, known: set[str]) -> str | None:
+    if not ENV_NAME.fullmatch(name):
+        return "this is not the name of a variable"
     if names_a_secret(name) or looks_secret(text):
-        return "a secret stands in the environment of who starts the server, not in a profile"
-    if UNKNOWN.search(text):
-        return "its value is not in the text"
-    if name.startswith("VLLM_") and name not in known and name not in _NOT_READ_BY_VLLM:
+        return "it is a secret; export it where you start the server"
+    if unresolved(text):
+        return "the source does not say its value; export it where you start the server"
+    old = VARIABLES.get(name)
+    if old and old.now is None and name not in known:
+        return old.why
+    if name.startswith("VLLM_") and name not in known and not old and name not in _NOT_READ_BY_VLLM:
         return "no vLLM that specserve knows reads it"
-    if name == "HF_ENDPOINT":
-        return "a profile never says where tokens are sent"
-    return None
+    return "a profile never says where tokens are sent" if name == "HF_ENDPOINT" else None

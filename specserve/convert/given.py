@@ -1,12 +1,36 @@
-"""What a text says about one engine, whatever its form: settings, environment, notes. Changes nothing of it."""
+"""What a text says about one engine, whatever its form: settings, environment, notes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from specserve.convert.settings import Setting
-from specserve.diagnostics import Span
+from specserve.convert.options import Option, Parsed
+from specserve.convert.values import merged, node_of
+from specserve.convert.words import Word
+from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.plan.table import Argument
+from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument with its value, as it was written: on a command line, in a file of arguments, in Python."""
+
+    name: str
+    """vLLM's own name, or what would be it."""
+    node: Node
+    written: str
+    """`--tensor-parallel-size`, or the keyword."""
+    argument: Argument | None = None
+    inline: bool = False
+    """The value follows a `=`, in one word with the option."""
+
+    @property
+    def place(self) -> Span:
+        """Where the name stands."""
+        return self.node.key or self.node.span
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +56,73 @@ class Given:
     settings: dict[str, Setting] = field(default_factory=dict)
     env: dict[str, Node] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    image: Word | None = None
+    """The container's image, its tag included."""
+    published: list[Word] = field(default_factory=list)
+    """Ports that a container opens to the host, as written: `9000:8000`."""
+    unresolved: list[Finding] = field(default_factory=list)
+    """What the text does not say: `converted` refuses it."""
+    words: list[Word] = field(default_factory=list)
+    """The words after the program; none for a call in Python."""
+
+    @property
+    def is_call(self) -> bool:
+        """Whether this is an engine in a Python program, which has no port."""
+        return self.what.endswith("(…)")
+
+
+def settings_of(options: Iterable[Option], found: list[Finding]) -> dict[str, Setting]:
+    """The settings of a command line by name. `found` gets what vLLM's parser refuses or overrides."""
+    settings: dict[str, Setting] = {}
+    dotted: dict[str, Setting] = {}
+    for option in options:
+        node = node_of(option, found)
+        if node is None:
+            continue
+        setting = Setting(option.name, node, option.flag, option.argument, inline=option.inline)
+        chosen = dotted if option.keys else settings
+        earlier = chosen.get(setting.name)
+        if earlier and (option.keys or _appends(option)):
+            setting = replace(setting, node=merged(earlier.node, node))
+        elif earlier:
+            found.append(_twice(earlier, setting))
+        chosen[setting.name] = setting
+    for name, setting in dotted.items():  # vLLM appends them, so that they win
+        if name in settings:
+            found.append(_twice(settings[name], setting))
+        settings[name] = setting
+    return settings
+
+
+def _appends(option: Option) -> bool:
+    return option.argument is not None and option.argument.form == "append"
+
+
+def _twice(earlier: Setting, later: Setting) -> Finding:
+    message = f"`{later.written}` stands twice, and the later one wins"
+    related = (Related(earlier.place, "this one has no effect"),)
+    return Finding(
+        "SD144", "shadowed-setting", Severity.WARNING, message, later.place, related=related,
+        help="leave one of them out",
+    )  # fmt: skip
+
+
+def left_over(parsed: Parsed, found: list[Finding]) -> Node | None:
+    """The model among the words that belong to no option; `found` gets every other such word."""
+    model: Node | None = None
+    for word, before in parsed.loose:
+        if model is None and before is None:
+            model = Node(word.text, word.span, key=word.span, raw=word.text)
+            continue
+        if model is None and not _is_answer(word.text):
+            model = Node(word.text, word.span, key=word.span, raw=word.text)
+            continue
+        switch = before is not None and before.argument is not None and before.argument.form == "flag"
+        message = f"{quoted(word.text)} belongs to no option"
+        help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
+        found.append(Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text))
+    return model
+
+
+def _is_answer(text: str) -> bool:
+    return text.lower() in ("true", "false", "yes", "no", "on", "off", "0", "1", "none")

@@ -1,29 +1,41 @@
-"""Which of a command's words start which engine: wrappers, containers and variables taken off. Knows no option."""
+"""Which engine a command starts, with what its wrappers, containers and shells say around it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specserve.convert.words import Word
+from specserve.convert.shell import script
+from specserve.convert.words import UNKNOWN, Word, unknown
+from specserve.profile.problems import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
-_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+STARTS = re.compile(
+    r"\bvllm\s+serve\b|entrypoints[./]openai[./]api_server|entrypoints\.api_server|sglang[./]launch_server"
+    r"|sglang\s+serve\b|dynamo\.vllm|vllm/vllm-|vllm-openai"
+)
+"""What a script that starts an engine holds."""
+_MODULES = {
+    "vllm.entrypoints.openai.api_server": "vllm", "vllm.entrypoints.api_server": "vllm", "dynamo.vllm": "vllm",
+    "sglang.launch_server": "sglang",
+}  # fmt: skip
 _CLI_MODULES = ("vllm", "vllm.entrypoints.cli.main")
-_SGLANG_MODULES = ("sglang.launch_server",)
-_CONTAINERS = ("docker", "podman", "nerdctl")
-_RUNS = ("run", "create")
 _SHELLS = ("sh", "bash", "zsh", "dash")
-_IMAGE = re.compile(r"(^|/)[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$")
+_SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
+_QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
+_IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _WITH_VALUE = re.compile(
-    r"""-[evpwumlh] | --(?: env(-file)? | volume | publish | name | gpus | network | net | ipc | shm-size | runtime
+    r"""-[evpwumlhc] | --(?: env(-file)? | volume | publish | name | gpus | network | net | ipc | shm-size | runtime
         | entrypoint | workdir | user | mount | device | ulimit | cap-add | security-opt | restart | memory | cpus
         | cpuset-cpus | group-add | label | hostname | platform | log-driver | log-opt | add-host | pull | tmpfs
-        | pid | userns )""",
+        | pid | userns | cpu-shares | memory-swap | health-\w+ | dns | expose | link | annotation | cidfile )""",
     re.X,
 )
 """Options of `docker run` that take a value in the next word."""
+_SWITCHES = ("-d", "-it", "-i", "-t", "-itd", "-dit", "-ti", "--rm", "--detach", "--init", "--privileged")
+_MOST_NESTED = 4
+DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
 
 
 @dataclass(slots=True)
@@ -38,69 +50,113 @@ class Invocation:
     env: dict[str, Word] = field(default_factory=dict)
     devices: Word | None = None
     """`--gpus` of a container."""
-    notes: list[str] = field(default_factory=list)
-    """What stands around the engine and has no place in a profile."""
+    image: Word | None = None
+    """The container's image, its tag included."""
+    published: list[Word] = field(default_factory=list)
+    """Ports that a container opens to the host, as written: `9000:8000`."""
+    notes: list[tuple[int, str]] = field(default_factory=list)
+    """What stands around the engine and has no place in a profile, with its line."""
 
 
-def invocation(words: Sequence[Word]) -> Invocation | None:
-    """The engine that one command starts, or None where it starts none."""
-    env: dict[str, Word] = {}
-    at = 0
+def starts(
+    words: Sequence[Word], around: Invocation | None = None, *, nested: int = 0, in_script: bool = False
+) -> list[Invocation]:
+    """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
+    if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
+        return []
+    found = around or Invocation("vllm", words[0])
+    env, at = dict(found.env), 0
     while at < len(words):
         word = words[at]
+        name = word.text.rpartition("/")[2]
         assigned = ASSIGNMENT.fullmatch(word.text)
         if assigned:
             env[assigned[1]] = word.part(assigned.start(2))
-            at += 1
-            continue
-        name = word.text.rpartition("/")[2]
-        if name in _CONTAINERS and any(word.text in _RUNS for word in words[at + 1 : at + 3]):
-            return _container(words, at, env)
-        start = _program(words, at)
-        if start:
-            engine, rest = start
-            return Invocation(engine, word, list(words[rest:]), env)
+        elif name in ("docker", "podman", "nerdctl") and any(
+            item.text == "run" for item in words[at + 1 : at + 3]
+        ):
+            return _container(words[at + 1 :], replace(found, env=env), nested=nested)
+        elif name in _SHELLS and (found_script := _script(words, at)) is not None:
+            inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
+            return _scripted(words[found_script], words[found_script + 2 :], inner, nested=nested)
+        elif program := _program(words, at):
+            engine, rest = program
+            notes = [*found.notes, *_before(words[:at])]
+            notes += [(word.span.line, DYNAMO)] * (rest == at + 2 and words[at + 1].text == "dynamo.vllm")
+            return [replace(found, engine=engine, start=word, words=list(words[rest:]), env=env, notes=notes)]
         at += 1
-    return None
+    return []
+
+
+def invocation(words: Sequence[Word]) -> Invocation | None:
+    """The engine that one command starts, or None if it starts none."""
+    return next(iter(starts(words)), None)
 
 
 def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:
     """The engine whose program stands here, and where its arguments begin."""
     text = words[at].text
     name = text.rpartition("/")[2]
-    following = words[at + 1].text if at + 1 < len(words) else ""
-    if text == "-m" and following in _MODULES:
-        return "vllm", at + 2
-    if text == "-m" and following in _SGLANG_MODULES:
-        return "sglang", at + 2
-    if text == "-m" and following in _CLI_MODULES and _is(words, at + 2, "serve"):
+    following = [word.text for word in words[at + 1 : at + 3]] + ["", ""]
+    if text == "-m" and following[0] in _MODULES:
+        return _MODULES[following[0]], at + 2
+    if text == "-m" and following[0] in _CLI_MODULES and following[1] == "serve":
         return "vllm", at + 3
-    if name == "vllm" and following == "serve":
-        return "vllm", at + 2
-    if name == "sglang" and following in ("serve", "launch_server"):
-        return "sglang", at + 2
+    if name in ("vllm", "sglang") and following[0] in ("serve", "launch_server")[: 1 + (name == "sglang")]:
+        return name, at + 2
     if text.endswith(("openai/api_server.py", "entrypoints/api_server.py")):
         return "vllm", at + 1
-    if name == "launch_server.py":
-        return "sglang", at + 1
+    return ("sglang", at + 1) if name == "launch_server.py" else None
+
+
+def _before(words: Sequence[Word]) -> list[tuple[int, str]]:
+    """A note about the wrappers before a program."""
+    shown = [
+        UNKNOWN.sub(r"$\1", word.text)
+        for word in words
+        if word.text.rpartition("/")[2] not in _QUIET
+        and not ASSIGNMENT.fullmatch(word.text)
+        and not UNKNOWN.search(word.text)
+    ]
+    return [(words[0].span.line, f"{quoted(' '.join(shown))} before the engine is left out")] if shown else []
+
+
+def _script(words: Sequence[Word], at: int) -> int | None:
+    """Where the text after `sh -c` stands."""
+    for later in range(at + 1, len(words) - 1):
+        if re.fullmatch(r"-[a-z]*c", words[later].text):
+            return later + 1
+        if not words[later].text.startswith("-") and not words[later - 1].text.startswith("-"):
+            return None
     return None
 
 
-def _is(words: Sequence[Word], at: int, text: str) -> bool:
-    return at < len(words) and words[at].text == text
+def _scripted(text: Word, arguments: Sequence[Word], around: Invocation, *, nested: int) -> list[Invocation]:
+    """The engines of a script after `sh -c`; the words behind it are its positional parameters."""
+    variables = {name: word.text for name, word in around.env.items() if not UNKNOWN.search(word.text)}
+    given = [word.text for word in arguments]
+    found: list[Invocation] = []
+    for command in script(
+        text.text, file=text.span.file, line=text.span.line, positional=given, variables=variables
+    ).commands:
+        inner = replace(around, env={**command.exported, **around.env}, notes=[*around.notes, *command.notes])
+        found += starts(command.words, inner, nested=nested + 1)
+    return found
 
 
-def _container(words: Sequence[Word], at: int, env: dict[str, Word]) -> Invocation | None:
-    """`docker run … IMAGE ARGS`: the image's entry point is the server, unless the arguments name a program."""
-    entry: Word | None = None
-    found = Invocation("vllm", words[at], env=env)
-    at += 1
+def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list[Invocation]:
+    """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
+    entry, at, other, folders = None, 0, [], []
+    images = [place for place, word in enumerate(words) if is_image(word.text) and word.text != "vllm"]
+    found = replace(found, published=[], env={})
     while at < len(words):
         word = words[at]
         if not word.text.startswith("-"):
-            if _IMAGE.search(word.text):
+            before = words[at - 1].text if at else ""
+            strange = before.startswith("-") and before not in _SWITCHES and at < max(images, default=0)
+            if word.text not in ("run", "container") and not strange:
                 break
-            at += 1
+            at += 1  # the value of an option that is not known here
             continue
         name, sign, _ = word.text.partition("=")
         value = word.part(len(name) + 1) if sign else None
@@ -108,32 +164,55 @@ def _container(words: Sequence[Word], at: int, env: dict[str, Word]) -> Invocati
             at += 1
             value = words[at]
         at += 1
-        if value is None:
-            continue
-        assigned = ASSIGNMENT.fullmatch(value.text)
-        if name in ("-e", "--env") and assigned:
-            found.env[assigned[1]] = value.part(assigned.start(2))
+        assigned = ASSIGNMENT.fullmatch(value.text) if value else None
+        if name in ("-e", "--env") and value:
+            key = assigned[1] if assigned else value.text
+            found.env[key] = value.part(assigned.start(2)) if assigned else replace(value, text=unknown(key))
         elif name == "--gpus":
             found.devices = value
         elif name == "--entrypoint":
             entry = value
+        elif name in ("-p", "--publish") and value:
+            found.published.append(value)
+        elif name in ("-v", "--volume", "--mount") and value:
+            folders.append(value.text)
+        elif word.text not in _SWITCHES:
+            other.append(f"{word.text}{f' {value.text}' if value and not sign else ''}")
     if at >= len(words):
-        return None
-    return in_container(words[at], list(words[at + 1 :]), entry, found)
+        return []
+    found.notes = [*found.notes, *around_notes(folders, other, line=words[0].span.line)]
+    return in_container(words[at], list(words[at + 1 :]), entry, found, nested=nested)
 
 
-def in_container(image: Word, words: list[Word], entry: Word | None, found: Invocation) -> Invocation | None:
-    """What a container of this image starts with these words."""
-    if entry is not None:
-        words = [entry, *words]
-    inner = invocation(words)
-    if inner is not None:
-        return Invocation(inner.engine, inner.start, inner.words, {**found.env, **inner.env}, found.devices)
-    if "sglang" in image.text or (entry is not None and entry.text.rpartition("/")[2] not in ("vllm", "")):
-        return None
-    if words and words[0].text in ("serve",):
-        words = words[1:]
-    return Invocation("vllm", image, words, found.env, found.devices)
+def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> list[tuple[int, str]]:
+    """What a container says and a profile does not."""
+    shown = [", ".join(quoted(UNKNOWN.sub(r"$\1", text)) for text in texts) for texts in (folders, other)]
+    notes = []
+    if folders:
+        notes.append((line, f"the volumes {shown[0]} are left out: vLLM sees the paths of its own machine"))
+    if other:
+        notes.append((line, f"what the container says of itself is left out: {shown[1]}"))
+    return notes
+
+
+def in_container(
+    image: Word | None, words: list[Word], entry: Word | None, found: Invocation, *, nested: int = 0
+) -> list[Invocation]:
+    """What a container of this image starts with these words; its own entry point is the server."""
+    found.image = image
+    program = [entry, *words] if entry is not None and entry.text else words
+    inner = starts(program, found, nested=nested + 1)
+    named = image is not None and (is_image(image.text) or bool(UNKNOWN.search(image.text)))
+    own = entry is None or entry.text.rpartition("/")[2] == "vllm"
+    options = (
+        not words or words[0].text == "serve" or words[0].text.startswith("--") or is_model(words[0].text)
+    )
+    if inner or image is None or not named or not own or not options or "sglang" in image.text:
+        return inner
+    if UNKNOWN.search(image.text) and not any(word.text.startswith("--model") for word in words):
+        return []
+    words = words[1:] if words and words[0].text == "serve" else words
+    return [replace(found, start=image, words=words)]
 
 
 def is_image(text: str) -> bool:
@@ -141,11 +220,6 @@ def is_image(text: str) -> bool:
     return bool(_IMAGE.search(text))
 
 
-def shell_script(words: Sequence[Word]) -> Word | None:
-    """The text after `sh -c`, which is a script of its own."""
-    for at, word in enumerate(words):
-        if word.text.rpartition("/")[2] in _SHELLS and at + 2 < len(words):
-            for later in range(at + 1, len(words) - 1):
-                if re.fullmatch(r"-[a-z]*c", words[later].text):
-                    return words[later + 1]
-    return None
+def is_model(text: str) -> bool:
+    """Whether a container's first word is a model, and no program."""
+    return "/" in text and not re.search(r"^/(usr|bin|opt|entrypoint)|\.(sh|py)$|/bin/", text)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from specserve.convert.words import Word
+from specserve.convert.words import COMMAND, Word
+from specserve.plan.arguments import ArgumentProblem
+from specserve.plan.replacements import ARGUMENTS
 from specserve.plan.table import Argument, VllmTable
+from specserve.profile.schema import Profile
+from specserve.profile.texts import recall
 
 Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
-_MANY = ("many",)
+_ANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a command line with its values. `argument` is None where no vLLM has it."""
+    """One option of a command line with its values. `argument` is None if no vLLM has it."""
 
     flag: str
     """`--tensor-parallel-size`: underscores made dashes, an abbreviation spelt out."""
@@ -34,7 +38,7 @@ class Option:
 
     @property
     def name(self) -> str:
-        """vLLM's name of the argument; of an unknown one what it would be."""
+        """vLLM's name of the argument; for an unknown one, what it would be."""
         return self.argument.name if self.argument else self.flag.lstrip("-").replace("-", "_")
 
     @property
@@ -59,24 +63,41 @@ def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool
     return merged
 
 
-def parse(words: Sequence[Word], known: Known) -> Parsed:
-    """The options among the words that follow `vllm serve` or `api_server`."""
+def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Parsed:
+    """The options among the words that follow `vllm serve` or `api_server`.
+
+    `positional`: False for a program without positional arguments, where each word belongs to the option before it.
+    """
     parsed, at = Parsed(), 0
     while at < len(words):
         word = words[at]
+        at += 1
         if not looks_like_option(word.text, known):
             parsed.loose.append((word, parsed.options[-1] if parsed.options else None))
-            at += 1
             continue
         option, inline = _opened(word, known)
-        most = 0 if inline else _most_values(option)
+        most = 0 if inline else _most_values(option, unknown=1 if positional else _ANY)
         values = [inline] if inline else []
-        at += 1
         while len(values) < most and at < len(words) and not looks_like_option(words[at].text, known):
             values.append(words[at])
             at += 1
-        parsed.options.append(_with(option, values, inline=inline is not None))
+        parsed.options.append(replace(option, values=tuple(values), inline=inline is not None))
     return parsed
+
+
+def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
+    """The options of a raw command whose argument this version has, but not by the spelling used: `--disable-x`."""
+    known = table.options()
+    line = recall(COMMAND).decode(errors="replace") if profile.file == COMMAND else ""
+    for path, span in profile.key_spans.items():
+        written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""
+        name = path.rpartition(".")[2]
+        if written.startswith("--") and name in {**table.engine, **table.frontend}:
+            option = _found(written, Word(written, span), known)
+            if option.argument is None:
+                old = ARGUMENTS.get(option.name)
+                text = f"vLLM {table.minor} has no option `{option.flag}`"
+                yield ArgumentProblem(path, text, old.why if old else None, "spelling")
 
 
 def looks_like_option(text: str, known: Known) -> bool:
@@ -88,13 +109,6 @@ def looks_like_option(text: str, known: Known) -> bool:
     if text.startswith("--") and "=" in text and " " not in text.partition("=")[0]:
         return True
     return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
-
-
-def _with(option: Option, values: Sequence[Word], *, inline: bool) -> Option:
-    return Option(
-        option.flag, option.word, option.argument, option.negative, option.keys,
-        tuple(values), inline, option.appended,
-    )  # fmt: skip
 
 
 def _opened(word: Word, known: Known) -> tuple[Option, Word | None]:
@@ -130,12 +144,10 @@ def _spelt_out(flag: str, known: Known) -> str:
     return found[0] if len(found) == 1 and len(flag) > len("--") else flag
 
 
-def _most_values(option: Option) -> int:
+def _most_values(option: Option, *, unknown: int) -> int:
     """How many of the words that follow may belong to an option."""
     if option.keys:
         return 1
     if option.argument is None:
-        return 1  # not known to take one; what follows and is no option is probably its value
-    if option.argument.form == "flag":
-        return 0
-    return 10_000 if option.argument.form in _MANY else 1
+        return unknown
+    return {"flag": 0, "many": _ANY}.get(option.argument.form, 1)

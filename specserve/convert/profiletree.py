@@ -1,25 +1,25 @@
-"""Settings to the tree of a profile: each argument to the section that has it. Writes and reads no file."""
+"""Settings to the tree of a profile: each argument to the section that has it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specserve.convert.settings import Setting
+from specserve.convert.given import Setting
 from specserve.convert.speculative import speculation_node
 from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.plan.table import VllmTable
+from specserve.profile import schema
 from specserve.profile.problems import quoted
-from specserve.profile.schema import Target, keys_of
 from specserve.profile.tree import Node
 from specserve.profile.validate import name_of
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")
-_SPEC = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
-_SERVER = ("host", "port")
 _DEFAULT_KEY = "VLLM_API_KEY"
+_PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
 
 
 def profile_tree(
@@ -32,53 +32,59 @@ def profile_tree(
 ) -> Node:
     """The tree that `validate` reads. `place` stands for what is written nowhere.
 
-    Unknown arguments go to `engine`, where the rules tell them; what has no place is told to `found`.
+    Unknown arguments go to `engine`, where the rules report them; what has no place is reported to `found`.
     """
-    rest = dict(settings)
-    sections: dict[str, dict[str, Node]] = {
-        name: {} for name in ("target", "speculation", "engine", "frontend", "server", "hardware")
+    model = settings["model"].node if "model" in settings else None
+    sections: dict[str, dict[str, Node]] = {"target": {"model": model} if model else {}, "env": dict(env)}
+    config = settings.get("speculative_config")
+    block = dict(config.node.mapping or {}) if config else {}
+    at = config.node if config else None
+    for name, setting in settings.items():
+        if name in REFUSED or name in SECRETS:
+            found += _without_place(setting)
+            if name != API_KEY:
+                continue
+        node = _node(setting, found)
+        default = f"{'frontend' if name in table.frontend else 'engine'}.{name}"
+        section, _, key = _PLACES.get(name, default).partition(".")
+        if section == "speculation" and key:
+            if key in block:
+                found.append(_exclusive(setting, block[key]))
+            block[key], at = node, at or replace(node, value={})
+        elif section != "speculation" and (node.value is not None or section != "server"):
+            sections.setdefault(section, {})[key] = node
+    tree = {
+        name: Node(values, place, key=place)
+        for name, values in sections.items()
+        if values or name == "target"
     }
-    model = rest.pop("model", None)
-    if model:
-        sections["target"]["model"] = model.node
-    speculation = _speculation(rest, found)
-    _server(rest, sections, found)
-    for name, setting in rest.items():
-        if name in keys_of(Target):
-            sections["target"][name] = setting.node
-        elif name in table.frontend:
-            sections["frontend"][name] = setting.node
-        else:
-            sections["engine"][name] = setting.node
-    tree = {name: Node(values, place, key=place) for name, values in sections.items() if values}
-    tree["target"] = Node(sections["target"], place, key=place)
-    if speculation:
-        tree["speculation"] = speculation
-    if env:
-        tree["env"] = Node(dict(env), place, key=place)
-    if model and isinstance(model.node.value, str):
-        last = model.node.value.rstrip("/").rpartition("/")[2]
-        tree["name"] = Node(name_of(f"{last}.x"), model.node.span)
+    if at and block:
+        tree["speculation"] = speculation_node(replace(at, value=block), found)
+    elif at and at.value is not None:
+        tree["speculation"] = at
+    if model and isinstance(model.value, str):
+        last = model.value.rstrip("/").rpartition("/")[2]
+        tree["name"] = Node(name_of(f"{last}.x"), model.span)
     return Node(tree, place)
 
 
-def _speculation(rest: dict[str, Setting], found: list[Finding]) -> Node | None:
-    """`--speculative-config` with `--spec-method`, `--spec-model` and `--spec-tokens`."""
-    config = rest.pop("speculative_config", None)
-    node = config.node if config and config.node.value is not None else None
-    for name, key in _SPEC.items():
-        setting = rest.pop(name, None)
-        if setting is None:
-            continue
-        keys = (node.mapping if node else None) or {}
-        if key in keys:
-            found.append(_exclusive(setting, keys[key]))
-        base = node or Node({}, setting.node.span, key=setting.node.key)
-        node = replace(base, value={**keys, key: setting.node})
-    return speculation_node(node, found) if node else None
+def _node(setting: Setting, found: list[Finding]) -> Node:
+    """The value as a profile has it: one name, a time-out that counts to the end, the variable of a key."""
+    node, value = setting.node, setting.node.value
+    if setting.name == API_KEY:
+        return Node(_DEFAULT_KEY, node.span, key=node.key)
+    if setting.name == "shutdown_timeout" and isinstance(value, int):
+        return replace(node, value=value + DRAIN_MARGIN_S, raw=None)
+    if setting.name != "served_model_name" or not isinstance(value, list) or not value:
+        return node
+    for other in value[1:]:
+        message = f"specserve serves under one name: {quoted(str(other.value))} is left out"
+        found.append(Finding("SD103", "misplaced-argument", Severity.INFO, message, other.span))
+    return replace(value[0], key=node.key, value=str(value[0].value))
 
 
 def _exclusive(setting: Setting, other: Node) -> Finding:
+    """About `--spec-model` and its like beside the same key of `--speculative-config`."""
     related = (Related(other.key or other.span, "and here"),)
     message = f"`{setting.written}` is said twice, which vLLM refuses"
     return Finding(
@@ -87,46 +93,18 @@ def _exclusive(setting: Setting, other: Node) -> Finding:
     )  # fmt: skip
 
 
-def _server(rest: dict[str, Setting], sections: dict[str, dict[str, Node]], found: list[Finding]) -> None:
-    """What a profile says under `server` and `hardware`, and the secrets, which it never says."""
-    server = sections["server"]
-    for name in _SERVER:
-        setting = rest.pop(name, None)
-        if setting and setting.node.value is not None:
-            server[name] = setting.node
-    names = rest.pop("served_model_name", None)
-    if names:
-        server["served_model_name"] = _first(names, found)
-    for name in SECRETS:
-        setting = rest.pop(name, None)
-        if setting:
-            found.append(_secret(setting))
-            if name == API_KEY:
-                server["api_key_env"] = Node(_DEFAULT_KEY, setting.node.span, key=setting.node.key)
-    drain = rest.pop("shutdown_timeout", None)
-    if drain and isinstance(drain.node.value, int):
-        server["shutdown_timeout_s"] = replace(drain.node, value=drain.node.value + DRAIN_MARGIN_S, raw=None)
-    devices = rest.pop("device_ids", None)
-    if devices:
-        sections["hardware"]["devices"] = devices.node
-
-
-def _first(setting: Setting, found: list[Finding]) -> Node:
-    """The first of several names: a profile has one."""
-    names = setting.node.value
-    if not isinstance(names, list) or not names:
-        return setting.node
-    for other in names[1:]:
-        message = f"specserve serves under one name: {quoted(str(other.value))} is left out"
-        found.append(Finding("SD103", "misplaced-argument", Severity.INFO, message, other.span))
-    return replace(names[0], key=setting.node.key, value=str(names[0].value))
-
-
-def _secret(setting: Setting) -> Finding:
-    what = "API key" if setting.name == API_KEY else "token"
-    variable = _DEFAULT_KEY if setting.name == API_KEY else "HF_TOKEN"
-    return Finding(
-        "SD107", "secret-in-profile", Severity.ERROR,
-        f"`{setting.written}` puts the {what} where every user of the machine reads it",
-        setting.node.span, help=f"export it as `{variable}`, and leave the option out",
-    )  # fmt: skip
+def _without_place(setting: Setting) -> Iterator[Finding]:
+    """About an argument that vLLM takes, and that a profile never holds."""
+    if setting.name in SECRETS:
+        what, variable = ("API key", _DEFAULT_KEY) if setting.name == API_KEY else ("token", "HF_TOKEN")
+        message = f"`{setting.written}` puts the {what} where every user of the machine reads it"
+        help_text = f"export it as `{variable}`, and leave the option out"
+        yield Finding(
+            "SD107", "secret-in-profile", Severity.WARNING, message, setting.node.span, help=help_text
+        )
+    elif setting.node.value:
+        message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
+        if setting.name == "headless":
+            message = "this worker answers no requests; everything else is judged like the first node"
+            severity = Severity.INFO
+        yield Finding("SD103", "misplaced-argument", severity, message, setting.place)

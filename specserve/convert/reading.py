@@ -1,25 +1,23 @@
-"""A file of any known form to what it says about each engine that it starts. Runs nothing, changes nothing."""
+"""A file or a command line to what it says about each engine that it starts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from specserve.convert import sglang
 from specserve.convert.argumentfile import with_file
-from specserve.convert.composefile import containers
-from specserve.convert.given import Given, Note
-from specserve.convert.invocation import Invocation, in_container, invocation, shell_script
+from specserve.convert.containers import containers
+from specserve.convert.given import Given, Note, Setting, settings_of
+from specserve.convert.invocation import Invocation, starts
+from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.pythoncommand import command_lists, texts
-from specserve.convert.pythonsource import ENGINES, Call, calls
-from specserve.convert.settings import Setting, settings_of
-from specserve.convert.shelltext import commands, heredocs
-from specserve.convert.values import json_of_pairs
-from specserve.convert.words import Word
+from specserve.convert.python import ENGINES, Call, calls, command_lists, command_texts
+from specserve.convert.shell import script
+from specserve.convert.values import json_of_pairs, wrong_value
+from specserve.convert.words import UNKNOWN, Word
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
@@ -30,41 +28,45 @@ MAX_BYTES = 250_000  # far above any launch script
 _FENCE = re.compile(r"[ \t]*(```|~~~)")
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
-_MOST_NESTED = 3
-_SHELLS_OWN = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PS1", "HOME")
-_SAYS = ("echo", "printf")
+_NOT_OF_AN_ENGINE = ("PATH", "PS1", "HOME", "SHELL", "LANG", "PWD")
+_OF_AN_ENGINE = re.compile(
+    r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_|PYTHONPATH"
+)
 _NO = ("false", "0", "no", "off")
 _YES = ("true", "1", "yes", "on")
-
-
-class _Reader(Protocol):
-    def __call__(self, text: str, *, file: str, folder: Path) -> list[Given]: ...
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Given]:
     """Every start of vLLM or SGLang in a text: Python, YAML of containers, or a shell's.
 
-    `folder` is where relative paths of `--config` begin. Raises UsageError where there is none.
+    `folder` is where relative paths of `--config` begin. Raises UsageError if there is none.
     """
     text = _code_of(text)
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
-            found = reader(text, file=file, folder=folder)
+            found = reader(text, file)
         except UsageError as error:
             problems.append(error)
             continue
         if found:
-            return found
-    inside = [] if Path(file).suffix.lower() == ".py" else _from_heredocs(text, file=file, folder=folder)
-    if inside:
-        return inside
+            return [
+                _given(start, folder=folder) if isinstance(start, Invocation) else start for start in found
+            ]
     if problems:
         raise problems[0]
-    hint = (
-        "it reads `vllm serve`, `docker run`, compose files, `LLM(…)` in Python, and SGLang's launch_server"
-    )
+    hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
+
+
+def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
+    """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
+    words = list(words)
+    found = starts(words)
+    if not found:
+        what = quoted(words[0].text) if words else "nothing"
+        raise UsageError(f"{what} is no command that starts vLLM or SGLang")
+    return _given(found[0], folder=folder)
 
 
 def _code_of(text: str) -> str:
@@ -73,12 +75,12 @@ def _code_of(text: str) -> str:
     fences = [number for number, line in enumerate(lines) if _FENCE.match(line)]
     if len(fences) < 2:
         return text
-    inside = {
-        number
-        for start, end in zip(fences[::2], fences[1::2], strict=False)
-        for number in range(start + 1, end)
-    }
+    pairs = zip(fences[::2], fences[1::2], strict=False)
+    inside = {number for start, end in pairs for number in range(start + 1, end)}
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
+
+
+_Reader = Callable[[str, str], "list[Invocation] | list[Given]"]
 
 
 def _readers(text: str, *, file: str) -> list[_Reader]:
@@ -88,33 +90,20 @@ def _readers(text: str, *, file: str) -> list[_Reader]:
     if suffix == ".py" or (suffix not in (".sh", ".yaml", ".yml") and _PYTHON.search(text)):
         readers.append(_from_python)
     if suffix in (".yaml", ".yml") or (suffix not in (".sh", ".py") and _YAML.search(text)):
-        readers.append(_from_yaml)
-    if suffix not in (".py", ".yaml", ".yml"):
-        readers.append(_from_shell)
-    return readers
+        readers.append(lambda text, file: containers(text, file=file))
+    return readers if suffix in (".py", ".yaml", ".yml") else [*readers, _from_shell]
 
 
-def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
-    """What a command line says. Raises UsageError where it starts neither vLLM nor SGLang."""
-    words = list(words)
-    script = shell_script(words)
-    found = _from_shell(script.text, file="sh", folder=folder) if script else []
-    if found:
-        return found[0]
-    start = invocation(words)
-    if start is None:
-        what = quoted(words[0].text) if words else "nothing"
-        raise UsageError(f"{what} is no command that starts vLLM or SGLang")
-    return _given(start, folder=folder)
-
-
-def _from_python(text: str, *, file: str, folder: Path) -> list[Given]:
-    found = [_called(call) for call in calls(text, file=file)]
+def _from_python(text: str, file: str) -> list[Invocation] | list[Given]:
+    source = Source(text, file=file)
+    found = [_called(call) for call in calls(source)]
     if found:
         return found
-    starts = [from_argv(words, folder=folder) for words in command_lists(text, file=file)]
-    scripts = () if starts else texts(text, file=file)
-    return starts + [given for script in scripts for given in _from_shell(script, file=file, folder=folder)]
+    listed: list[Invocation] = []
+    for argv in command_lists(source, lambda words: bool(starts(words))):
+        listed += [replace(start, notes=[*start.notes, *argv.notes]) for start in starts(argv.words)]
+    texts = [] if listed else command_texts(source, lambda words: bool(starts(words)))
+    return listed or [start for word in texts for start in _from_shell(word.text, file, line=word.span.line)]
 
 
 def _called(call: Call) -> Given:
@@ -124,63 +113,33 @@ def _called(call: Call) -> Given:
     return Given(call.engine, f"{call.name}(…)", call.place, settings, call.env)
 
 
-def _from_yaml(text: str, *, file: str, folder: Path) -> list[Given]:
-    found: list[Given] = []
-    for container in containers(text, file=file):
-        if container.script is not None:
-            inner = _from_shell(container.script, file=file, folder=folder)
-            for given in inner:
-                given.env = {**_nodes(container.env), **given.env}
-            found += inner
+def _from_shell(text: str, file: str, *, line: int = 1) -> list[Invocation]:
+    parsed = script(text, file=file, line=line)
+    found: list[Invocation] = []
+    for command in parsed.commands:
+        for start in starts(command.words):
+            exported = {} if start.image else _of_engine(command.exported, text)
+            notes = [*start.notes, *command.notes]
+            found.append(replace(start, env={**exported, **start.env}, notes=notes))
+    documents = (
+        [] if found else parsed.documents
+    )  # `kubectl apply -f - <<EOF`, a script that is written first
+    for document in documents:
+        try:
+            inner = containers(document.text, file=file)
+            found += inner or _from_shell(document.text, file, line=document.span.line)
+        except UsageError:
             continue
-        around = Invocation("vllm", container.image, env=container.env)
-        start = in_container(container.image, container.words, None, around)
-        if start:
-            found.append(_given(start, folder=folder))
     return found
 
 
-def _from_shell(text: str, *, file: str, folder: Path, nested: int = 0) -> list[Given]:
-    found: list[Given] = []
-    exported: dict[str, Word] = {}
-    for words in commands(text, file=file):
-        if words[0].text in _SAYS:
-            continue
-        if words[0].text == "export":
-            exported |= _exported(words[1:], text=text)
-            continue
-        script = shell_script(words) if nested < _MOST_NESTED else None
-        inner = _from_shell(script.text, file=file, folder=folder, nested=nested + 1) if script else []
-        start = None if inner else invocation(words)
-        if start:
-            start.env = {**exported, **start.env}
-            inner = [_given(start, folder=folder)]
-        found += inner
-    return found
-
-
-def _from_heredocs(text: str, *, file: str, folder: Path) -> list[Given]:
-    """What stands in the here-documents of a script: YAML for `kubectl apply -f -`, another script."""
-    found: list[Given] = []
-    for document in heredocs(text):
-        for reader in (_from_yaml, _from_shell):
-            try:
-                found += reader(document, file=file, folder=folder)
-            except UsageError:
-                continue  # the other form, or none
-            if found:
-                break
-    return found
-
-
-def _exported(words: Iterable[Word], *, text: str) -> dict[str, Word]:
-    """The exported variables that an engine may read: not those that the script itself puts into its words."""
-    pairs = [(word.text.partition("=")[0], word) for word in words if "=" in word.text]
+def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
+    """The exported variables that an engine may read: not those that only the script itself reads."""
     return {
-        name: word.part(len(name) + 1)
-        for name, word in pairs
-        if not re.search(rf"\$(?:{re.escape(name)}\b|\{{{re.escape(name)}\b)", text)
-        and name not in _SHELLS_OWN
+        name: word
+        for name, word in exported.items()
+        if _OF_AN_ENGINE.match(name)
+        or (name not in _NOT_OF_AN_ENGINE and not re.search(rf"\$\{{?{re.escape(name)}\b", text))
     }
 
 
@@ -188,24 +147,28 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     """The settings of a command line; what is wrong with it becomes notes."""
     sglangs = start.engine == "sglang"
     tables = [table(version) for version in known_versions()]
-    parsed = parse(start.words, sglang.options(tables[-1]) if sglangs else known_options(tables))
+    known = sglang.options(tables[-1]) if sglangs else known_options(tables)
+    parsed = parse(start.words, known, positional=not sglangs)
     found: list[Finding] = []
-    notes: list[Note] = []
+    notes = [Note("", text, line) for line, text in dict.fromkeys(start.notes)]
     settings = settings_of([_without_pairs(option, notes) for option in parsed.options], found)
-    notes += _loose(parsed, settings)
-    if not sglangs:
-        settings = with_file(settings, folder=folder, found=found)
-    notes += [Note("", finding.message, finding.span.line) for finding in found]
-    what = "SGLang's launch_server" if sglangs else f"`{_program(start)}`"
+    text = start.start.text
+    program = "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
+    what = "SGLang's launch_server" if sglangs else f"`{program}`"
     given = Given(start.engine, what, start.start.span, settings, _nodes(start.env), notes)
+    given.image, given.published, given.words = start.image, start.published, start.words
+    _place_loose(parsed, given)
+    config = settings["config"].node if "config" in settings else None
+    if config and (unknown := UNKNOWN.search(str(config.value))):
+        message = f"the source does not say `--config`: it reads `${unknown[1]}`"
+        given.unresolved.append(wrong_value(message, config.span, help="write its value"))
+        del settings["config"]
+    if not sglangs:
+        given.settings = with_file(settings, folder=folder, found=found)
+    notes += [Note("", finding.message, finding.span.line) for finding in found]
     if start.devices and (listed := re.search(r"device=([\w,-]+)", start.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", Node(listed[1], start.devices.span))
     return given
-
-
-def _program(start: Invocation) -> str:
-    text = start.start.text
-    return "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
 
 
 def _without_pairs(option: Option, notes: list[Note]) -> Option:
@@ -219,25 +182,25 @@ def _without_pairs(option: Option, notes: list[Note]) -> Option:
     return replace(option, values=(Word(pairs, word.span),))
 
 
-def _loose(parsed: Parsed, settings: dict[str, Setting]) -> list[Note]:
+def _place_loose(parsed: Parsed, given: Given) -> None:
     """The words of no option: the model, and the answers that switches of old took."""
-    notes = []
     for word, before in parsed.loose:
-        answer = word.text.lower()
+        answer, line = word.text.lower(), word.span.line
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
+        unknown = UNKNOWN.search(word.text)
         if before and switch and answer in (*_NO, *_YES):
-            setting = settings[before.name]
+            setting = given.settings[before.name]
             value = (answer in _YES) is not before.negative
-            settings[before.name] = replace(setting, node=replace(setting.node, value=value))
+            given.settings[before.name] = replace(setting, node=replace(setting.node, value=value))
             text = f"`{before.flag} {word.text}` of old: a switch no longer takes a value"
-            notes.append(Note("", text, word.span.line))
-        elif "model" not in settings:
-            settings["model"] = Setting("model", _node(word), word.text)
+            given.notes.append(Note("", text, line))
+        elif "model" not in given.settings:
+            given.settings["model"] = Setting("model", _node(word), word.text)
+        elif unknown:
+            message = f"the source does not say what `${unknown[1]}` is"
+            given.unresolved.append(wrong_value(message, word.span, help="write its value"))
         else:
-            notes.append(
-                Note("", f"{quoted(word.text)} is left out: it belongs to no option", word.span.line)
-            )
-    return notes
+            given.notes.append(Note("", f"{quoted(word.text)} is left out: it belongs to no option", line))
 
 
 def _node(word: Word) -> Node:

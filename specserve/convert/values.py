@@ -1,11 +1,11 @@
-"""The values of an option to a tree: JSON, numbers, switches, lists. Knows no place in a profile."""
+"""The value of an option as a tree whose values know their place: JSON, numbers, switches, lists."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
-from specserve.convert.jsontext import NotJson, json_node
 from specserve.convert.options import Option
 from specserve.convert.words import Word
 from specserve.diagnostics import Finding, Severity, Span
@@ -14,10 +14,70 @@ from specserve.profile.numbers import human_int
 from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
+MAX_DEPTH = 50
 _OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.S)
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
+
+Token = tuple[int, int]
+
+
+class NotJson(ValueError):
+    """Why a text is no JSON; `position` counts its characters from 0."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.position = position
+
+
+def json_node(word: Word) -> Node:
+    """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
+    try:
+        json.loads(word.text)
+    except json.JSONDecodeError as error:
+        raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
+    except RecursionError as error:
+        raise NotJson("it is nested too deeply", 0) from error
+    except ValueError as error:  # more digits than Python converts
+        raise NotJson("a number is too long", 0) from error
+    tokens = [match.span() for match in _TOKEN.finditer(word.text)]
+    return _json(word, tokens, 0, depth=0)[0]
+
+
+def _json(word: Word, tokens: list[Token], at: int, *, depth: int) -> tuple[Node, int]:
+    """The value that begins at a token of valid JSON, and the number of the token after it."""
+    start, end = tokens[at]
+    opening = word.text[start]
+    if opening not in "{[":
+        raw = word.text[start:end]
+        return Node(json.loads(raw), word.part(start, end).span, raw=None if opening == '"' else raw), at + 1
+    if depth > MAX_DEPTH:
+        raise NotJson("it is nested too deeply", start)
+    values: dict[str, Node] = {}
+    items: list[Node] = []
+    at += 1
+    while word.text[tokens[at][0]] not in "}]":
+        if word.text[tokens[at][0]] == ",":
+            at += 1
+        elif opening == "[":
+            item, at = _json(word, tokens, at, depth=depth + 1)
+            items.append(item)
+        else:
+            key = word.part(*tokens[at])
+            value, at = _json(word, tokens, at + 2, depth=depth + 1)
+            values[json.loads(key.text)] = replace(value, key=key.span)
+    span = word.part(start, tokens[at][1]).span
+    return Node(values if opening == "{" else items, span), at + 1
+
+
+def json_of_pairs(text: str) -> str | None:
+    """`image=4,video=1`, as earlier vLLMs took it, as JSON; None for a text of another form."""
+    if not _PAIRS.fullmatch(text):
+        return None
+    pairs = (pair.split("=") for pair in text.split(","))
+    return json.dumps({name: int(number) for name, number in pairs})
 
 
 def wrong_value(message: str, span: Span, *, help: str | None = None) -> Finding:
@@ -26,70 +86,56 @@ def wrong_value(message: str, span: Span, *, help: str | None = None) -> Finding
 
 
 def node_of(option: Option, found: list[Finding]) -> Node | None:
-    """The value of an option, its key the option's own word; None, and a finding, where it has none to use."""
+    """The value of an option, its key the option's own word; None and a finding if it has no usable one."""
     argument, place = option.argument, option.word.span
     if (option.takes_value or option.keys) and not option.values:
         found.append(wrong_value(f"`{option.flag}` needs a value", place))
         return None
     try:
-        node = _dotted(option) if option.keys else _node(option, argument)
+        node = _dotted(option) if option.keys else _whole(option, argument)
     except NotJson as error:
-        found.append(_no_json(option, error))
+        word = option.values[0]
+        at = min(error.position, max(len(word.text) - 1, 0))
+        pairs = json_of_pairs(word.text)
+        help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
+        message = f"the value of `{option.flag}` is no JSON: {error}"
+        found.append(wrong_value(message, word.part(at, at + 1).span, help=help_text))
         return None
     if argument and argument.form == "flag" and option.inline and not option.keys:
         text = f"`{option.flag}` is a switch and takes no value"
-        found.append(wrong_value(text, option.values[0].span, help=_switch(option)))
+        found.append(wrong_value(text, option.values[0].span, help=_switch(option, argument)))
     return replace(node, key=place)
 
 
-def _switch(option: Option) -> str | None:
-    word = option.values[0].text.lower()
-    if word not in ("false", "0", "no", "off"):
+def _switch(option: Option, argument: Argument) -> str:
+    """What to write instead of a switch with a value."""
+    if option.values[0].text.lower() not in ("false", "0", "no", "off"):
         return f"write `{option.flag}` alone"
-    negatable = option.argument and option.argument.negatable
-    return f"write `--no-{option.flag.removeprefix('--')}`" if negatable else "leave it out"
+    return f"write `--no-{option.flag.removeprefix('--')}`" if argument.negatable else "leave it out"
 
 
-def _no_json(option: Option, error: NotJson) -> Finding:
-    word = option.values[0]
-    at = min(error.position, max(len(word.text) - 1, 0))
-    message = f"the value of `{option.flag}` is no JSON: {error}"
-    pairs = json_of_pairs(word.text)
-    help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
-    return wrong_value(message, word.part(at, at + 1).span, help=help_text)
-
-
-def json_of_pairs(text: str) -> str | None:
-    """`image=4,video=1`, as options of old had it, as JSON; None for a text of another form."""
-    if not _PAIRS.fullmatch(text):
-        return None
-    pairs = (pair.split("=") for pair in text.split(","))
-    return "{" + ", ".join(f'"{name}": {int(number)}' for name, number in pairs) + "}"
-
-
-def _node(option: Option, argument: Argument | None) -> Node:
-    if argument is None:
-        return _free(option)
-    if argument.form == "flag" or not option.values:
+def _whole(option: Option, argument: Argument | None) -> Node:
+    """The value of an option that is no part of another one's."""
+    if not option.values or (argument and argument.form == "flag"):
         return Node(not option.negative, option.word.span)
     first = option.values[0]
+    if argument is None:
+        return _unknown(option.values)
     if argument.form == "json" or (argument.form == "json_or_str" and _OBJECT.fullmatch(first.text)):
         return Node(None, first.span) if first.text in ("", "None") else json_node(first)
     if argument.form in ("many", "append"):
-        items = [Node(_item(word.text, argument), word.span, raw=word.text) for word in option.values]
-        return Node(items, Span(first.span.file, first.span.line, first.span.column,
-                                option.values[-1].span.end_line, option.values[-1].span.end_column))  # fmt: skip
+        return _listed(option.values, [_item(word.text, argument) for word in option.values])
     if argument.form == "comma":
         parts = first.text.split(",")
         return Node([Node(_item(part, argument), first.span, raw=part) for part in parts], first.span)
     return Node(scalar(first.text, argument), first.span, raw=first.text)
 
 
-def _free(option: Option) -> Node:
-    """The value of an option that nobody knows, as a person would read it."""
-    if not option.values:
-        return Node(True, option.word.span)
-    first = option.values[0]
+def _unknown(words: tuple[Word, ...]) -> Node:
+    """The value of an option without a table entry, as a person would read it."""
+    first = words[0]
+    if len(words) > 1:
+        return _listed(words, [word.text for word in words])
     if _OBJECT.fullmatch(first.text):
         try:
             return json_node(first)
@@ -98,13 +144,20 @@ def _free(option: Option) -> Node:
     return Node(meaning(first.text), first.span, raw=first.text)
 
 
+def _listed(words: tuple[Word, ...], values: list[int | str]) -> Node:
+    """Words as one list, which lies from the first to the last of them."""
+    items = [Node(value, word.span, raw=word.text) for word, value in zip(words, values, strict=True)]
+    last = words[-1].span
+    return Node(items, replace(words[0].span, end_line=last.end_line, end_column=last.end_column))
+
+
 def _item(text: str, argument: Argument) -> int | str:
-    """An item of a list: numbers where it is one of sizes."""
+    """An item of a list: a number if the list is one of sizes."""
     return int(text) if _INTEGER.fullmatch(text) and not argument.choices else text
 
 
 def scalar(text: str, argument: Argument) -> str | int | float | bool | None:
-    """A text as this argument takes it; what does not fit stays a text, for the rules to tell."""
+    """A text as this argument takes it; what does not fit stays a text, for the rules to report."""
     if argument.nullable and text == "None":
         return text
     if argument.kind == "int":
@@ -112,31 +165,23 @@ def scalar(text: str, argument: Argument) -> str | int | float | bool | None:
     if argument.kind == "float":
         number = meaning(text)
         return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else text
-    if argument.kind == "bool":
-        return meaning(text)
-    return text
+    return meaning(text) if argument.kind == "bool" else text
 
 
 def _dotted(option: Option) -> Node:
-    """`--x.a.b value` as `{a: {b: value}}`: JSON, else a number such as 80g, else the text."""
+    """`--x.a.b value` as `{a: {b: value}}`: JSON, else a number such as 80g, else the text; `--x.a+ b,c` as texts."""
     word = option.values[0]
-    node = _list(word) if option.appended else _json_or_text(word)
+    if option.appended:
+        node = Node([Node(part, word.span, raw=part) for part in word.text.split(",")], word.span)
+    else:
+        try:
+            node = json_node(word)
+        except NotJson:
+            number = human_int(word.text)
+            node = Node(word.text if number is None else number, word.span, raw=word.text)
     for key in reversed(option.keys):
         node = Node({key: replace(node, key=option.word.span)}, word.span)
     return node
-
-
-def _json_or_text(word: Word) -> Node:
-    try:
-        return json_node(word)
-    except NotJson:
-        number = human_int(word.text)
-        return Node(word.text if number is None else number, word.span, raw=word.text)
-
-
-def _list(word: Word) -> Node:
-    """`a,b` of `--x.key+=a,b`: texts, whatever they look like."""
-    return Node([Node(part, word.span, raw=part) for part in word.text.split(",")], word.span)
 
 
 def merged(below: Node, above: Node) -> Node:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specserve.diagnostics import Span
+
+OPEN, CLOSE = "\ue000", "\ue001"
+"""Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
+UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
+_PRIVATE = re.compile("[$\ue000-\uf8ff]")
+
+
+def unknown(name: str) -> str:
+    """The mark of something that the text does not say."""
+    return f"{OPEN}{name}{CLOSE}"
+
 
 COMMAND = "<command>"
 """The file name of a command line that was given as arguments."""
@@ -29,6 +41,14 @@ class Word:
         columns = self.columns[start : end + 1]
         span = replace(self.span, column=columns[0], end_column=max(columns[-1], columns[0] + 1))
         return Word(self.text[start:end], span, columns)
+
+
+def unresolved(text: str) -> str | None:
+    """What a text leaves open, such as the name of a variable; None if it is complete."""
+    match = UNKNOWN.search(text)
+    if match:
+        return match[1] or "a variable"
+    return text if _PRIVATE.search(text) else None
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.plan.old import ARGUMENTS
+from specserve.plan.replacements import ARGUMENTS
 from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
@@ -49,7 +49,7 @@ class ArgumentProblem:
     message: str
     help: str | None
     kind: str
-    """`unknown`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it where a plug-in brings it."""
+    """`unknown`, `spelling`, `elsewhere`, `refused`, `value`, or `plug-in`: vLLM takes it if a plug-in brings it."""
 
 
 def problems(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:

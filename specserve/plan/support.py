@@ -54,8 +54,7 @@ def _minor(version: str) -> tuple[int, int]:
 @lru_cache
 def known_versions() -> tuple[str, ...]:
     """The minor versions that have a table, oldest first: `("0.26", "0.32", "0.33")`."""
-    names = (file.name for file in _TABLES.iterdir())
-    minors = [name.removeprefix("vllm-").removesuffix(".json") for name in names if name.endswith(".json")]
+    minors = (file.stem.removeprefix("vllm-") for file in _TABLES.glob("vllm-*.json"))
     return tuple(sorted(minors, key=_minor))
 
 

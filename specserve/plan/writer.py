@@ -1,7 +1,8 @@
-"""A tree of values to YAML, with comments above the keys they are about. Knows no schema but the order of sections."""
+"""A tree of values to YAML, with comments above the keys they are about."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,6 @@ from specserve.profile.tree import Node
 ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./@+~-]*(:[A-Za-z0-9_./@+~-]+)*(?: [A-Za-z0-9_./@+~-]+)*")
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 Comments = Mapping[str, Iterable[str]]
@@ -40,7 +40,7 @@ def comment(text: str, *, indent: str, hanging: bool = False) -> list[str]:
 
 def _entry(name: str, node: Node, path: str, comments: Comments, *, indent: str) -> list[str]:
     lines = [line for text in comments.get(path, ()) for line in comment(text, indent=indent)]
-    key = name if _KEY.fullmatch(name) and meaning(name) == name else _quoted(name)
+    key = _flow_key(name)
     short = f"{indent}{key}: {flow(node)}"
     if node.mapping and (indent == "" or len(short) > _WIDTH):
         lines.append(f"{indent}{key}:")
@@ -67,34 +67,20 @@ def _flow_key(key: str) -> str:
 
 def scalar(value: str | int | float | bool | None) -> str:
     """A scalar that a profile reads back as the same value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return _float(value)
-    if isinstance(value, int):
-        return str(value)
-    return value if _PLAIN.fullmatch(value) and type(meaning(value)) is str else _quoted(value)
-
-
-def _float(value: float) -> str:
-    if math.isnan(value) or math.isinf(value):
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and type(meaning(value)) is str else _quoted(value)
+    if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return repr(value)
+    return json.dumps(value)
 
 
 def _quoted(text: str) -> str:
-    """The text in double quotes, what cannot be seen escaped."""
-    return '"' + "".join(_escaped(character) for character in text) + '"'
+    """The text in double quotes, what cannot be seen escaped as YAML has it."""
+    shown = json.dumps(text, ensure_ascii=False)
+    return "".join(character if character.isprintable() else _escaped(ord(character)) for character in shown)
 
 
-def _escaped(character: str) -> str:
-    if character in _ESCAPES:
-        return _ESCAPES[character]
-    if character.isprintable():
-        return character
-    number = ord(character)
+def _escaped(number: int) -> str:
     if 0xD800 <= number < 0xE000:  # half a character, which no file can hold
         return "\ufffd"
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

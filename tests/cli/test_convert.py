@@ -27,9 +27,10 @@ def test_the_profile_goes_to_stdout_and_the_changes_to_stderr(
 ) -> None:
     assert _run(["convert", str(write(OLD, "serve.sh"))]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("# Converted from `vllm serve` in serve.sh.\ntarget:\n  model: org/target\n")
-    assert "note: `speculation.model`: `--speculative-model` of old\n" in err
-    assert err.endswith("Converted with 3 changes; the profile lints\n")
+    assert out.startswith("# Converted from `vllm serve` in serve.sh.\n")
+    assert "\ntarget:\n  model: org/target\n" in out
+    assert "note: `speculation.model`: formerly `--speculative-model`\n" in err
+    assert err.endswith("Converted with 5 changes; the profile lints\n")
 
 
 def test_a_command_behind_two_dashes_is_converted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,6 +78,15 @@ def test_what_cannot_be_cured_is_told_and_is_exit_code_1(
     assert "error[SD007]" in err and "1 error left to cure" in err
 
 
+def test_what_the_source_does_not_say_is_exit_code_1(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["convert", str(write("vllm serve $MODEL --max-num-seqs $N\n", "serve.sh"))]) == 1
+    out, err = capsys.readouterr()
+    assert "$" not in "".join(line for line in out.splitlines() if not line.startswith("#"))
+    assert "the source does not say `target.model`: it reads `$MODEL`" in err.replace("\n", " ")
+
+
 def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     text = f"vllm serve org/plain\n{OLD}"
     assert _run(["convert", str(write(text, "serve.sh"))]) == 0
@@ -92,7 +102,7 @@ def test_other_engines_of_a_file_are_named(write: Write, capsys: pytest.CaptureF
         ("serve.sh", "vllm serve 'org\n", "is no shell text"),
         ("offline.py", "LLM(\n", "is not Python"),
         ("compose.yaml", "a: [\n", "is not YAML"),
-        ("serve.sh", "vllm serve $MODEL\n", "which the text does not say"),
+        ("serve.sh", "vllm serve --port 80\n", "names no model"),
     ],
 )
 def test_bad_input_is_a_clear_error(
@@ -136,12 +146,21 @@ SECRETS = ("hf_abcdefghijklmnopqrstu", "sk-1234567890123456")
 SECRET = re.compile(f"(?<![A-Za-z0-9])(?:{'|'.join(SECRETS)})")
 
 
+UNRESOLVED = re.compile("[$\ue000-\uf8ff]")
+
+
+def values(text: str) -> list[str]:
+    """The lines of a profile that are no comments."""
+    return [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+
+
 def no_traceback(text: str, *, name: str) -> None:
     """Any text gives profiles without a secret that are at least YAML, or a clear error."""
     try:
         for start in read(text, file=name, folder=Path("nowhere")):
             result = converted(start, origin=name)
             assert not SECRET.search(result.text)
+            assert not UNRESOLVED.search("".join(values(result.text)))
             findings = _linted(result)
             assert not {finding.code for finding in findings} & {"SD001", "SD002", "SD003", "SD004", "SD011"}
     except SpecserveError as error:

@@ -98,3 +98,35 @@ def test_a_key_on_the_command_line_is_never_shown(capsys: pytest.CaptureFixture[
         assert _run(["lint", "--format", format, "--", *SERVE, "--api-key", "verysecretkey"]) == 0
         out, err = capsys.readouterr()
         assert "verysecretkey" not in out + err and "SD107" in out
+
+
+@pytest.mark.parametrize(("flag", "severity"), [("--headless", "info"), ("--grpc", "warning")])
+def test_what_vllm_takes_and_a_profile_has_no_place_for_is_no_error(
+    flag: str, severity: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["lint", "--", *SERVE, flag]) == 0
+    assert f"{severity}[SD103]" in capsys.readouterr().out
+
+
+def test_a_worker_that_answers_no_requests_opens_no_port(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["lint", "--", "vllm", "serve", "org/m", "--headless"]) == 0
+    assert "SD108" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "code"),
+    [
+        ("0.32", "--disable-log-requests", 1),
+        ("0.33", "--disable-log-requests", 0),
+        ("0.32", "--no-disable-log-requests", 1),
+        ("0.33", "--no-disable-log-requests", 1),
+        ("0.32", "--no-enable-log-requests", 0),
+        ("0.32", "--disable-prefix-caching", 1),
+    ],
+)
+def test_the_spelling_of_a_switch_is_judged_by_the_version(
+    version: str, flag: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By vLLM's own names: 0.33 takes `--disable-x` for `--no-enable-x`, 0.32 does not."""
+    assert _run(["lint", "--set", f"vllm=~={version}.0", "--", *SERVE, flag]) == code
+    assert ("SD102" in capsys.readouterr().out) == bool(code)

@@ -105,13 +105,13 @@ def test_a_key_of_old_is_told_with_what_took_its_place() -> None:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "ngram_prompt_lookup_max": 4}'
     (found,) = findings(f"vllm serve org/target --host 127.0.0.1 --speculative-config '{config}'")
     assert (found.code, marked(found.span)) == ("SD005", '"ngram_prompt_lookup_max"')
-    assert found.help == "write `prompt_lookup_max`: so it is called today"
+    assert found.help == "write `prompt_lookup_max`: this is its name today"
 
 
 def test_json_that_a_shell_has_eaten_is_told_at_the_character() -> None:
     (found,) = findings("vllm serve org/target --host 127.0.0.1 --speculative-config {method:ngram}")
     assert (found.code, marked(found.span)) == ("SD105", "m")
-    assert "a key in double quotes is missing" in found.message
+    assert "expecting property name enclosed in double quotes" in found.message
 
 
 def test_no_secret_is_shown() -> None:

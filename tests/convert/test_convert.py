@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from specserve.convert.convert import Converted, converted
 from specserve.convert.reading import read
+from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
@@ -19,6 +21,12 @@ Golden = Callable[[str, str], None]
 
 def convert(text: str, *, file: str = "serve.sh", folder: Path = Path("nowhere")) -> Converted:
     return converted(read(text, file=file, folder=folder)[0], origin=file)
+
+
+def notes(text: str) -> list[str]:
+    """What a conversion notes, apart from the network and from what every launch adds."""
+    found = convert(text).notes
+    return [note.text for note in found if note.path != "server.host" and "a launch adds" not in note.text]
 
 
 @pytest.fixture
@@ -104,15 +112,13 @@ def test_an_option_of_a_newer_vllm_narrows_the_range(made: Callable[..., Profile
 def test_an_option_that_nobody_knows_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
     text = "vllm serve a/b --frobnicate 3"
     assert dict(made(text).engine) == {}
-    assert [note.text for note in convert(text).notes] == [
-        "`--frobnicate` is left out: no vLLM that specserve knows has it"
-    ]
+    assert notes(text) == ["`--frobnicate` is left out: no vLLM that specserve knows has it"]
 
 
 def test_a_value_that_vllm_would_refuse_is_left_out_and_noted(made: Callable[..., Profile]) -> None:
     text = "vllm serve a/b --max-num-seqs many --runner f17"
     assert dict(made(text).engine) == {}
-    assert len(convert(text).notes) == 2
+    assert len(notes(text)) == 2
 
 
 @pytest.mark.parametrize(
@@ -131,11 +137,156 @@ def test_speculation_that_is_none_any_more_is_left_out_whole_and_noted(
     assert any(note.text.startswith("speculation is left out") for note in convert(text).notes)
 
 
-def test_a_text_that_does_not_say_the_model_is_an_error() -> None:
+def test_a_text_that_names_no_model_is_an_error() -> None:
     with pytest.raises(UsageError, match="names no model"):
         convert("vllm serve --port 8000")
-    with pytest.raises(UsageError, match="which the text does not say"):
-        convert("vllm serve $MODEL")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("vllm serve $MODEL", "target.model"),
+        ("vllm serve 23", "target.model"),
+        ("vllm serve bash", "target.model"),
+        ("vllm serve org/m --served-model-name ${NAME}", "server.served_model_name"),
+        ("vllm serve org/m --logits-processors a.b $C", "engine.logits_processors[]"),
+        ("vllm serve org/m --max-num-seqs $N", "engine.max_num_seqs"),
+        ("vllm serve org/m --spec-method eagle3 --spec-tokens 3 --spec-model $D", "speculation.model"),
+        ("vllm serve org/m --chat-template '$HOME/x.jinja'", "frontend.chat_template"),
+        ("""vllm serve org/m --hf-overrides "{\\"$KEY\\": 1}" """, "engine.hf_overrides"),
+        ("python -m sglang.launch_server --model-path $MODEL", "target.model"),
+    ],
+)  # fmt: skip
+def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, path: str) -> None:
+    result = convert(text)
+    (finding,) = result.unresolved
+    assert f"`{path}`" in finding.message and finding.severity is Severity.ERROR
+    said = result.text + finding.message + "".join(note.text for note in result.notes)
+    assert not re.search("[\ue000-\uf8ff]", said)
+    assert "$" not in "".join(line for line in result.text.splitlines() if not line.strip().startswith("#"))
+
+
+NETWORK = "the source listens on every interface (no `--host`), this profile on 127.0.0.1 only"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("vllm serve org/m", f"{NETWORK}; to open it, write `server: {{host: 0.0.0.0, api_key_env: NAME}}`"),
+        ("python -m vllm.entrypoints.openai.api_server --model org/m", NETWORK),
+        ("vllm serve org/m --api-key $KEY", f"{NETWORK}; to open it, write `server: {{host: 0.0.0.0}}`"),
+        ("vllm serve org/m --host ::", "every interface (`--host ::`)"),
+        ("docker run -p 8000:8000 vllm/vllm-openai:v0.33.0 --model org/m", "the container publishes `8000:8000`"),
+        (
+            "docker run -p 9000:8000 vllm/vllm-openai:v0.33.0 --model org/m",
+            "clients used port 9000: write `server: {port: 9000}` to keep it",
+        ),
+        (
+            "docker run -p 9000:7000 vllm/vllm-openai:v0.33.0 --model org/m --port 7000",
+            "clients used port 9000: write `server: {port: 9000}` to keep it",
+        ),
+        ("docker run -p 127.0.0.1:8000:8000 vllm/vllm-openai:v0.33.0 --model org/m", "127.0.0.1 only; the container"),
+        ("vllm serve org/m --host 127.0.0.1", None),
+        ("vllm serve org/m --host 10.0.0.1 --api-key $KEY", None),
+        ("vllm serve org/m --uds /tmp/x.sock", None),
+        ("python -m sglang.launch_server --model-path org/m", None),
+    ],
+)  # fmt: skip
+def test_a_change_of_the_network_is_noted_once(text: str, said: str | None) -> None:
+    found = [note.text for note in convert(text).notes if note.path == "server.host"]
+    assert len(found) == (said is not None)
+    assert all(said is not None and said in text for text in found)
+
+
+def test_sglang_has_a_port_of_its_own(made: Callable[..., Profile]) -> None:
+    assert made("python -m sglang.launch_server --model-path org/m").server.port == 30000
+
+
+@pytest.mark.parametrize(
+    ("image", "versions", "said"),
+    [
+        ("vllm/vllm-openai:v0.32.0", ">=0.32,<0.33", "from the image"),
+        ("docker.io/vllm/vllm-openai:v0.33.1-cu129", ">=0.33,<0.34", "from the image"),
+        ("vllm/vllm-openai:v0.18.0", None, "has a vLLM that specserve does not know"),
+        ("vllm/vllm-openai:latest", None, "does not say which vLLM it has"),
+        ("vllm/vllm-openai", None, "does not say which vLLM it has"),
+        ("vllm/vllm-openai:nightly", None, "does not say which vLLM it has"),
+    ],
+)
+def test_the_tag_of_an_image_is_the_range_of_vllms(
+    image: str, versions: str | None, said: str, made: Callable[..., Profile]
+) -> None:
+    text = f"docker run {image} --model org/m"
+    assert made(text).vllm == versions
+    assert sum(said in note.text for note in convert(text).notes) == 1
+
+
+def test_a_profile_for_an_image_keeps_what_that_vllm_has(made: Callable[..., Profile]) -> None:
+    text = "docker run vllm/vllm-openai:v0.26.0 --model org/m --calculate-kv-scales"
+    assert made(text).engine["calculate_kv_scales"] is True
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        """--attention-config '{"use_fp4_indexer_cache": true}'""",
+        "--attention_config.use_fp4_indexer_cache=True",
+        "--attention-config.use_fp4_indexer_cache true",
+    ],
+)
+def test_a_key_that_has_another_name_is_translated_in_each_form(
+    option: str, made: Callable[..., Profile]
+) -> None:
+    text = f"vllm serve org/m {option}"
+    assert made(text).engine["attention_config"] == {"indexer_kv_dtype": "mxfp4"}
+    assert any("use_fp4_indexer_cache" in note for note in notes(text))
+
+
+def test_nodes_of_one_executor_are_hardware_and_the_rank_is_for_up(made: Callable[..., Profile]) -> None:
+    text = "vllm serve org/m -tp 8 -pp 2 --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --headless"
+    profile = made(text)
+    assert profile.hardware and (profile.hardware.nodes, profile.hardware.count) == (2, 8)
+    assert dict(profile.engine) == {"master_addr": "10.0.0.1"}
+    assert "engine:" not in convert("vllm serve org/m -tp 8 -pp 2 --nnodes 2 --node-rank 1").text
+    said = " ".join(note.text for note in convert(text).notes)
+    assert "specserve up PROFILE --node-rank 1" in said and "`--headless` is left out" in said
+
+
+def test_a_worker_that_is_no_node_of_an_executor_is_noted(made: Callable[..., Profile]) -> None:
+    text = "vllm serve org/m --headless --data-parallel-size 4 --data-parallel-start-rank 2"
+    assert "headless" not in made(text).frontend
+    assert any("a worker that answers no requests" in note.text for note in convert(text).notes)
+
+
+def test_a_gemma_4_assistant_is_mtp(made: Callable[..., Profile]) -> None:
+    for method in ("", '"method": "draft_model", '):
+        draft = f'{{{method}"model": "google/gemma-4-31B-it-assistant", "num_speculative_tokens": 4}}'
+        profile = made(f"vllm serve google/gemma-4-31B-it --speculative-config '{draft}'")
+        assert profile.speculation and profile.speculation.method == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("flag", "logs"),
+    [
+        ("--disable-log-requests", False),
+        ("--no-disable-log-requests", True),
+        ("--no-enable-log-requests", False),
+    ],
+)
+def test_switches_that_are_gone_are_translated_in_both_directions(
+    flag: str, logs: bool, made: Callable[..., Profile]
+) -> None:
+    assert made(f"vllm serve org/m {flag}").engine["enable_log_requests"] is logs
+
+
+def test_what_a_launch_adds_is_noted() -> None:
+    assert "a launch adds `--shutdown-timeout`: see `specserve plan`" in [
+        note.text for note in convert("vllm serve org/m").notes
+    ]
+
+
+def test_relative_paths_are_noted() -> None:
+    assert any("relative to the profile's own folder" in text for text in notes("vllm serve ./model"))
 
 
 def test_an_argument_file_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -152,7 +303,7 @@ def test_an_argument_file_that_vllm_would_ignore_is_ignored_and_noted(tmp_path: 
     (tmp_path / "args.yaml").write_text("tensor-parallel-size: 2\n")
     result = convert("vllm serve a/b --config=args.yaml", folder=tmp_path)
     assert "tensor_parallel_size" not in result.text
-    assert "vLLM ignores `--config=FILE`" in result.notes[0].text
+    assert any("vLLM ignores `--config=FILE`" in note.text for note in result.notes)
 
 
 def test_variables_and_options_that_became_keys_are_moved_there(made: Callable[..., Profile]) -> None:

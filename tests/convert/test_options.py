@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from specserve.convert.given import settings_of
 from specserve.convert.options import known_options, parse
-from specserve.convert.settings import settings_of
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
 from specserve.plan.support import known_versions, table
@@ -76,7 +76,10 @@ def test_words_become_the_values_that_vllm_reads(words: list[str], expected: dic
         (["--max-num-seqs", "--seed", "1"], "`--max-num-seqs` needs a value"),
         (["--enforce-eager=true"], "`--enforce-eager` is a switch and takes no value"),
         (["--speculative-config.method"], "`--speculative-config` needs a value"),
-        (["--speculative-config", "{"], "the value of `--speculative-config` is no JSON: a key"),
+        (
+            ["--speculative-config", "{"],
+            "the value of `--speculative-config` is no JSON: expecting property name",
+        ),
     ],
 )
 def test_what_the_parser_refuses_is_told(words: list[str], message: str) -> None:

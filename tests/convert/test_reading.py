@@ -36,6 +36,14 @@ def models(text: str, *, file: str = "serve.sh") -> list[object]:
         "CUDA_VISIBLE_DEVICES=0 uv run vllm serve a/b",
         "srun --gpus 4 bash -lc \"vllm serve a/b\"",
         "python -m sglang.launch_server --model-path a/b",
+        '> vllm serve a/b',
+        "user@host:~$ vllm serve a/b",
+        'docker run --entrypoint "" "$IMAGE" vllm serve a/b',
+        'IMAGE=vllm/vllm-openai\ndocker run --rm --entrypoint "" "$IMAGE" vllm serve a/b',
+        "docker run -e M=a/b vllm/vllm-openai bash -c 'vllm serve $M'",
+        "python -m dynamo.vllm --model a/b",
+        """bash -c 'vllm serve "$@"' -- a/b""",
+        "vllm serve a/b > log.txt 2>&1",
         "docker run lmsysorg/sglang:latest python3 -m sglang.launch_server --model-path a/b",
     ],
 )  # fmt: skip
@@ -118,6 +126,17 @@ run: |
   conda activate vllm
   python -u -m vllm.entrypoints.openai.api_server --model $MODEL_NAME --port 8081 2>&1 | tee log &
 """
+HELM = (
+    "servingEngineSpec:\n  modelSpec:\n  - modelURL: org/m\n    vllmConfig:\n      extraArgs: [--seed, '1']\n"
+)
+CHART = "image: vllm/vllm-openai\nargs: ['--model', '{{ .Values.model }}']\n"
+CONFIG_MAP = """
+kind: ConfigMap
+data:
+  run.sh: |
+    MODEL=org/m
+    vllm serve "$MODEL"
+"""
 KUBECTL = """
 cat <<EOF | kubectl apply -f -
     kind: Deployment
@@ -137,10 +156,24 @@ bash run.sh
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(SKYPILOT, "task.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
+    ("text", "file"), [(CONFIG_MAP, "map.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
 )
 def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
     assert models(text, file=file) == ["org/m"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SKYPILOT, "is a task of SkyPilot"),
+        (HELM, "values or templates of Helm"),
+        (CHART, "templates of Helm"),
+    ],
+)
+def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        found(text, file="x.yaml")
+    assert error.value.hint
 
 
 def test_what_a_script_only_says_is_no_start() -> None:
@@ -162,3 +195,37 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
     (given,) = found("RANK=${RANK:-}\nvllm serve org/m --data-parallel-start-rank $RANK")
     assert "data_parallel_start_rank" in given.settings
     assert "RANK" in str(given.settings["data_parallel_start_rank"].node.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("vllm serve a/b --seed 1\n--port 9", "`--port` belongs to the command above"),
+        ("python -m dynamo.vllm --model a/b", "NVIDIA Dynamo's worker"),
+        ("numactl -N 0 vllm serve a/b", "`numactl -N 0` before the engine is left out"),
+        ("docker run -v /m:/m vllm/vllm-openai a/b", "the volumes `/m:/m` are left out"),
+        (
+            "docker run --ipc=host vllm/vllm-openai a/b",
+            "what the container says of itself is left out: `--ipc=host`",
+        ),
+        ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as none"),
+        ("S=1\nif y; then S=2; fi\nvllm serve a/b --seed $S", "`S` is read without the branch in line 2"),
+        ('if [ -n "$X" ]; then S=2; else S=1; fi\nvllm serve a/b --seed $S', "`X` is taken as not set"),
+    ],
+)
+def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:
+    (given,) = found(text)
+    assert any(note in item.text for item in given.notes)
+
+
+@pytest.mark.parametrize(
+    "text", ["docker run vllm/vllm-openai bash start.sh", "docker run vllm/vllm-openai 23"]
+)
+def test_a_program_of_a_container_is_no_model(text: str) -> None:
+    with pytest.raises(UsageError, match="starts no vLLM"):
+        found(text)
+
+
+def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
+    (given,) = found("export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH PYTHONPATH=/y\nvllm serve a/b")
+    assert given.env["PYTHONPATH"].value == "/y" and "LD_LIBRARY_PATH" in given.env

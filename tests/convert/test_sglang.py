@@ -7,23 +7,32 @@ from typing import Any
 
 import pytest
 
+from specserve.convert.convert import converted
 from specserve.convert.given import Given
 from specserve.convert.reading import read
-from specserve.convert.sglang import translated
+from specserve.convert.translate import translated
+from specserve.plan.support import known_versions, table
+from specserve.profile.tree import Node
 
 START = "python -m sglang.launch_server --model-path a/b "
 
 
 def of(flags: str) -> Given:
-    return translated(read(START + flags, file="x.sh", folder=Path("nowhere"))[0])
+    return translated(
+        read(START + flags, file="x.sh", folder=Path("nowhere"))[0], table=table(known_versions()[-1])
+    )
 
 
 def settings(flags: str) -> dict[str, Any]:
     return {
-        name: setting.node.value
+        name: plain(setting.node)
         for name, setting in of(flags).settings.items()
         if name not in ("model", "speculative_config")
     }
+
+
+def plain(node: Node) -> Any:
+    return [item.value for item in node.value] if isinstance(node.value, list) else node.value
 
 
 def speculation(flags: str) -> dict[str, Any]:
@@ -41,6 +50,13 @@ def speculation(flags: str) -> dict[str, Any]:
         ("--reasoning-parser deepseek-r1", {"reasoning_parser": "deepseek_r1"}),
         ("--tool-call-parser llama3", {"tool_call_parser": "llama3_json", "enable_auto_tool_choice": True}),
         ("--trust-remote-code --kv-cache-dtype fp8_e5m2", {"trust_remote_code": True, "kv_cache_dtype": "fp8_e5m2"}),
+        ("--ep-size 8 --tp 8", {"tensor_parallel_size": 8, "enable_expert_parallel": True}),
+        ("--expert-parallel-size 8", {"enable_expert_parallel": True}),
+        ("--ep 1", {}),
+        ("--dist-init-addr 10.0.0.1:5000", {"master_addr": "10.0.0.1", "master_port": 5000}),
+        ("--stream-interval 4 --cpu-offload-gb 2", {"stream_interval": 4, "cpu_offload_gb": 2.0}),
+        ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
+        ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
         ("--mem-fraction-static 0.8 --attention-backend fa3 --enable-metrics", {}),
     ],
 )  # fmt: skip
@@ -85,10 +101,53 @@ def test_speculation_becomes_a_block_with_a_method_and_k(flags: str, expected: d
 
 def test_each_flag_that_is_left_out_is_noted_with_the_reason() -> None:
     notes = [note.text for note in of("--mem-fraction-static 0.8 --stream-output").notes]
-    assert notes[0].startswith("`--mem-fraction-static` is left out: it counts weights and KV cache alone")
-    assert notes[1] == "`--stream-output` is left out: vLLM has nothing of the kind"
+    assert "`--stream-output` is left out: vLLM has nothing of the kind" in notes
+    assert any(note.startswith("`--mem-fraction-static` is left out: it counts weights") for note in notes)
 
 
 def test_a_parser_that_vllm_does_not_have_is_left_out() -> None:
     given = of("--tool-call-parser unheard")
-    assert "tool_call_parser" not in given.settings and "no parser of that name" in given.notes[0].text
+    assert "tool_call_parser" not in given.settings and "vLLM does not have `unheard`" in given.notes[0].text
+
+
+@pytest.mark.parametrize("name", ["model_loader_extra_config", "eplb_config", "kv_events_config"])
+def test_an_option_that_vllm_has_by_the_same_name_is_vllms(name: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    assert (of(f"{flag} '{{\"a\": 1}}'").settings[name].node.mapping or {})["a"].value == 1
+
+
+def test_several_values_of_an_option_are_no_model() -> None:
+    text = (
+        "python -m sglang.launch_server --lora-paths one two three --model-path org/m --crash-dump-folder x y"
+    )
+    given = translated(read(text, file="x.sh", folder=Path("nowhere"))[0], table=table(known_versions()[-1]))
+    assert given.settings["model"].node.value == "org/m"
+
+
+def test_a_gemma_4_assistant_is_mtp() -> None:
+    flags = (
+        "--speculative-algorithm STANDALONE --speculative-draft-model-path google/gemma-4-E4B-it-assistant"
+    )
+    assert speculation(flags)["method"] == "mtp"
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ("--tool-call-parser $P", "frontend.tool_call_parser"),
+        ("--ep-size $N", "engine.enable_expert_parallel"),
+        ("--speculative-algorithm $A --speculative-draft-model a/d --speculative-num-steps 3", "speculation.method"),
+        ("--speculative-algorithm EAGLE3 --speculative-draft-model-path a/d --speculative-num-steps $N",
+         "speculation.num_speculative_tokens"),
+    ],
+)  # fmt: skip
+def test_what_the_source_does_not_say_is_refused(flags: str, path: str) -> None:
+    result = converted(read(START + flags, file="x.sh", folder=Path("nowhere"))[0], origin="x")
+    assert [path in finding.message for finding in result.unresolved] == [True]
+
+
+def test_a_parser_beside_its_own_switch_is_no_conflict() -> None:
+    assert not any(
+        "says otherwise" in note.text
+        for note in of("--tool-call-parser qwen25 --enable-auto-tool-choice").notes
+    )

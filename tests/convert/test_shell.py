@@ -1,4 +1,4 @@
-"""Shell text as words: what a shell would make of it, and nothing run."""
+"""Shell scripts as words: what Bash would make of them, and nothing run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.shelltext import CLOSE, OPEN, commands
+from specserve.convert.shell import script
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
 def words(text: str) -> list[list[str]]:
-    return [[word.text for word in command] for command in commands(text, file="x.sh")]
+    return [[word.text for word in command.words] for command in script(text, file="x.sh").commands]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,6 @@ def words(text: str) -> list[list[str]]:
         ("a ^\r\n  b", [["a", "b"]]),
         ("a # it's a comment\nb", [["a"], ["b"]]),
         ("a \\\n  # in between\n  --b", [["a", "--b"]]),
-        ("a#b", [["a#b"]]),
         ("a; b && c || d | e & f", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
         ("a > log.txt 2>&1", [["a"]]),
         ("a --tp 2 >> log", [["a", "--tp", "2"]]),
@@ -34,9 +34,9 @@ def words(text: str) -> list[list[str]]:
         ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
         ("X=1 a", [["X=1", "a"]]),
         ("X='--a 1'\nX+=' --b 2'\nc $X", [["c", "--a", "1", "--b", "2"]]),
-        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["then"], ["fi"], ["c", "--a", "1"]]),
+        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["c", "--a", "1"]]),
         ("a ${X:---b 1}", [["a", "--b", "1"]]),
-        ("a ${X:?no value}", [["a", f"{OPEN}${{X:?no value}}{CLOSE}"]]),
+        ("a ${X:?no value}", [["a", f"{OPEN}X{CLOSE}"]]),
         ("a '$X' \"$X\"", [["a", "$X", f"{OPEN}X{CLOSE}"]]),
         ("a $(nproc --all)", [["a", f"{OPEN}a command{CLOSE}"]]),
         ("X='--b 1 --c 2'\na $X", [["a", "--b", "1", "--c", "2"]]),
@@ -45,9 +45,8 @@ def words(text: str) -> list[list[str]]:
         ("A=()\nA+=(--b 1)\na ${A[@]}", [["a", "--b", "1"]]),
         ("$ a b", [["a", "b"]]),
         ("!a b", [["a", "b"]]),
-        ("if [ x ]; then\n  a\nfi", [["[", "x", "]"], ["then"], ["a"], ["fi"]]),
-        ("if x; then a b; fi", [["x"], ["a", "b"], ["fi"]]),
-        ("export X=1", [["export", "X=1"]]),
+        ("if [ x ]; then\n  a\nfi", [["a"]]),
+        ("if x; then a b; fi", [["x"], ["a", "b"]]),
         ("org/model-$X", [[f"org/model-{OPEN}X{CLOSE}"]]),
     ],
 )
@@ -57,8 +56,8 @@ def test_text_becomes_the_words_of_its_commands(text: str, expected: list[list[s
 
 def test_each_word_knows_its_line_through_continuations_and_json() -> None:
     text = "# one\nvllm serve a \\\n  --b '{\n \"c\": 1}' \\\n  --d"
-    (command,) = commands(text, file="x.sh")
-    assert [word.span.line for word in command] == [2, 2, 2, 3, 3, 5]
+    (command,) = script(text, file="x.sh").commands
+    assert [word.span.line for word in command.words] == [2, 2, 2, 3, 3, 5]
 
 
 def test_prose_with_an_apostrophe_before_the_command_does_no_harm() -> None:
@@ -67,7 +66,7 @@ def test_prose_with_an_apostrophe_before_the_command_does_no_harm() -> None:
 
 
 def test_a_quote_that_is_never_closed_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no closing quotation"):
+    with pytest.raises(UsageError, match="line 1 cannot be parsed"):
         words("vllm serve 'org/model")
 
 

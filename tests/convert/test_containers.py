@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from textwrap import dedent
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.composefile import Container, containers
-from specserve.convert.shelltext import CLOSE, OPEN
+from specserve.convert.containers import containers
+from specserve.convert.invocation import Invocation
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
-def only(text: str) -> Container:
+def only(text: str) -> Invocation:
     (found,) = containers(text, file="x.yaml")
     return found
 
@@ -51,17 +50,43 @@ def test_variables_in_every_form(text: str) -> None:
 
 def test_containers_of_other_images_are_passed_over() -> None:
     text = "{services: {a: {image: nginx, command: x}, b: {image: vllm/vllm-openai}, c: {image: lmsysorg/sglang}}}"
-    assert [container.image.text for container in containers(text, file="x.yaml")] == [
-        "vllm/vllm-openai",
-        "lmsysorg/sglang",
-    ]
+    assert [start.start.text for start in containers(text, file="x.yaml")] == ["vllm/vllm-openai"]
 
 
-def test_a_shell_in_a_container_has_a_script() -> None:
-    assert (
-        only("{image: vllm/vllm-openai, command: [sh, -c], args: [vllm serve a/b]}").script
-        == "vllm serve a/b"
+SERVICE = "services:\n  a:\n    image: vllm/vllm-openai:v0.26.0\n    "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{image: vllm/vllm-openai, command: [sh, -c], args: [vllm serve a/b]}", "a/b"),
+        (SERVICE + "entrypoint: [bash, -c, 'exec vllm serve \"$$@\"', --]\n    command: a/b --seed 1", "a/b --seed 1"),
+        ("{name: x, command: [bash, -c, 'exec vllm serve \"$@\"', --], args: [a/b, --x, c d]}", "a/b --x c d"),
+        ("{image: vllm/vllm-openai, command: [bash, -c, 'vllm serve $M'], env: [{name: M, value: a/b}]}", "a/b"),
+        ("{image: vllm/vllm-openai, args: [--model, $(M)], env: [{name: M, value: a/b}]}", "--model a/b"),
+        ("{name: patch, command: [vllm, serve], args: [a/b, --seed, '1']}", "a/b --seed 1"),
+        ("image: vllm/vllm-openai\nargs:\n- a/b\n# a comment\n- --seed=1 # one more", "a/b --seed=1"),
+        ("command: [bash, -c]\nargs:\n- >\n  vllm serve a/b\n    --seed 1\n    --x 2", "a/b --seed 1 --x 2"),
+        (SERVICE + "command: >\n      a/b\n        --seed 1\n      --x 2", "a/b --seed 1 --x 2"),
+        (SERVICE + "command: --model ${A:-${B:-a/b}} --x ${C:+y}", "--model a/b --x"),
+        ("x: &x {environment: {A: b}}\nservices: {a: {<<: *x, image: vllm/vllm-openai, command: a/b}}", "a/b"),
+    ],
+)  # fmt: skip
+def test_what_a_container_starts_is_the_engine_with_all_of_its_words(text: str, expected: str) -> None:
+    assert " ".join(words(text)) == expected
+
+
+def test_what_stands_around_the_engine_is_kept() -> None:
+    ports = (
+        "ports: ['9000:8000', {published: 9001, target: 8001}]\n    volumes: [./m:/m]\n    restart: always"
     )
+    start = only(f"{SERVICE}{ports}\n    command: a/b")
+    assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
+    assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
+    assert [text for _, text in start.notes] == [
+        "the volumes `./m:/m` are left out: vLLM sees the paths of its own machine",
+        "what the container says of itself is left out: `restart`",
+    ]
 
 
 def test_every_document_of_a_file_counts() -> None:
@@ -80,32 +105,4 @@ def test_any_text_becomes_containers_or_a_clear_error(text: str) -> None:
     try:
         containers(f"image: vllm/vllm-openai\n{text}", file="x.yaml")
     except UsageError as error:
-        assert "is not YAML" in error.message
-
-
-def test_the_values_of_the_production_stack_s_chart_are_the_words_it_makes_of_them() -> None:
-    text = """
-        servingEngineSpec:
-          modelSpec:
-          - name: qwen
-            repository: vllm/vllm-openai
-            tag: v0.8.5
-            modelURL: org/m
-            enableTool: true
-            toolCallParser: hermes
-            env: [{name: A, value: "1"}]
-            vllmConfig:
-              v0: "1"
-              tensorParallelSize: 2
-              maxModelLen: 8192
-              enableChunkedPrefill: false
-              gpuMemoryUtilization: 0.9
-              extraArgs: ["--enforce-eager"]
-    """
-    (container,) = containers(dedent(text), file="values.yaml")
-    assert [word.text for word in container.words] == [
-        "vllm", "serve", "org/m", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-        "--tensor-parallel-size", "2", "--max-model-len", "8192", "--no-enable-chunked-prefill",
-        "--gpu-memory-utilization", "0.9", "--enforce-eager",
-    ]  # fmt: skip
-    assert container.env["A"].text == "1"
+        assert "is not YAML" in error.message or "is no shell text" in error.message

@@ -1,4 +1,4 @@
-"""Python source as keywords of engines: literals and simple constants, by `ast` alone."""
+"""Python source: the engines it makes and the commands it hands to a process; nothing of it is run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.pythonsource import calls
-from specserve.convert.shelltext import CLOSE, OPEN
+from specserve.convert.invocation import invocation
+from specserve.convert.literals import Source
+from specserve.convert.python import calls, command_lists, command_texts
+from specserve.convert.reading import read
+from specserve.convert.words import CLOSE, OPEN, Word
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 
@@ -22,7 +25,7 @@ def plain(node: Node) -> Any:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    (call,) = calls(text, file="x.py")
+    (call,) = calls(Source(text, file="x.py"))
     return {name: plain(node) for name, node in call.keywords.items()}
 
 
@@ -65,25 +68,25 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
     text = "os.environ['VLLM_USE_V1'] = '0'\nLLM('m')\nos.environ['LATER'] = '1'"
-    (call,) = calls(text, file="x.py")
+    (call,) = calls(Source(text, file="x.py"))
     assert {name: node.value for name, node in call.env.items()} == {"VLLM_USE_V1": "0"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
-    found = calls("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py")
+    found = calls(Source("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py"))
     assert [(call.engine, call.place.line) for call in found] == [("vllm", 1), ("sglang", 2)]
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    assert calls(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py")
+    assert calls(Source(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py"))
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("text", ["LLM(", "LLM('a\0b')", "LLM(" + "(" * 5000, "x = " + "-" * 50_000 + "1"])
 def test_what_is_no_python_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.py` is not Python"):
-        calls(text, file="x.py")
+        calls(Source(text, file="x.py"))
 
 
 @given(
@@ -95,7 +98,7 @@ def test_what_is_no_python_is_a_clear_error(text: str) -> None:
 )
 def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
     try:
-        calls(text, file="x.py")
+        calls(Source(text, file="x.py"))
     except UsageError as error:
         assert "is not Python" in error.message
 
@@ -130,3 +133,79 @@ def test_options_of_argparse_are_known_whatever_they_are_called() -> None:
 
 def test_a_variable_of_the_environment_is_named() -> None:
     assert keywords("LLM(os.environ['MODEL'])") == {"model": unknown("MODEL")}
+
+
+MODAL = '''
+MODEL = "org/m"
+FAST = False
+N_GPU = 2
+def serve():
+    """Runs vllm serve org/other."""
+    cmd = ["vllm", "serve", MODEL, "--tensor-parallel-size", str(N_GPU),
+           "--enforce-eager" if FAST else "--no-enforce-eager"]
+    cmd += ["--max-model-len", "8192"]
+    cmd.extend(["--port", f"80{N_GPU}0"])
+    if os.environ.get("X"):
+        cmd += ["--quantization", "fp8"]
+    subprocess.Popen(cmd)
+'''
+
+
+def is_start(words: list[Word]) -> bool:
+    return invocation(words) is not None
+
+
+def lists(text: str) -> list[list[str]]:
+    return [[word.text for word in argv.words] for argv in command_lists(Source(text, file="x.py"), is_start)]
+
+
+def test_a_list_is_read_with_what_its_block_adds_and_without_what_a_branch_adds() -> None:
+    assert lists(MODAL) == [
+        [
+            "vllm", "serve", "org/m", "--tensor-parallel-size", "2", "--no-enforce-eager",
+            "--max-model-len", "8192", "--port", "8020",
+        ]
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run(['python', '-m', 'vllm.entrypoints.openai.api_server', '--model', 'm'])", 1),
+        ("run([sys.executable, '-m', 'vllm.entrypoints.openai.api_server', '--model', 'm'])", 1),
+        ("A = ['--dtype', 'half']\nrun(['vllm', 'serve', 'm', *A])", 1),
+        ("X = ['vllm', 'bench', 'serve']", 0),
+        ("X = ['a', 'vllm']", 0),
+    ],
+)
+def test_lists_that_start_an_engine_are_told_from_others(text: str, expected: int) -> None:
+    assert len(lists(text)) == expected
+
+
+def test_a_list_in_a_list_is_added_where_it_is_starred() -> None:
+    assert lists("A = ['--dtype', 'half']\nrun(['vllm', 'serve', 'm', *A])") == [
+        ["vllm", "serve", "m", "--dtype", "half"]
+    ]
+
+
+def test_a_text_for_a_shell_is_found_and_a_docstring_is_none() -> None:
+    source = '"""vllm serve org/doc."""\nM = "org/m"\nos.system(f"vllm serve {M} --port {PORT}")'
+    (found,) = command_texts(Source(source, file="x.py"), is_start)
+    assert found.text.startswith("vllm serve org/m --port ")
+    (start,) = read(source, file="x.py", folder=Path("nowhere"))
+    assert start.settings["model"].node.value == "org/m"
+
+
+def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
+    source = 'llm = LLM(model="org/a")\nprint("try vllm serve org/b")'
+    (start,) = read(source, file="x.py", folder=Path("nowhere"))
+    assert start.settings["model"].node.value == "org/a"
+
+
+@given(st.text(alphabet="[]'\"(){}= \n\tfvlmser+*-_,:x1%!", max_size=80))
+def test_any_source_is_read_or_is_a_clear_error(text: str) -> None:
+    try:
+        command_lists(Source(text, file="x.py"), is_start)
+        command_texts(Source(text, file="x.py"), is_start)
+    except UsageError:
+        pass

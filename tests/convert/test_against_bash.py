@@ -1,0 +1,140 @@
+"""Scripts read by Bash itself and by our resolver: the same words of `vllm`, or a refusal."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specserve.convert.reading import read
+from specserve.convert.shell import script
+from specserve.convert.words import UNKNOWN
+from specserve.errors import SpecserveError
+
+DATA = Path(__file__).parents[1] / "data" / "recipes.yaml"
+BASH = shutil.which("bash")
+pytestmark = pytest.mark.skipif(BASH is None, reason="needs bash to compare with: install it")
+SAFE = re.compile(r"(?:\s*(?:#.*|(?:export\s+)?\w+=[^$`;&|<>()]*|vllm serve .*|-.*)?\n)+")
+"""Nothing but assignments and the command itself."""
+
+
+def by_bash(text: str, folder: Path) -> list[list[str]]:
+    """The words of each `vllm` that Bash would start: a function of that name prints them."""
+    prints = 'vllm() { printf "%s\\0" "$@"; printf "\\1\\0"; }\n'
+    child = subprocess.run(
+        [str(BASH), "--noprofile", "--norc", "-c", prints + text],
+        capture_output=True, text=True, cwd=folder, env={"PATH": "", "HOME": "~"}, timeout=60, check=False,
+    )  # fmt: skip
+    return [part.split("\0")[:-1] for part in child.stdout.split("\1\0")[:-1]]
+
+
+def by_us(text: str) -> list[list[str]]:
+    found = []
+    for command in script(text, file="x.sh").commands:
+        words = [word.text for word in command.words]
+        words = words[next((at for at, word in enumerate(words) if not re.match(r"\w+=", word)), 0) :]
+        found += [words[1:]] if words[0] == "vllm" else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'f() { local x=(--a "b c"); vllm serve "${x[@]}"; }\nf',
+        'declare -a x=(--a 1)\nx+=(--b "2 3")\nvllm serve m "${x[@]}"',
+        "readonly M=org/m\nvllm serve $M",
+        'A=0\nexport A=1 B="$A 2"\nvllm serve $B "$B"',
+        "vllm serve ${A:-${B:-org/m}} ${C:---x 1} ${D:+y}",
+        ': "${M:=org/m}"\nvllm serve $M',
+        'set -- a "b c"\nvllm serve "$@" $1 $#',
+        'f() { vllm serve "$1" "${@}" "$*"; shift; vllm serve $1; }\nf org/m "x y"',
+        "for m in org/a org/b; do vllm serve $m --port $((8000 + 1)); done",
+        "P=org/name\nvllm serve $P --served-model-name ${P##*/} ${P%/*}",
+        'X=\'{"a": "b c"}\'\nvllm serve m --config "$X" $X',
+        "A=(1 '2 3')\nvllm serve ${A[@]} \"${A[*]}\" ${A[1]} $A",
+        'N=2\nif [ "$N" -gt 1 ]; then T=4; else T=1; fi\nvllm serve m --tp $T',
+        "if [[ -n $UNSET ]]; then X=1; else X=2; fi\nvllm serve $X",
+        "case org/m in org/*) X=1 ;; *) X=2 ;; esac\nvllm serve $X",
+        'while [[ $# -gt 0 ]]; do M=$1; shift; done\nM=${M:-org/m}\nvllm serve "$M"',
+        'X=$(echo a b)\nvllm serve $X "$X"',
+        "vllm serve a 2> log.txt --b 2>&1 --c",
+        "CMD='vllm serve org/m --a 1'\n$CMD\neval \"$CMD\"",
+        'X="a\\"b\\$c"\nvllm serve $\'t\\tab\' a\\ b "$X"',
+        'vllm serve m "$@" "${@}"',
+        'A=()\nvllm serve m "${A[@]}"',
+        'vllm serve ~/m $HOME/m "$HOME/m"',
+        "vllm serve m \\\n  --a 1 \\\n  --b 2",
+    ],
+)
+def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
+    assert by_us(text) == by_bash(text, tmp_path) != []
+
+
+NAMES = ["A", "B", "M"]
+PLAIN = st.sampled_from(["org/m", "--x", "1", "a-b", "8000", ""])
+QUOTED = st.sampled_from(["'a b'", "'$A'", '"x y"', "'{\"k\": 1}'", '""'])
+REFERENCE = st.sampled_from(NAMES).flatmap(
+    lambda name: st.sampled_from(
+        [f"${name}", f'"${name}"', f"${{{name}}}", f"${{{name}:-d e}}", f'"${{{name}:-d e}}"', f"${{{name}##*/}}",
+         f'"${{{name}[@]}}"', f"${{{name}:+z}}", f"${{{name}:-${{M:-q}}}}", f'pre-"${name}"-post']
+    )
+)  # fmt: skip
+WORD = st.one_of(PLAIN, QUOTED, REFERENCE)
+WORDS = st.lists(WORD, min_size=1, max_size=4).map(" ".join)
+ASSIGNED = st.tuples(st.sampled_from(NAMES), st.one_of(PLAIN, QUOTED, REFERENCE)).map("=".join)
+ARRAY = st.tuples(st.sampled_from(NAMES), st.sampled_from(["=", "+="]), WORDS).map(
+    lambda parts: f"{parts[0]}{parts[1]}({parts[2]})"
+)
+LINES = st.lists(st.one_of(ASSIGNED, ARRAY, WORDS.map("vllm serve ".__add__)), min_size=1, max_size=8)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(LINES)
+def test_any_script_of_variables_is_read_as_bash_reads_it_or_left_open(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    text = "\n".join([*lines, 'vllm serve "$A" $B "${M[@]}"'])
+    for ours, theirs in zip(by_us(text), by_bash(text, tmp_path), strict=True):
+        assert ours == theirs or any(UNKNOWN.search(word) for word in ours), text
+
+
+@settings(max_examples=60)
+@given(LINES)
+def test_no_value_that_is_converted_holds_what_the_text_leaves_open(lines: list[str]) -> None:
+    from specserve.convert.convert import converted
+
+    text = "\n".join([*lines, 'vllm serve org/m --served-model-name $A --chat-template "$B" ${M[@]}'])
+    try:
+        results = [
+            converted(start, origin="x.sh") for start in read(text, file="x.sh", folder=Path("nowhere"))
+        ]
+    except SpecserveError:
+        return
+    for result in results:
+        assert not re.search("[$\ue000-\uf8ff]", str(yaml.safe_load(result.text)))
+
+
+def recipes() -> Iterator[tuple[str, str]]:
+    for entry in yaml.safe_load(DATA.read_text(encoding="utf-8")):
+        text = f"{entry['text'].rstrip()}\n"
+        joined = re.sub(r"\\\s*\n", " ", text)
+        if "form" not in entry and SAFE.fullmatch(re.sub(r"'[^']*'", "q", joined)):
+            yield entry["source"], text
+
+
+def test_bash_starts_recipes_as_they_are_read(tmp_path: Path) -> None:
+    compared = 0
+    for source, text in recipes():
+        noted = any(command.notes for command in script(text, file="x.sh").commands)
+        for ours, theirs in zip(by_us(text), by_bash(text, tmp_path), strict=True):
+            open_words = any(UNKNOWN.search(word) for word in ours)
+            assert ours == theirs or noted or open_words, source
+            compared += ours == theirs
+    assert compared >= 100
