@@ -120,7 +120,7 @@ def _tell(result: Converted, *, target: str | None, others: list[Given]) -> bool
         say(f"note: {clean(f'{place}{about}{note.text}')}")
     for other in others:
         say(f"note: line {other.place.line}: {clean(other.what)} starts another engine, which is left out")
-    findings = [*result.unresolved, *_linted(result)]
+    findings = list(result.unresolved) or _linted(result)  # without these values most rules would err
     if findings:
         say(render(findings))
     errors = sum(finding.severity is Severity.ERROR for finding in findings)

@@ -104,9 +104,9 @@ def up(
     """Check a profile, start vLLM, and say when it is ready.
 
     Ready means that the server has answered one short request: the first one is slow. Ctrl-C stops it. The address
-    and a request to try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a signal after it
-    was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died; 130 or 143:
-    stopped before it was ready. systemd is notified after --verify.
+    and a request to try go to stdout, progress goes to stderr, vLLM's own log to a file. Exit code 0: stopped by a
+    signal after it was ready; 1: the check found errors, or --verify failed; 2: the server did not start, or died;
+    130 or 143: stopped before it was ready. systemd is notified after --verify.
 
     \b
     specserve up configs/demo.yaml

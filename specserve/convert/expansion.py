@@ -17,6 +17,7 @@ from specserve.errors import UsageError
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+_NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
 _DOCUMENT = re.compile("\ue005(\\d+)")
 _BLANKS = re.compile("[ \t\n]+(?![^\ue000]*\ue001)")  # not within a mark
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
@@ -110,12 +111,12 @@ class Expander:
         pieces: list[tuple[str, str]] = []
         kind, whole = _TEXT if quoted else _SPLIT, node.text or b""
         for child in children:
-            gap = whole[at - node.start_byte : child.start_byte - node.start_byte].decode(errors="replace")
+            gap = _as_written(whole[at - node.start_byte : child.start_byte - node.start_byte])
             pieces += [(gap, kind)] * bool(gap)
             if child.type not in ('"', '$"'):
                 pieces += self._pieces(child, quoted=quoted)
             at = child.end_byte
-        gap = whole[at - node.start_byte :].decode(errors="replace") if children == node.children else ""
+        gap = _as_written(whole[at - node.start_byte :]) if children == node.children else ""
         return [*pieces, *[(gap, kind)] * bool(gap)]
 
     def _expanded(self, node: Node, *, quoted: bool) -> list[tuple[str, str]]:
@@ -179,9 +180,19 @@ class Expander:
         return unknown("a command")
 
 
+def as_ascii(text: str) -> bytes:
+    """A text for the parser, which dies of some other characters (tree-sitter/tree-sitter-bash#337)."""
+    return _NOT_ASCII.sub(lambda match: f"\x01{ord(match[0]):x}\x01", text).encode()
+
+
+def _as_written(data: bytes) -> str:
+    """The text that `as_ascii` made this of."""
+    return _FOR_OTHERS.sub(lambda match: chr(int(match[1], 16)), data.decode())
+
+
 def source_of(node: Node) -> str:
     """The text of a node."""
-    return (node.text or b"").decode(errors="replace")
+    return _as_written(node.text or b"")
 
 
 def name_of(node: Node) -> str:

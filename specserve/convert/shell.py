@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING
 
-from specserve.convert.expansion import LONGEST, Expander, Value, name_of, source_of
+from specserve.convert.expansion import LONGEST, Expander, Value, as_ascii, name_of, source_of
 from specserve.convert.literals import number_of
 from specserve.convert.words import UNKNOWN, Word, unknown
 from specserve.diagnostics import Span
@@ -96,7 +96,7 @@ def _parsed(text: str) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    return Parser(Language(tree_sitter_bash.language())).parse(text.encode(errors="replace")).root_node
+    return Parser(Language(tree_sitter_bash.language())).parse(as_ascii(text)).root_node
 
 
 def _first_error(node: Node) -> Node:

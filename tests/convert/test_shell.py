@@ -82,3 +82,12 @@ def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
         assert all(command for command in words(text))
     except UsageError as error:
         assert "is no shell text" in error.message
+
+
+def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
+    """tree-sitter/tree-sitter-bash#337: its scanner asks the C library about characters beyond its tables."""
+    text = "NAME='\U00031860 名前'\nvllm serve org/modèle --served-model-name \"$NAME\" {\U00031860\n"
+    (command,) = script(text, file="x").commands
+    assert [word.text for word in command.words[2:]] == [
+        "org/modèle", "--served-model-name", "\U00031860 名前", "{\U00031860",
+    ]  # fmt: skip
