@@ -49,6 +49,13 @@ def test_memory_is_estimated_and_tokenizers_are_not_checked(write: Callable[...,
     assert models.skipped is not None and "so memory rests on its published configuration" in models.skipped
 
 
+def test_the_weights_of_a_published_head_are_those_of_its_checkpoint() -> None:
+    """The published size of z-lab/Qwen3-8B-DFlash-b16: the test that its entry names pins these bytes."""
+    memory = checked(ROOT / "configs" / "qwen3-8b-dflash.yaml").memory
+    assert memory is not None and memory.basis == "published"
+    assert memory.per_gpu_bytes.draft_weights == pytest.approx(2_097_259_104, rel=0.005)
+
+
 def test_a_model_that_nobody_published_leaves_the_estimate_out(write: Callable[..., Path]) -> None:
     verdict = checked(write(PAIR.replace("Llama-3.1-70B-Instruct", "Llama-9.9-70B")))
     assert verdict.memory is None
