@@ -129,8 +129,11 @@ def checked(
 def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Need, str]) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
     ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
+    weighed = bool(context.memory or any(arm.memory for arm in context.arms))
     items = [
-        skipped(item.error, profile, codes=_codes("models"), is_published=item.published is not None)
+        skipped(
+            item.error, profile, codes=_codes("models"), is_published=item.published is not None and weighed
+        )
         for item in known.unread
         if item.path == "target.model" or unreadable(item.error, profile, path=item.path) is None
     ]
