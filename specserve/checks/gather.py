@@ -241,7 +241,6 @@ def _weighed(
 def _estimate(
     context: Context, arm: Arm | None, wanted: Wanted, shapes: Mapping[str, ModelFacts]
 ) -> MemoryEstimate:
-    from specserve.plan.memory.estimate import Interval
     from specserve.plan.memory.judge import assess
     from specserve.plan.memory.situation import situation
 
@@ -259,7 +258,7 @@ def _estimate(
     estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:
-        fits = Interval(min(fits.low, limit), min(fits.high, limit))
+        fits = replace(fits, low=min(fits.low, limit), high=min(fits.high, limit))
         estimate = replace(estimate, largest_max_model_len=fits)
     is_published = any(facts and facts.origin == "published" for facts in (target, draft))
     return replace(estimate, basis="published") if is_published else estimate
