@@ -96,7 +96,7 @@ def _planned(
 ) -> tuple[Profile, Arm]:
     from specserve.cli.preflight import cleared
     from specserve.cli.prepare import prepare
-    from specserve.measure.bench.arms import Arm, key_variable
+    from specserve.measure.bench.arms import Arm
     from specserve.profile.ranks import world_size
 
     is_other = path != asked.profile
@@ -121,7 +121,7 @@ def _planned(
         plan=plan,
         is_baseline=baseline,
         model=target.model,
-        api_key_env=key_variable(plan),
+        api_key_env=plan.api_key_env,
         ranks=world_size(profile),
         devices=_devices(profile),
         memory_bytes=_memory(profile, plan),

@@ -24,7 +24,7 @@ class Gate(Protocol):
 
 def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
     """A gate that verifies as `specserve verify` does, without options, and tells the result on stderr."""
-    from specserve.cli.verifying import Asked, draft_limit, key_variable, verified
+    from specserve.cli.verifying import Asked, draft_limit, verified
     from specserve.measure.verify.prompts import prompts
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
@@ -45,7 +45,7 @@ def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: flo
         if not as_json:
             say("verifying; the port is open already, and requests are answered meanwhile")
         tell = (lambda _progress: None) if as_json else None
-        found = verified(server.url, key_variable(plan), wish, stop=stop, asked=Asked(server.url), tell=tell)
+        found = verified(server.url, plan.api_key_env, wish, stop=stop, asked=Asked(server.url), tell=tell)
         if as_json:
             say(json.dumps({"version": 1, "name": plan.name, "event": "verified", **brief_json(found)}))
         else:

@@ -36,7 +36,7 @@ def arm(
     Raises ProfileError, UsageError, FactError.
     """
     from specserve.cli.prepare import prepare
-    from specserve.measure.bench.arms import Arm, key_variable
+    from specserve.measure.bench.arms import Arm
     from specserve.measure.bench.fit import memory_bytes
     from specserve.profile.ranks import world_size
 
@@ -57,7 +57,7 @@ def arm(
         plan=plan,
         is_baseline=baseline,
         model=profile.target.model,
-        api_key_env=key_variable(plan),
+        api_key_env=plan.api_key_env,
         ranks=world_size(profile),
         devices=tuple(map(str, named)) if named else None,
         memory_bytes=memory_bytes(profile) if plan.platform == "cpu" else None,

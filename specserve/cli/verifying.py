@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from specserve.measure.verify.result import Verification
     from specserve.measure.verify.run import Tell, Wish
     from specserve.measure.verify.session import Session
-    from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
     from specserve.serve.client import Client
     from specserve.serve.stop import StopRequest
@@ -119,14 +118,7 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
         stop_on_signals() as stop,
         running(plan, log_path=default_log(f"{plan.name}-verify"), on_event=view, stop=stop) as server,
     ):
-        return verified(server.url, key_variable(plan), wish, stop=stop, asked=asked)
-
-
-def key_variable(plan: LaunchPlan) -> str | None:
-    """The environment variable that holds the key of a plan's server."""
-    from specserve.plan.launchplan import FromEnv
-
-    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
+        return verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked)
 
 
 def draft_limit(profile: Profile) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specserve.errors import UsageError
 from specserve.measure.bench.result import ArmInfo
-from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.launchplan import LaunchPlan
 
 BASELINE = "baseline"
 PROFILE = "profile"
@@ -71,11 +71,6 @@ class Arm:
     def is_suffix(self) -> bool:
         """Whether it remembers the answers of earlier requests."""
         return bool(self.plan and (self.plan.speculation or {}).get("method") == "suffix")
-
-
-def key_variable(plan: LaunchPlan) -> str | None:
-    """The variable that a planned server's key stands in."""
-    return next((value.name for value in plan.env.values() if isinstance(value, FromEnv)), None)
 
 
 def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
