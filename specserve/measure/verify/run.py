@@ -117,7 +117,7 @@ class Verifier:
         cold = list(wish.prompts) if Sampling(0.0) in wish.samplings else []
         self._state = _State(cold, collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
-        self._phase = "sending the first request"
+        self._phase = "warm-up requests"
         self._heard_at_s = self._began
 
     def run(self, *, other: Session | None = None) -> Verification:
@@ -166,11 +166,14 @@ class Verifier:
         self._tell(Progress(self._phase, self._elapsed_s, self._state.tokens))
 
     def _probe(self) -> None:
-        """The first prompt that the server takes, generated and scored: what is missing there ends it."""
+        """Ask the first prompt that the server takes, and score the answer; a missing feature ends the run here."""
         refusal: Refused | None = None
         for prompt in self._wish.prompts:
             try:
-                took_s = self._alone(partial(_tried, self._session, prompt))
+                self._alone(partial(self._session.warm_up, prompt))
+                # the first requests may make the server compile: they are not part of the time limit
+                self._began = time.monotonic()
+                took_s = self._alone(partial(_timed, self._session, prompt))
             except Refused as error:
                 refusal = error
             else:
@@ -357,9 +360,8 @@ class Verifier:
 _Result = tuple[Sampling, Answer | None, float, float]
 
 
-def _tried(session: Session, prompt: Prompt) -> float:
-    """Ask a prompt and score the answer; the seconds it took. Raises Refused if the server does not take it."""
-    session.find_mode(prompt)  # the first request of a server may take long; it is not timed
+def _timed(session: Session, prompt: Prompt) -> float:
+    """Ask a prompt, score the answer and return the seconds it took. Raises Refused."""
     began = time.monotonic()
     one = session.generate(prompt, Sampling(0.0), max_tokens=_PROBE_TOKENS)
     session.score(one.prompt_ids, one.ids)
