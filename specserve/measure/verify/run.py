@@ -46,7 +46,7 @@ _PATIENCE_S = 120.0
 """No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
 _SMOKE_SHARE = 4
-"""Smoke tests start in this part of the time."""
+"""This part of the time is left for the smoke tests, which come last: on a slow server they take long."""
 _WAVES = 4
 """A sampled answer takes at most this part of the time."""
 _FEWEST_REQUESTS = 4
@@ -124,14 +124,12 @@ class Verifier:
         """All of it. Raises TrafficError where the server cannot be verified, and what `on_tick` raises."""
         self._probe()
         before = self._session.client.metrics()
-        tests = self._smoke() if self._wish.smoke else []
         self._sample()
         self._phase = "scoring what looks wrong a second time"
         greedy_result = self._greedy()
         results = tuple(collector.judged() for collector in self._state.collectors.values())
+        tests = [*self._smoke(), self._context()] if self._wish.smoke else []
         likeness = self._against(other) if other is not None else None
-        if self._wish.smoke:
-            tests.append(self._context())
         speculation = _speculation(before, self._session.client.metrics())
         if self._wish.smoke:
             tests.append(smoke.drafts(speculation, tokens=self._state.tokens))
@@ -198,7 +196,7 @@ class Verifier:
         tests = smoke.tests(
             self._session,
             tie_tolerance=self._wish.tie_tolerance,
-            has_time=lambda: self._elapsed_s < self._wish.limit_s / _SMOKE_SHARE,
+            has_time=lambda: self._elapsed_s < self._wish.limit_s,
         )
         jobs = [partial(_numbered, number, test) for number, test in enumerate(tests)]
         found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
@@ -330,9 +328,10 @@ class Verifier:
         )
 
     def _reserved_s(self) -> float:
-        """What the long text is expected to take, where it is to be written."""
-        cost_s = self._context_s()
-        return cost_s if cost_s is not None and cost_s <= self._wish.limit_s / _CONTEXT_SHARE else 0.0
+        """The time that the smoke tests are expected to take, the long text included if it is to be written."""
+        limit_s, cost_s = self._wish.limit_s, self._context_s()
+        context_s = cost_s if cost_s is not None and cost_s <= limit_s / _CONTEXT_SHARE else 0.0
+        return context_s + (limit_s / _SMOKE_SHARE if self._wish.smoke else 0.0)
 
     def _context_s(self) -> float | None:
         limit = place(self._session.max_model_len, self._wish.draft_limit)

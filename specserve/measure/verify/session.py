@@ -48,15 +48,15 @@ class Session:
         self.top = TOP
 
     def warm_up(self, prompt: Prompt) -> None:
-        """Send one tiny request of each kind, and learn whether the model has a chat template.
+        """Send a tiny request of each kind: greedy, sampled, scored. Learn whether the model has a chat template.
 
         Without a template the text is continued, as `specserve ask` does. Raises Refused, TrafficError.
         """
         try:
-            one = self.generate(prompt, Sampling(0.0), max_tokens=1)
+            self.generate(prompt, Sampling(0.0), max_tokens=1)
         except NoChatTemplate:
             self.mode = "completion"
-            one = self.generate(prompt, Sampling(0.0), max_tokens=1)
+        one = self.generate(prompt, Sampling(1.0), max_tokens=4)
         self.score(one.prompt_ids, one.ids)
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, max_tokens: int) -> Answer:
