@@ -45,7 +45,7 @@ def answers(url: str, sampling: Sampling, *, count: int) -> list[Answer]:
     asked = prompts()
     with Client(endpoint(url)) as client:
         session = Session(client)
-        session.find_mode(asked[0])
+        session.warm_up(asked[0])
 
         def job(number: int) -> Callable[[], Answer]:
             prompt = asked[number % len(asked)]

@@ -163,9 +163,8 @@ def verify(
     temperatures = [0.0, 0.7] if temperature is None else temperature
     if against is not None:
         temperatures = [0.0, *temperatures]  # what is compared are greedy texts
-    hot = Sampling(1.0, top_p, top_k, presence_penalty, frequency_penalty)
     wish = Wish(
-        samplings=_samplings(hot, temperatures),
+        samplings=_samplings(Sampling(1.0, top_p, top_k, presence_penalty, frequency_penalty), temperatures),
         prompts=read(prompts),
         max_tokens=max_tokens,
         concurrency=concurrency,
@@ -178,8 +177,7 @@ def verify(
     )
     from specserve.report.console import out, say
 
-    beyond = left_out(prompts) if prompts is not None else 0
-    if beyond:
+    if prompts is not None and (beyond := left_out(prompts)):
         say(f"{prompts}: the first {len(wish.prompts)} prompts are used, {beyond} are not")
     found = run(asked, wish)
     from specserve.report.verify import verify_json, verify_text

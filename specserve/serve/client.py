@@ -172,6 +172,8 @@ class Client:
         with self._failures(model=model):
             with self._http.stream("POST", f"{self._endpoint.api}/{path}", json=dict(body)) as response:
                 data = bytearray()
+                if self._http.is_closed:  # while this connection was opened: `close` did not see it
+                    response.extensions["network_stream"].close()
                 for piece in response.iter_bytes():
                     data += piece
                     if len(data) > _MOST_BYTES:

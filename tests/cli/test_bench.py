@@ -16,7 +16,7 @@ from specserve.errors import UsageError
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
-from tests.cli.test_watch import detached
+from tests.cli.test_watch_server import detached
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = (("chat", "code"), (1, 4))

@@ -22,14 +22,15 @@ from specserve.errors import SpecserveError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from loopback import Loopback
-from model_server import Model, serving
+from model_server import CLOCK, Model, serving
 
 QUICK = ("--no-smoke", "--temperature", "0", "--max-tokens", "16")
 
 
 @pytest.fixture(autouse=True)
-def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLOCK, "now_s", 0.0)
+    monkeypatch.setattr("specserve.measure.verify.run.time", CLOCK)
 
 
 def verify(*arguments: str) -> tuple[int, str]:
@@ -141,7 +142,7 @@ def asked(folder: Path, count: int) -> tuple[str, str]:
 
 
 def test_few_prompts_get_long_greedy_answers_so_that_there_can_be_a_verdict(tmp_path: Path) -> None:
-    quick = ("--no-smoke", "--temperature", "0", "--seconds", "600")
+    quick = ("--no-smoke", "--temperature", "0")
     few = verified(Model(), *quick, *asked(tmp_path, 3))["greedy"]
     assert (few["verdict"], few["tokens"]) == ("LOSSLESS", 3 * 128)
     one = verified(Model(), *quick, *asked(tmp_path, 1), "--max-tokens", "1000")["greedy"]
@@ -158,13 +159,15 @@ def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tm
     assert "a larger `--max-tokens`, or more prompts" in text and "--seconds" not in text
 
 
-def test_every_suspect_gets_a_second_score_where_there_is_time() -> None:
-    found = verified(Model(shaky=True), *QUICK, "--seconds", "3600")["greedy"]
-    assert (found["verdict"], found["unstable"], found["unchecked"]) == ("LOSSLESS", found["tokens"], 0)
+def test_every_suspect_gets_a_second_score_where_there_is_time(tmp_path: Path) -> None:
+    """The answers are longer than the one that is timed first: nothing of them was scored before."""
+    quick = ("--no-smoke", "--temperature", "0", "--max-tokens", "24")
+    found = verified(Model(shaky=True), *quick, *asked(tmp_path, 3))["greedy"]
+    assert (found["verdict"], found["unstable"], found["unchecked"]) == ("NO FAULT FOUND", 72, 0)
 
 
 def test_suspects_without_a_second_score_leave_it_open() -> None:
-    found = verified(Model(shaky=True, wait_s=0.05), *QUICK, "--seconds", "1")
+    found = verified(Model(shaky=True, cost_s=0.01), *QUICK, "--seconds", "1")
     assert found["verdict"] == "INCONCLUSIVE"
     assert found["greedy"]["unstable"] >= 32 and found["greedy"]["unchecked"] > 0
 
@@ -183,7 +186,7 @@ def test_another_server_with_the_same_weights_is_the_same() -> None:
     with serving(Model()) as other:
         found = verified(Model(), *QUICK, "--against", other)
         # greedy texts are compared, whatever else is asked for
-        hot = verified(Model(wait_s=0.05), "-t", "0.7", "--seconds", "3", "--no-smoke", "--against", other)
+        hot = verified(Model(cost_s=0.01), "-t", "0.7", "--seconds", "1", "--no-smoke", "--against", other)
     assert hot["greedy"]["tokens"] > 0 and hot["against"]["texts"] == hot["greedy"]["requests"]
     assert found["against"]["verdict"] == "SAME"
     assert found["against"]["equal"] == found["against"]["texts"] == 28
@@ -200,25 +203,31 @@ def test_another_server_with_other_weights_is_different() -> None:
 
 def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> None:
     options = ("--no-smoke", "--seconds", "1", "--max-tokens", "32")
-    found = verified(Model(wait_s=0.05), *options)
+    found = verified(Model(cost_s=0.02), *options)
     assert found["verdict"] == "NO FAULT FOUND" and not found["has_failed"]
     (sampled,) = found["sampled"]
     assert sampled["requests"] >= 4 and sampled["tokens_needed"] > 0
     assert sampled["excluded_temperature_percent"] == found["excluded_temperature_percent"]
     assert 1.5 < sampled["excluded_points"] < 100
     assert 0 < found["excluded_greedy_share"] < 0.1
-    verified(Model(wait_s=0.05), *options, "--strict", code=1)
-    with serving(Model(wait_s=0.05)) as url:
+    verified(Model(cost_s=0.02), *options, "--strict", code=1)
+    with serving(Model(cost_s=0.02)) as url:
         _, text = verify(url, *options)
     assert "excluded at 99 % confidence: a " in text
     assert "should be enough for LOSSLESS (estimated)" in " ".join(text.split())
 
 
 def test_every_temperature_is_measured_on_a_server_that_is_far_too_slow() -> None:
-    found = verified(Model(wait_s=0.3), "--seconds", "1", "-t", "0", "-t", "0.7", "-t", "1")
+    found = verified(Model(cost_s=1.0), "--seconds", "1", "-t", "0", "-t", "0.7", "-t", "1")
     assert [item["requests"] for item in found["sampled"]] == [4, 4]
     assert found["verdict"] == "NO FAULT FOUND"
     assert "skipped" in outcomes(found).values()  # smoke tests have a part of the time
+
+
+def test_a_slow_first_score_is_not_part_of_the_time_limit() -> None:
+    found = verified(Model(first_score_s=100.0), *QUICK)
+    assert found["verdict"] == "LOSSLESS"
+    assert found["elapsed_s"] < 60
 
 
 def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(

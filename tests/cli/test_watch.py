@@ -19,21 +19,17 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run as run
-from specserve.serve.detached import registry
-from specserve.serve.detached.identity import boot_id
-from specserve.serve.detached.record import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, free_port, serving
-from watch_clock import traffic, use_clock
+from watch_clock import CLOCK, traffic, use_clock
 
 DEAD = (0.01, 0.0, 0.0, 0.0)
 QUICK = ("--window", "1s", "--interval", "0.2s")
 
 
 @pytest.fixture(autouse=True)
-def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path / "state"))
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     use_clock(monkeypatch)
 
 
@@ -131,15 +127,8 @@ def test_the_promises_of_the_profile_decide(
 
 def test_a_few_requests_are_enough_for_a_verdict(url: str, script: Script, capsys: Captured) -> None:
     """As on the demo: a few hundred drafts a minute."""
-
-    def ask() -> None:
-        time.sleep(0.4)
-        script.engines[0].step(150, (0.8, 0.6, 0.5, 0.3), finished=10)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
+    CLOCK.due.append((0.4, lambda: script.engines[0].step(150, (0.8, 0.6, 0.5, 0.3), finished=10)))
     assert run(["watch", url, "--once", *QUICK, "--strict"]) == 0
-    asking.join()
     out = " ".join(capsys.readouterr().out.split())
     assert "150 drafts, 10 requests finished" in out
     assert "STEADY: the mean acceptance length is 3.20 (95 % interval: " in out
@@ -219,104 +208,6 @@ def test_the_last_object_is_the_final_one_though_nobody_answered(capsys: Capture
     assert run(["watch", url, "--for", "1s", "--interval", "0.5s", "--format", "json"]) == 2
     *others, last = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert last["final"] is True and not any(item["final"] for item in others)
-
-
-def test_a_name_that_no_server_has(capsys: Captured) -> None:
-    assert run(["watch", "nobody"]) == 2
-    assert "there is no server 'nobody'" in capsys.readouterr().err
-
-
-def detached(
-    url: str,
-    *,
-    name: str = "demo",
-    profile: str = "-",
-    key: str | None = None,
-    method: str | None = "ngram",
-    arm: Arm | None = None,
-) -> None:
-    """A detached server's state, of one that answers there."""
-    registry.write(
-        Record(
-            name=name,
-            run="1",
-            boot_id=boot_id(),
-            started_at_s=time.time(),
-            log_path="/nowhere",
-            profile=profile,
-            fingerprint="f" * 64,
-            vllm="0.32.0",
-            url=url,
-            host="127.0.0.1",
-            port=int(url.rpartition(":")[2]),
-            model="demo",
-            method=method,
-            num_speculative_tokens=4,
-            devices=("cpu",),
-            device_share=None,
-            device_bytes=None,
-            shutdown_timeout_s=5.0,
-            stall_timeout_s=5.0,
-            api_key_env=key,
-            launcher=(os.getpid(), 1),
-            arm=arm or Arm(),
-        )
-    )
-
-
-def test_the_only_detached_server_is_the_default_and_its_profile_too(
-    url: str, script: Script, write: Callable[..., Path], capsys: Captured
-) -> None:
-    file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
-    detached(url, profile=str(file), key="NOT_SET_HERE")
-    with traffic(script):
-        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--format", "json"]) == 1
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
-    assert found["promises"][0]["kept"] == "missed"
-
-
-@pytest.mark.parametrize(
-    ("method", "arm", "state", "code"),
-    [
-        ("ngram", Arm(), "MISSED", 1),
-        ("ngram", Arm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
-        ("suffix", Arm("suffix"), "STEADY", 0),
-        ("suffix", Arm("gone from the file"), "STEADY", 0),
-        (None, Arm(), "OFF", 0),  # --baseline
-    ],
-)
-def test_a_detached_server_is_held_to_what_it_was_started_as(
-    url: str,
-    script: Script,
-    write: Callable[..., Path],
-    method: str | None,
-    arm: Arm,
-    state: str,
-    code: int,
-    capsys: Captured,
-) -> None:
-    file = write("""
-        target: {model: org/t}
-        speculation: {method: ngram, num_speculative_tokens: 4}
-        alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
-        expect: [{min_mean_acceptance_length: 3.9}]
-    """)
-    detached(url, profile=str(file), method=method, arm=arm)
-    script.engines[0].speculates = method is not None
-    with traffic(script):
-        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
-    out, err = capsys.readouterr()
-    assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
-    assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
-
-
-def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:
-    detached(url)
-    detached("http://127.0.0.1:1", name="other")
-    with traffic(script):
-        assert run(["watch", "demo", "--once", *QUICK]) == 0
-    assert url in capsys.readouterr().out
 
 
 def scraped(port: str) -> str:

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,25 @@ LETTERS = "".join(map(chr, range(32, 127))) + "\n"
 SIZE = 60
 END = 0
 """The token that ends a text."""
+
+
+class Clock:
+    """The time of a verification: only what the servers' requests cost passes, however fast the machine is."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.lock = threading.Lock()
+
+    def monotonic(self) -> float:
+        self.spend(1e-6)  # no two readings of a real one are equal
+        return self.now_s
+
+    def spend(self, seconds: float) -> None:
+        with self.lock:
+            self.now_s += seconds
+
+
+CLOCK = Clock()
 
 
 @lru_cache(maxsize=1 << 16)
@@ -66,6 +86,11 @@ class Model:
     """Requests after which every answer is an error 500."""
     longest_prompt: int | None = None
     wait_s: float = 0.0
+    """Real time before each answer."""
+    cost_s: float = 0.0
+    """Each request takes this time of CLOCK; concurrent ones take it one after another."""
+    first_score_s: float = 0.0
+    """The first request for `prompt_logprobs` takes this time of CLOCK."""
     noise: float = 0.0
     """Nats that a score may be off by, as it is in bf16."""
     shaky: bool = False
@@ -78,18 +103,34 @@ class Model:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.lock = threading.Lock()
+        self.asked: Counter[str] = Counter()
 
     def encode(self, text: str) -> list[int]:
         """Characters as tokens."""
         return [1 + LETTERS.find(letter) % (SIZE - 1) for letter in text] or [1]
 
-    def next(self, ids: Sequence[int], body: dict[str, Any]) -> int:
+    def draws(self, ids: Sequence[int], body: dict[str, Any]) -> random.Random:
+        """What one answer is drawn with: it depends on the request, not on which of the others come first."""
+        asked = f"{self.seed} {ids} {body.get('temperature')}"
+        with self.lock:
+            self.asked[asked] += 1
+            return random.Random(f"{asked} {self.asked[asked]}")
+
+    def spend(self, body: dict[str, Any]) -> None:
+        """Let the time pass that a request takes."""
+        CLOCK.spend(self.cost_s)
+        if "prompt_logprobs" in body:
+            with self.lock:
+                seconds, self.first_score_s = self.first_score_s, 0.0
+            CLOCK.spend(seconds)
+
+    def next(self, ids: Sequence[int], body: dict[str, Any], rng: random.Random) -> int:
         """One more token, drawn as this server draws it."""
         values = list(logprobs(tuple(ids[-2:]), self.weights))
         order = sorted(range(SIZE), key=lambda token: -values[token])
         with self.lock:
             self.written += 1
-            count, chance = self.written, self.rng.random()
+            count = self.written
         temperature = body.get("temperature", 1.0)
         if not temperature:
             return order[1] if self.wrong_every and count % self.wrong_every == 0 else order[0]
@@ -97,7 +138,7 @@ class Model:
             return order[-1]
         weights = [math.exp(values[token] / (temperature * self.heat)) for token in order]
         kept = kept_tokens(weights, body.get("top_k") or SIZE, body.get("top_p", 1.0))
-        return random.Random(chance).choices(order[:kept], weights[:kept])[0]
+        return rng.choices(order[:kept], weights[:kept])[0]
 
 
 def kept_tokens(weights: Sequence[float], top_k: int, top_p: float) -> int:
@@ -152,6 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         model.requests.append({**body, "path": self.path})
         threading.Event().wait(model.wait_s)
+        model.spend(body)
         if model.fails_after is not None and len(model.requests) > model.fails_after:
             self._send(500, {"error": {"message": "EngineCore encountered an issue"}})
             return
@@ -210,9 +252,9 @@ def _choice(
 
 def _write(model: Model, body: dict[str, Any], ids: list[int]) -> tuple[list[int], str, str]:
     written: list[int] = []
-    text = ""
+    text, rng = "", model.draws(ids, body)
     for _ in range(body["max_tokens"]):
-        token = model.next([*ids[-2:], *written[-2:]], body)
+        token = model.next([*ids[-2:], *written[-2:]], body, rng)
         written.append(token)
         if token == END:
             return written, text, "stop"

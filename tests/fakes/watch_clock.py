@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -18,6 +18,7 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.busy: list[tuple[Script, tuple[float, ...]]] = []
+        self.due: list[tuple[float, Callable[[], None]]] = []
 
     def monotonic(self) -> float:
         return self.now_s
@@ -28,6 +29,10 @@ class Clock:
             for engine in script.engines:
                 for _ in range(round(seconds / 0.02)):
                     engine.step(200, shares, finished=2)
+        for at_s, happen in self.due:
+            if at_s <= self.now_s:
+                happen()
+        self.due = [one for one in self.due if one[0] > self.now_s]
         time.sleep(0.001)  # for the threads of the test
 
 
@@ -38,6 +43,7 @@ def use_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it be the time of every watch in this process."""
     assert looks.__kwdefaults__ is not None
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
+    monkeypatch.setattr(CLOCK, "due", [])
     monkeypatch.setattr("specserve.measure.watch.source.time", CLOCK)
     monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
     monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)

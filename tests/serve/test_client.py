@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -335,3 +338,33 @@ def test_a_variable_without_a_key_is_an_error_that_does_not_show_it(
 def test_a_key_never_shows_in_a_representation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
     assert "s3cret" not in repr(endpoint("http://x", api_key_env="MY_KEY"))
+
+
+def test_a_connection_that_opens_while_the_client_closes_is_closed_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = socket.create_connection
+    connecting, is_closed = threading.Event(), threading.Event()
+    opened: list[socket.socket] = []
+
+    def slow_connect(*arguments: Any, **options: Any) -> socket.socket:
+        connecting.set()
+        is_closed.wait()
+        opened.append(connect(*arguments, **options))
+        return opened[0]
+
+    monkeypatch.setattr(socket, "create_connection", slow_connect)
+
+    def post() -> None:
+        with suppress(TrafficError):
+            client.post("completions", {"model": "m", "prompt": "p"})
+
+    with serving(Script()) as url:
+        client = Client(endpoint(url))
+        asking = threading.Thread(target=post)
+        asking.start()
+        connecting.wait()
+        client.close()
+        is_closed.set()
+        asking.join()
+    assert opened[0].fileno() == -1

@@ -46,7 +46,7 @@ _PATIENCE_S = 120.0
 """No answer at all for so long, or for twice the limit: nobody answers any more."""
 _SMOKE_AT_ONCE = 4
 _SMOKE_SHARE = 4
-"""Smoke tests start in this part of the time."""
+"""This part of the time is left for the smoke tests, which come last: on a slow server they take long."""
 _WAVES = 4
 """A sampled answer takes at most this part of the time."""
 _FEWEST_REQUESTS = 4
@@ -117,21 +117,19 @@ class Verifier:
         cold = list(wish.prompts) if Sampling(0.0) in wish.samplings else []
         self._state = _State(cold, collectors={one: Collector(one) for one in hot})
         self._began = time.monotonic()
-        self._phase = "sending the first request"
+        self._phase = "warm-up requests"
         self._heard_at_s = self._began
 
     def run(self, *, other: Session | None = None) -> Verification:
         """All of it. Raises TrafficError where the server cannot be verified, and what `on_tick` raises."""
         self._probe()
         before = self._session.client.metrics()
-        tests = self._smoke() if self._wish.smoke else []
         self._sample()
         self._phase = "scoring what looks wrong a second time"
         greedy_result = self._greedy()
         results = tuple(collector.judged() for collector in self._state.collectors.values())
+        tests = [*self._smoke(), self._context()] if self._wish.smoke else []
         likeness = self._against(other) if other is not None else None
-        if self._wish.smoke:
-            tests.append(self._context())
         speculation = _speculation(before, self._session.client.metrics())
         if self._wish.smoke:
             tests.append(smoke.drafts(speculation, tokens=self._state.tokens))
@@ -166,11 +164,14 @@ class Verifier:
         self._tell(Progress(self._phase, self._elapsed_s, self._state.tokens))
 
     def _probe(self) -> None:
-        """The first prompt that the server takes, generated and scored: what is missing there ends it."""
+        """Ask the first prompt that the server takes, and score the answer; a missing feature ends the run here."""
         refusal: Refused | None = None
         for prompt in self._wish.prompts:
             try:
-                took_s = self._alone(partial(_tried, self._session, prompt))
+                self._alone(partial(self._session.warm_up, prompt))
+                # the first requests may make the server compile: they are not part of the time limit
+                self._began = time.monotonic()
+                took_s = self._alone(partial(_timed, self._session, prompt))
             except Refused as error:
                 refusal = error
             else:
@@ -195,7 +196,7 @@ class Verifier:
         tests = smoke.tests(
             self._session,
             tie_tolerance=self._wish.tie_tolerance,
-            has_time=lambda: self._elapsed_s < self._wish.limit_s / _SMOKE_SHARE,
+            has_time=lambda: self._elapsed_s < self._wish.limit_s,
         )
         jobs = [partial(_numbered, number, test) for number, test in enumerate(tests)]
         found = self._results(iter(jobs), concurrency=_SMOKE_AT_ONCE)
@@ -327,9 +328,10 @@ class Verifier:
         )
 
     def _reserved_s(self) -> float:
-        """What the long text is expected to take, where it is to be written."""
-        cost_s = self._context_s()
-        return cost_s if cost_s is not None and cost_s <= self._wish.limit_s / _CONTEXT_SHARE else 0.0
+        """The time that the smoke tests are expected to take, the long text included if it is to be written."""
+        limit_s, cost_s = self._wish.limit_s, self._context_s()
+        context_s = cost_s if cost_s is not None and cost_s <= limit_s / _CONTEXT_SHARE else 0.0
+        return context_s + (limit_s / _SMOKE_SHARE if self._wish.smoke else 0.0)
 
     def _context_s(self) -> float | None:
         limit = place(self._session.max_model_len, self._wish.draft_limit)
@@ -357,9 +359,8 @@ class Verifier:
 _Result = tuple[Sampling, Answer | None, float, float]
 
 
-def _tried(session: Session, prompt: Prompt) -> float:
-    """Ask a prompt and score the answer; the seconds it took. Raises Refused if the server does not take it."""
-    session.find_mode(prompt)  # the first request of a server may take long; it is not timed
+def _timed(session: Session, prompt: Prompt) -> float:
+    """Ask a prompt, score the answer and return the seconds it took. Raises Refused."""
     began = time.monotonic()
     one = session.generate(prompt, Sampling(0.0), max_tokens=_PROBE_TOKENS)
     session.score(one.prompt_ids, one.ids)

@@ -152,13 +152,10 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         needed = 0 if reasons else max(needed, 100)
     deviation, temperature = _interval(points, points_error, quantile), _interval(heat, heat_error, quantile)
     is_measured = math.isfinite(points_error)
-    verdict = Verdict.NO_FAULT_FOUND if needed else Verdict.LOSSLESS
-    if reasons or not is_measured:
-        verdict = Verdict.LOSSY if reasons else Verdict.INCONCLUSIVE
     is_bounded = is_measured and not reasons
     return Sampled(
         sampling=sampling,
-        verdict=verdict,
+        verdict=_verdict(reasons, is_measured=is_measured, needed=needed),
         requests=len(tallies),
         tokens=tokens,
         skipped=sum(item.skipped for item in tallies),
@@ -174,6 +171,14 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         else None,
         reasons=reasons,
     )
+
+
+def _verdict(reasons: Sequence[str], *, is_measured: bool, needed: int) -> Verdict:
+    if reasons:
+        return Verdict.LOSSY
+    if not is_measured:
+        return Verdict.INCONCLUSIVE
+    return Verdict.NO_FAULT_FOUND if needed else Verdict.LOSSLESS
 
 
 def _ratio(pairs: Iterable[tuple[float, float]], *, model: float) -> tuple[float, float]:

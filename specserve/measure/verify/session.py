@@ -47,13 +47,17 @@ class Session:
         self.mode: Literal["chat", "completion"] = "chat"
         self.top = TOP
 
-    def find_mode(self, prompt: Prompt) -> None:
-        """Chat where the model has a template for it, else the text is continued; as `specserve ask` does."""
+    def warm_up(self, prompt: Prompt) -> None:
+        """Send a tiny request of each kind: greedy, sampled, scored. Learn whether the model has a chat template.
+
+        Without a template the text is continued, as `specserve ask` does. Raises Refused, TrafficError.
+        """
         try:
             self.generate(prompt, Sampling(0.0), max_tokens=1)
         except NoChatTemplate:
             self.mode = "completion"
-            self.generate(prompt, Sampling(0.0), max_tokens=1)
+        one = self.generate(prompt, Sampling(1.0), max_tokens=4)
+        self.score(one.prompt_ids, one.ids)
 
     def generate(self, prompt: Prompt, sampling: Sampling, *, max_tokens: int) -> Answer:
         """Write after a prompt. Raises Refused where the server does not take it."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,3 +36,30 @@ def test_the_last_requests_count() -> None:
     for _ in range(8):
         pace.add(0.5, 100)
     assert (slow, pace.tokens(128, within_s=10)) == (FEWEST_TOKENS, 128)
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads that take turns as often as they can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_one_thread_may_add_while_another_asks() -> None:
+    pace = Pace()
+    pace.add(1.0, 10)
+
+    def add() -> None:
+        for _ in range(300_000):
+            pace.add(1.0, 10)
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    asked = {round(pace.token_s, 9)}
+    while adding.is_alive():
+        asked.add(round(pace.token_s, 9))
+    adding.join()
+    assert asked == {0.12}

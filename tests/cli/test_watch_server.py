@@ -1,0 +1,137 @@
+"""Which server `specserve watch` means, and the promises it is held to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run as run
+from specserve.serve.detached import registry
+from specserve.serve.detached.identity import boot_id
+from specserve.serve.detached.record import Arm, Record
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from metrics_server import Script, Traffic, serving
+from watch_clock import traffic, use_clock
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_clock(monkeypatch)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script([Traffic(running=3, kv_cache_usage=0.25)])
+
+
+@pytest.fixture
+def url(script: Script) -> Iterator[str]:
+    with serving(script) as found:
+        yield found
+
+
+def detached(
+    url: str,
+    *,
+    name: str = "demo",
+    profile: str = "-",
+    key: str | None = None,
+    method: str | None = "ngram",
+    arm: Arm | None = None,
+) -> None:
+    """A detached server's state, of one that answers there."""
+    registry.write(
+        Record(
+            name=name,
+            run="1",
+            boot_id=boot_id(),
+            started_at_s=time.time(),
+            log_path="/nowhere",
+            profile=profile,
+            fingerprint="f" * 64,
+            vllm="0.32.0",
+            url=url,
+            host="127.0.0.1",
+            port=int(url.rpartition(":")[2]),
+            model="demo",
+            method=method,
+            num_speculative_tokens=4,
+            devices=("cpu",),
+            device_share=None,
+            device_bytes=None,
+            shutdown_timeout_s=5.0,
+            stall_timeout_s=5.0,
+            api_key_env=key,
+            launcher=(os.getpid(), 1),
+            arm=arm or Arm(),
+        )
+    )
+
+
+def test_the_only_detached_server_is_the_default_and_its_profile_too(
+    url: str, script: Script, write: Callable[..., Path], capsys: Captured
+) -> None:
+    file = write("target: {model: org/t}\nexpect: [{min_acceptance_rate: 0.9}]\n", "mine.yaml")
+    detached(url, profile=str(file), key="NOT_SET_HERE")
+    with traffic(script):
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["profile"], found["fingerprint"]) == ("mine", "f" * 64)
+    assert found["promises"][0]["kept"] == "missed"
+
+
+@pytest.mark.parametrize(
+    ("method", "arm", "state", "code"),
+    [
+        ("ngram", Arm(), "MISSED", 1),
+        ("ngram", Arm(settings=("expect=[{min_mean_acceptance_length: 3}]",)), "KEPT", 0),
+        ("suffix", Arm("suffix"), "STEADY", 0),
+        ("suffix", Arm("gone from the file"), "STEADY", 0),
+        (None, Arm(), "OFF", 0),  # --baseline
+    ],
+)
+def test_a_detached_server_is_held_to_what_it_was_started_as(
+    url: str,
+    script: Script,
+    write: Callable[..., Path],
+    method: str | None,
+    arm: Arm,
+    state: str,
+    code: int,
+    capsys: Captured,
+) -> None:
+    file = write("""
+        target: {model: org/t}
+        speculation: {method: ngram, num_speculative_tokens: 4}
+        alternatives: {suffix: {method: suffix, num_speculative_tokens: 4}}
+        expect: [{min_mean_acceptance_length: 3.9}]
+    """)
+    detached(url, profile=str(file), method=method, arm=arm)
+    script.engines[0].speculates = method is not None
+    with traffic(script):
+        assert run(["watch", "--for", "4s", "--interval", "0.2s", "--strict", "--format", "json"]) == code
+    out, err = capsys.readouterr()
+    assert json.loads(out.splitlines()[-1])["verdict"]["state"] == state
+    assert ("held to the promises of" in err) == (state in {"MISSED", "KEPT"})
+
+
+def test_a_detached_server_by_its_name(url: str, script: Script, capsys: Captured) -> None:
+    detached(url)
+    detached("http://127.0.0.1:1", name="other")
+    with traffic(script):
+        assert run(["watch", "demo", "--once", "--window", "1s", "--interval", "0.2s"]) == 0
+    assert url in capsys.readouterr().out
+
+
+def test_a_name_that_no_server_has(capsys: Captured) -> None:
+    assert run(["watch", "nobody"]) == 2
+    assert "there is no server 'nobody'" in capsys.readouterr().err
