@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Setting
+from specserve.convert.given import Setting, said_twice
 from specserve.convert.speculative import speculation_node
-from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.convert.words import UNKNOWN
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.plan.table import VllmTable
@@ -18,7 +19,6 @@ from specserve.profile.validate import name_of
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")
-_DEFAULT_KEY = "VLLM_API_KEY"
 _PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
 
 
@@ -40,16 +40,16 @@ def profile_tree(
     block = dict(config.node.mapping or {}) if config else {}
     at = config.node if config else None
     for name, setting in settings.items():
-        if name in REFUSED or name in SECRETS:
-            found += _without_place(setting)
-            if name != API_KEY:
-                continue
+        if name in SECRETS or (name in REFUSED and setting.node.value):
+            found.append(_without_place(setting))
+        if name in (*SECRETS, *REFUSED) and name != API_KEY:
+            continue
         node = _node(setting, found)
         default = f"{'frontend' if name in table.frontend else 'engine'}.{name}"
         section, _, key = _PLACES.get(name, default).partition(".")
         if section == "speculation" and key:
             if key in block:
-                found.append(_exclusive(setting, block[key]))
+                found.append(said_twice(block[key].key or block[key].span, setting, refused=True))
             block[key], at = node, at or replace(node, value={})
         elif section != "speculation" and (node.value is not None or section != "server"):
             sections.setdefault(section, {})[key] = node
@@ -72,7 +72,7 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
     """The value as a profile has it: one name, a time-out that counts to the end, the variable of a key."""
     node, value = setting.node, setting.node.value
     if setting.name == API_KEY:
-        return Node(_DEFAULT_KEY, node.span, key=node.key)
+        return Node(_key_variable(node), node.span, key=node.key)
     if setting.name == "shutdown_timeout" and isinstance(value, int):
         return replace(node, value=value + DRAIN_MARGIN_S, raw=None)
     if setting.name != "served_model_name" or not isinstance(value, list) or not value:
@@ -83,28 +83,24 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
     return replace(value[0], key=node.key, value=str(value[0].value))
 
 
-def _exclusive(setting: Setting, other: Node) -> Finding:
-    """About `--spec-model` and its like beside the same key of `--speculative-config`."""
-    related = (Related(other.key or other.span, "and here"),)
-    message = f"`{setting.written}` is said twice, which vLLM refuses"
-    return Finding(
-        "SD143", "argument-refused-twice", Severity.ERROR, message, setting.place, label="here", related=related,
-        help="leave one of them out",
-    )  # fmt: skip
+def _key_variable(node: Node) -> str:
+    """The variable that holds the server's key: the one that the source names, or vLLM's own."""
+    items = node.value if isinstance(node.value, list) else [node]
+    names = [match[1] for item in items if (match := UNKNOWN.fullmatch(str(item.value)))]
+    return next((name for name in names if name.isidentifier()), "VLLM_API_KEY")
 
 
-def _without_place(setting: Setting) -> Iterator[Finding]:
+def _without_place(setting: Setting) -> Finding:
     """About an argument that vLLM takes, and that a profile never holds."""
     if setting.name in SECRETS:
-        what, variable = ("API key", _DEFAULT_KEY) if setting.name == API_KEY else ("token", "HF_TOKEN")
-        message = f"`{setting.written}` puts the {what} where every user of the machine reads it"
-        help_text = f"export it as `{variable}`, and leave the option out"
-        yield Finding(
-            "SD107", "secret-in-profile", Severity.WARNING, message, setting.node.span, help=help_text
-        )
-    elif setting.node.value:
-        message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
-        if setting.name == "headless":
-            message = "this worker answers no requests; everything else is judged like the first node"
-            severity = Severity.INFO
-        yield Finding("SD103", "misplaced-argument", severity, message, setting.place)
+        variable = _key_variable(setting.node) if setting.name == API_KEY else "HF_TOKEN"
+        return Finding(
+            "SD107", "secret-in-profile", Severity.WARNING,
+            f"`{setting.written}` shows a secret to every user of the machine: export it as `{variable}`",
+            setting.node.span, help="leave the option out",
+        )  # fmt: skip
+    message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
+    if setting.name == "headless":
+        message = "this worker answers no requests; everything else is judged like the first node"
+        severity = Severity.INFO
+    return Finding("SD103", "misplaced-argument", severity, message, setting.place)

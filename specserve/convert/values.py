@@ -6,6 +6,8 @@ import json
 import re
 from dataclasses import replace
 
+import yaml
+
 from specserve.convert.options import Option
 from specserve.convert.words import Word
 from specserve.diagnostics import Finding, Severity, Span
@@ -18,10 +20,7 @@ MAX_DEPTH = 50
 _OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.S)
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
-
-Token = tuple[int, int]
 
 
 class NotJson(ValueError):
@@ -36,40 +35,33 @@ def json_node(word: Word) -> Node:
     """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
     try:
         json.loads(word.text)
+        tree = yaml.compose(word.text.replace("\t", " "), Loader=yaml.SafeLoader)  # YAML tells the places
+        return _placed(word, tree, depth=0)
     except json.JSONDecodeError as error:
         raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
     except RecursionError as error:
         raise NotJson("it is nested too deeply", 0) from error
+    except yaml.YAMLError as error:
+        raise NotJson("it holds a character that no profile may hold", 0) from error
     except ValueError as error:  # more digits than Python converts
-        raise NotJson("a number is too long", 0) from error
-    tokens = [match.span() for match in _TOKEN.finditer(word.text)]
-    return _json(word, tokens, 0, depth=0)[0]
+        raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
 
 
-def _json(word: Word, tokens: list[Token], at: int, *, depth: int) -> tuple[Node, int]:
-    """The value that begins at a token of valid JSON, and the number of the token after it."""
-    start, end = tokens[at]
-    opening = word.text[start]
-    if opening not in "{[":
-        raw = word.text[start:end]
-        return Node(json.loads(raw), word.part(start, end).span, raw=None if opening == '"' else raw), at + 1
+def _placed(word: Word, tree: yaml.Node, *, depth: int) -> Node:
+    """A part of a JSON text, by the characters where it begins and ends."""
+    start, end = tree.start_mark.index, tree.end_mark.index
     if depth > MAX_DEPTH:
         raise NotJson("it is nested too deeply", start)
+    part = word.part(start, end)
+    if isinstance(tree, yaml.SequenceNode):
+        return Node([_placed(word, item, depth=depth + 1) for item in tree.value], part.span)
+    if isinstance(tree, yaml.ScalarNode):
+        return Node(json.loads(part.text), part.span, raw=None if tree.style else part.text)
     values: dict[str, Node] = {}
-    items: list[Node] = []
-    at += 1
-    while word.text[tokens[at][0]] not in "}]":
-        if word.text[tokens[at][0]] == ",":
-            at += 1
-        elif opening == "[":
-            item, at = _json(word, tokens, at, depth=depth + 1)
-            items.append(item)
-        else:
-            key = word.part(*tokens[at])
-            value, at = _json(word, tokens, at + 2, depth=depth + 1)
-            values[json.loads(key.text)] = replace(value, key=key.span)
-    span = word.part(start, tokens[at][1]).span
-    return Node(values if opening == "{" else items, span), at + 1
+    for key, value in tree.value:
+        name = _placed(word, key, depth=depth)
+        values[str(name.value)] = replace(_placed(word, value, depth=depth + 1), key=name.span)
+    return Node(values, part.span)
 
 
 def json_of_pairs(text: str) -> str | None:
