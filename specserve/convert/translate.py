@@ -39,13 +39,15 @@ class _Translation:
         section, name, *keys = place.split(".")
         for key in reversed(keys):
             node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
-        there = self.settings.get(name)
+        there = self.block.get(name) if section == "speculation" else None
+        if section != "speculation" and name in self.settings:
+            there = self.settings[name].node
+        if there and there.mapping is None and there.value != node.value:
+            return self.leave_out(setting, f"the source says otherwise by its name of today, `{name}`")
+        node = merged(node, there) if there else node
         if section == "speculation":
-            self.block.setdefault(name, node)
-        elif there and there.node.mapping is None and there.node.value != node.value:
-            return self.leave_out(setting, f"`{there.written}` says otherwise")
+            self.block[name] = node
         else:
-            node = merged(node, there.node) if there else node
             self.settings[name] = Setting(name, node, setting.written, _argument(self.table, name))
         if text:
             self.notes.append(Note(f"{section}.{name}", text, setting.place.line))
@@ -141,7 +143,7 @@ def _replaced_key(name: str, key: str, node: Node, table: VllmTable) -> Replacem
         argument = _argument(table, name)
         return ARGUMENTS.get(f"{name}.{key}") if argument and key not in argument.keys else None
     old = KEYS.get(key.replace("-", "_"))
-    if old is None or (old.values is not None and node.value not in old.values):
+    if old is None or (old.values is not None and str(node.value) not in old.values):
         return None
     return replace(old, now=f"speculation.{old.now}" if old.now else None)
 
