@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specserve.convert.environment import Removed, kept_environment, without_texts
 from specserve.convert.given import Given, Note
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
@@ -22,13 +22,15 @@ from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
-from specserve.profile.secrets import hushed, looks_secret
+from specserve.profile.secrets import hushed, looks_secret, names_a_secret
+from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
 _ROUNDS = 5
+_Removed = list[tuple[str, Node, str]]
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", "exec", "env", "sudo")
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
@@ -85,7 +87,7 @@ def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
     told: list[Finding] = []
-    env = kept_environment(given.env, notes)
+    env = _kept_environment(given.env, notes)
     tree = profile_tree(settings, place=given.place, table=known, env=env, found=told)
     notes += [Note("", finding.message, finding.span.line) for finding in told]
     sections = dict(tree.mapping or {})
@@ -99,6 +101,29 @@ def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
     use_hardware_nodes(sections, headless, notes)
     _match_draft_size(sections, notes)
     return replace(tree, value=sections)
+
+
+def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
+    """The variables that a profile may hold; every other one is noted, without its value."""
+    kept: dict[str, Node] = {}
+    for name, node in env.items():
+        text = node.raw if node.raw is not None else str(node.value)
+        why = None
+        if not isinstance(node.value, str | int | float):
+            why = "it has no value"
+        elif not ENV_NAME.fullmatch(name):
+            why = "this is not the name of a variable"
+        elif names_a_secret(name) or looks_secret(text):
+            why = "it is a secret; export it where you start the server"
+        elif unresolved(text):
+            why = "the source does not say its value; export it where you start the server"
+        elif name == "HF_ENDPOINT":
+            why = "a profile never says where tokens are sent"
+        if why:
+            notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
+        else:
+            kept[name] = Node(text, node.span, key=node.key)
+    return kept
 
 
 def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
@@ -116,8 +141,8 @@ def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
 
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     """The tree without secrets, which are noted, and without what the source leaves open, which is an error."""
-    removed: Removed = []
-    tree = without_texts(tree, lambda text: looks_secret(text) or unresolved(text), removed) or tree
+    removed: _Removed = []
+    tree = _without_texts(tree, lambda text: looks_secret(text) or unresolved(text), removed) or tree
     target = (tree.mapping or {}).get("target")
     model = (target.mapping or {}).get("model") if target else None
     if model and (model.value in _PROGRAMS or not isinstance(meaning(str(model.value)), str)):
@@ -132,6 +157,31 @@ def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
+
+
+def _without_texts(
+    node: Node, wrong: Callable[[str], object], removed: _Removed, path: str = ""
+) -> Node | None:
+    """The tree without the texts and keys that are wrong, and what they leave empty.
+
+    `removed` collects them with their paths.
+    """
+    if isinstance(node.value, str) and wrong(node.value):
+        removed.append((path, node, node.value))
+        return None
+    if isinstance(node.value, list):
+        items = [_without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
+        kept_items = [item for item in items if item]
+        return replace(node, value=kept_items) if kept_items or not items else None
+    if node.mapping is None:
+        return node
+    kept: dict[str, Node] = {}
+    for key, child in node.mapping.items():
+        if wrong(key):
+            removed.append((path, child, key))
+        elif clean := _without_texts(child, wrong, removed, f"{path}.{key}" if path else key):
+            kept[key] = clean
+    return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
 def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:

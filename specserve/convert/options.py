@@ -115,8 +115,8 @@ def _opened(word: Word, known: Known) -> Option:
     cut = text.find("=") if text not in known else -1
     head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
     if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
-        option = _found(word.part(0, 2), {"-O": known.get("--optimization-level", (None, False))})
-        option = replace(option, flag="--optimization-level")
+        level = _found(Word("--optimization-level", word.span), known)
+        option = replace(level, word=word.part(0, 2))
         value = value or (word.part(2) if text != "-O" else None)
     else:
         option = _found(head, known)

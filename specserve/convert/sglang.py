@@ -15,12 +15,8 @@ from specserve.plan.table import Argument, VllmTable, flag_of
 from specserve.profile.tree import Node
 
 _DEFAULT_K = 3
+_DRAFT = tuple(f"speculative_draft_model_{what}" for what in ("path", "revision", "quantization"))
 _ALIASES = {alias: name for name, item in SGLANG.items() for alias in item.aliases}
-_DRAFT = {
-    "speculative_draft_model_path": "model",
-    "speculative_draft_model_revision": "revision",
-    "speculative_draft_model_quantization": "quantization",
-}
 
 
 def replacement(name: str) -> Replacement | None:
@@ -46,19 +42,15 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
 
 def speculation(given: Given, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
-    places = {name: item.now for name, item in SGLANG.items() if (item.now or "").startswith("speculation.")}
-    said = {name: setting.node for name, setting in given.settings.items() if name in places}
+    places = {name: (item.now or "").partition("speculation.")[2] for name, item in SGLANG.items()}
+    said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
     if not said:
         return {}
     place = next(iter(said.values()))
     line = (place.key or place.span).line
     method = _method(said, notes, line)
     keys = {"method": Node(method, place.span, key=place.key)} if method else {}
-    for name, key in _DRAFT.items():
-        if name in said and method != "ngram":
-            keys[key] = said[name]
-        elif name in said:
-            notes.append(Note("", f"`{flag_of(name)}` is left out: n-grams need no draft", line))
+    keys |= {places[name]: node for name, node in said.items() if name in _DRAFT}
     count, text = _count(said, method)
     notes.append(Note("speculation.num_speculative_tokens", text, line))
     return {**keys, "num_speculative_tokens": count}

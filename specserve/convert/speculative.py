@@ -11,9 +11,10 @@ from dataclasses import replace
 from specserve.convert.given import Note
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.retype import retyped
+from specserve.profile.keys import Key
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
-from specserve.profile.speculation import METHODS, Key
+from specserve.profile.speculation import METHODS
 from specserve.profile.tree import Node
 
 _NGRAM = ("ngram", "[ngram]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
 
 import yaml
 
@@ -35,7 +36,9 @@ def json_node(word: Word) -> Node:
     """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
     try:
         json.loads(word.text)
-        tree = yaml.compose(word.text.replace("\t", " "), Loader=yaml.SafeLoader)  # YAML tells the places
+        tree: Any = yaml.compose(
+            word.text.replace("\t", " "), Loader=yaml.SafeLoader
+        )  # YAML tells the places
         return _placed(word, tree, depth=0)
     except json.JSONDecodeError as error:
         raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
