@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specserve.convert.given import Given, Note
-from specserve.convert.speculative import inferred_method
+from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import SGLANG, Replacement
 from specserve.plan.table import Argument, VllmTable, flag_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from specserve.convert import sglang
 from specserve.convert.given import Given, Note, Setting
-from specserve.convert.speculative import current_block
+from specserve.convert.profiletree import inferred_method
 from specserve.convert.values import merged
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
@@ -18,6 +18,11 @@ from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
 _UNTAKEN = object()
+_GONE = {
+    "medusa": "is gone from vLLM",
+    "mlp_speculator": "is gone from vLLM",
+    "extract_hidden_states": "extracts states and speculates nothing",
+}
 
 
 @dataclass(slots=True)
@@ -109,7 +114,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
         made.block |= sglang.speculation(given, made.notes)
     if made.block or config:
         whole = config.node if config else Node(None, given.place, key=given.place)
-        node = current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
+        node = _current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
     env = {name: node for name, node in given.env.items() if not _is_replaced(name, node, table)}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
@@ -146,6 +151,30 @@ def _replaced_key(name: str, key: str, node: Node, table: VllmTable) -> Replacem
     if old is None or (old.values is not None and str(node.value) not in old.values):
         return None
     return replace(old, now=f"speculation.{old.now}" if old.now else None)
+
+
+def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, old_flags: bool) -> Node:
+    """`speculative_config` with these keys of today; null if nothing is left of it.
+
+    `old_flags`: the keys come from flags of earlier vLLMs, which had other defaults.
+    """
+    longest, count = keys.get("prompt_lookup_max"), keys.get("num_speculative_tokens")
+    model, method = (str(keys[name].value) if name in keys else None for name in ("model", "method"))
+    line = (config.key or config.span).line
+    if old_flags and longest and "prompt_lookup_min" not in keys:
+        keys["prompt_lookup_min"] = replace(longest, value=1, raw="1", key=None)
+        text = "the default of that time; vLLM would now look for the longest n-grams only"
+        notes.append(Note("speculation.prompt_lookup_min", text, line))
+    if method == "draft_model" and inferred_method(model) == "mtp":
+        keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
+        text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"
+        notes.append(Note("speculation.method", text, line))
+    gone = f"the method `{method}` {_GONE[method]}" if method and method in _GONE else ""
+    if count and count.value == 0 and not isinstance(count.value, bool):
+        gone = "`num_speculative_tokens` is 0"
+    if gone:
+        notes.append(Note("", f"speculation is left out: {gone}", line))
+    return replace(config, value=None if gone or not keys else keys)
 
 
 def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
