@@ -14,20 +14,9 @@ from specserve.diagnostics import Severity
 from specserve.plan.support import table
 from specserve.profile.problems import did_you_mean
 from specserve.profile.schema import Profile
+from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.texts import COMMAND
 
-# the last word decides: HF_TOKEN is one, HF_TOKEN_PATH and TOKENIZERS_PARALLELISM are none
-_SECRET_NAME = re.compile(
-    r"(^|_)(API_?KEYS?|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|AUTH_KEY|TOKENS?|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?)$",
-    re.I,
-)
-_SECRET_VALUE = re.compile(
-    r"(?<![A-Za-z0-9])(hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
-    r"|github_pat_\w{20,}|glpat-[\w-]{16,}|xox[abp]-[\w-]{10,}|AKIA[A-Z0-9]{16}|-----BEGIN [A-Z ]*PRIVATE KEY"
-    r"|nvapi-[\w-]{20,}|AIza[\w-]{35}|eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.)"
-    r"|://[^/\s:@$]+:[^/\s@$]+@"
-)
-"""Tokens by the marks that their makers gave them, and passwords within addresses."""
 _HARMLESS = re.compile(
     r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I
 )
@@ -99,8 +88,8 @@ def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """
     help_text = "export it where the server is started; `server.api_key_env` names the server's own key"
     for name, value in ctx.profile.env.items():
-        named = _SECRET_NAME.search(name) and not _HARMLESS.fullmatch(value)
-        if named or _SECRET_VALUE.search(value):
+        named = names_a_secret(name) and not _HARMLESS.fullmatch(value)
+        if named or looks_secret(value):
             yield Hit(f"env.{name}", f"`{name}` looks like a secret", help=help_text)
     target = ctx.profile.target
     sections: dict[str, Any] = {
@@ -110,7 +99,7 @@ def secret_in_profile(ctx: Context) -> Iterator[Hit]:
         **{path: block.keys for path, block in blocks(ctx)},
     }
     for path, text in _texts(sections, ""):
-        if _SECRET_VALUE.search(text):
+        if looks_secret(text):
             yield Hit(path, f"`{path}` looks like a secret", help=help_text)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.argumentfile import with_file
-from specserve.convert.environment import hushed, names_a_secret
 from specserve.convert.given import Setting, left_over, settings_of
 from specserve.convert.invocation import STARTS, Invocation, invocation
 from specserve.convert.options import known_options, parse
@@ -23,6 +22,7 @@ from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
 from specserve.profile.problems import ordered, quoted
 from specserve.profile.schema import Profile
+from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specserve.convert.environment import Removed, hushed, kept_environment, looks_secret, without_texts
-from specserve.convert.given import Given, Note, Setting
-from specserve.convert.profiletree import SECRETS, profile_tree
+from specserve.convert.given import Given, Note
+from specserve.convert.profiletree import profile_tree
 from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
+from specserve.convert.values import wrong_value
 from specserve.convert.words import UNKNOWN, unresolved
-from specserve.diagnostics import Finding, Severity, Span
+from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
@@ -22,14 +22,20 @@ from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
+from specserve.profile.secrets import hushed, looks_secret, names_a_secret
+from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
 _ROUNDS = 5
+_Removed = list[tuple[str, Node, str]]
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", "exec", "env", "sudo")
+_BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
+_KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
+"""What is never cut: the target, and what makes a block of speculation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +61,17 @@ def converted(given: Given, *, origin: str) -> Converted:
     given = translated(given, table=known)
     notes += given.notes
     found = list(given.unresolved)
-    tree = _tree(given, known, notes, found)
+    tree = _complete(_tree(given, known, notes), notes, found)
     tree, profile = _cured(tree, known, notes)
     tree = _for_versions(tree, profile, versions, notes)
-    if profile:
-        added = [
-            item.key for item in launch(profile, table=known, platform="cuda").added if item.key != "--host"
-        ]
-        words = " and ".join(f"`{key}`" for key in added)
-        notes.append(Note("", f"a launch adds {words}: see `specserve plan`"))
     notes = [replace(note, text=_harmless(note.text)) for note in notes]
     line = f", line {given.place.line}" if given.place.line > 1 else ""
-    comments = _comments(tree, notes)
     head = [f"Converted from {_harmless(given.what)} in {origin}{line}."]
+    if profile:
+        added = launch(profile, table=known, platform="cuda").added
+        words = " and ".join(f"`{item.key}`" for item in added if item.key != "--host")
+        head.append(f"A launch adds {words}: see `specserve plan`.")
+    comments = _comments(tree, notes)
     head += [f"- {text}" for text in comments.pop("", [])]
     return Converted(yaml_text(tree, head=head, comments=comments), tuple(notes), tuple(found))
 
@@ -78,83 +82,106 @@ def _harmless(text: str) -> str:
     return hushed(_PRIVATE_USE.sub("…", named))
 
 
-def _tree(given: Given, known: VllmTable, notes: list[Note], found: list[Finding]) -> Node:
-    """The profile's tree, fit to be committed: complete, without secrets, not open to everybody."""
+def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
+    """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
-    env = kept_environment(given.env, notes)
-    key = _api_key(settings, notes)
-    settings = {name: setting for name, setting in settings.items() if name not in SECRETS}
     told: list[Finding] = []
+    env = _kept_environment(given.env, notes)
     tree = profile_tree(settings, place=given.place, table=known, env=env, found=told)
     notes += [Note("", finding.message, finding.span.line) for finding in told]
     sections = dict(tree.mapping or {})
     sections.pop("name", None)
     server = dict(sections["server"].mapping or {}) if "server" in sections else {}
-    if key:
-        server["api_key_env"] = key
-    elif "VLLM_API_KEY" in given.env:
-        server["api_key_env"] = Node("VLLM_API_KEY", given.place)
+    if "VLLM_API_KEY" in given.env:
+        server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
     notes += keep_on_loopback(server, given, settings)
     if server:
         sections["server"] = Node(server, given.place)
     use_hardware_nodes(sections, headless, notes)
     _match_draft_size(sections, notes)
-    return _complete(replace(tree, value=sections), notes, found)
+    return replace(tree, value=sections)
+
+
+def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
+    """The variables that a profile may hold; every other one is noted, without its value."""
+    kept: dict[str, Node] = {}
+    for name, node in env.items():
+        text = node.raw if node.raw is not None else str(node.value)
+        why = None
+        if not isinstance(node.value, str | int | float):
+            why = "it has no value"
+        elif not ENV_NAME.fullmatch(name):
+            why = "this is not the name of a variable"
+        elif names_a_secret(name) or looks_secret(text):
+            why = "it is a secret; export it where you start the server"
+        elif unresolved(text):
+            why = "the source does not say its value; export it where you start the server"
+        elif name == "HF_ENDPOINT":
+            why = "a profile never says where tokens are sent"
+        if why:
+            notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
+        else:
+            kept[name] = Node(text, node.span, key=node.key)
+    return kept
+
+
+def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
+    """Leaves out the size of a draft that is not split like its target: vLLM refuses or ignores any other size."""
+    block = (sections["speculation"].mapping if "speculation" in sections else None) or {}
+    size, target = block.get("draft_tensor_parallel_size"), sections["target"].mapping or {}
+    wanted = target["tensor_parallel_size"].value if "tensor_parallel_size" in target else 1
+    if size and size.value != wanted:
+        rest = {key: node for key, node in block.items() if node is not size}
+        sections["speculation"] = replace(sections["speculation"], value=rest)
+        notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
+        text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target"
+        notes.append(Note("speculation", f"{text}, here {wanted}", size.span.line))
 
 
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     """The tree without secrets, which are noted, and without what the source leaves open, which is an error."""
-    removed: Removed = []
-    tree = without_texts(tree, looks_secret, removed) or tree
-    notes += [Note("", f"`{path}` is left out: it looks like a secret") for path, _, _ in removed]
-    removed.clear()
-    tree = without_texts(tree, lambda text: text if unresolved(text) else None, removed) or tree
+    removed: _Removed = []
+    tree = _without_texts(tree, lambda text: looks_secret(text) or unresolved(text), removed) or tree
     target = (tree.mapping or {}).get("target")
     model = (target.mapping or {}).get("model") if target else None
     if model and (model.value in _PROGRAMS or not isinstance(meaning(str(model.value)), str)):
         removed.append(("target.model", model, str(model.value)))
         tree = _without(tree, ["target", "model"])
-    for path, node, what in removed:
-        message = f"the source does not say `{path}`: it reads {quoted(_harmless(what))}"
-        found.append(
-            Finding(
-                "SD105", "wrong-argument-value", Severity.ERROR, message, node.span, help="write its value"
-            )
-        )
+    for path, node, text in removed:
+        if looks_secret(text):
+            notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
+        else:
+            message = f"the source does not say `{path}`: it reads {quoted(_harmless(text))}"
+            found.append(wrong_value(message, node.span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
 
 
-def _api_key(settings: Mapping[str, Setting], notes: list[Note]) -> Node | None:
-    """Notes the secrets among the settings; the name of the variable that holds the server's key, if it has one."""
-    token, key = settings.get("hf_token"), settings.get("api_key")
-    if token:
-        text = f"`{token.written}` is left out: export the token as `HF_TOKEN`"
-        notes.append(Note("", text, token.place.line))
-    if not key:
+def _without_texts(
+    node: Node, wrong: Callable[[str], object], removed: _Removed, path: str = ""
+) -> Node | None:
+    """The tree without the texts and keys that are wrong, and what they leave empty.
+
+    `removed` collects them with their paths.
+    """
+    if isinstance(node.value, str) and wrong(node.value):
+        removed.append((path, node, node.value))
         return None
-    text = f"the name of the variable that holds the key, formerly `{key.written}`"
-    notes.append(Note("server.api_key_env", text, key.place.line))
-    items = key.node.value if isinstance(key.node.value, list) else [key.node]
-    names = [match[1] for item in items if (match := UNKNOWN.fullmatch(str(item.value)))]
-    return Node(next((name for name in names if name.isidentifier()), "VLLM_API_KEY"), key.node.span)
-
-
-def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
-    """Leaves out the size of a draft that is not split like its target: vLLM refuses or ignores any other size."""
-    block = sections["speculation"].mapping if "speculation" in sections else None
-    size = block.get("draft_tensor_parallel_size") if block else None
-    target = (sections["target"].mapping or {}).get("tensor_parallel_size")
-    wanted = target.value if target else 1
-    if not block or size is None or size.value == wanted:
-        return
-    rest = {key: node for key, node in block.items() if node is not size}
-    notes[:] = [note for note in notes if note.path != "speculation.draft_tensor_parallel_size"]
-    sections["speculation"] = replace(sections["speculation"], value=rest)
-    text = f"`draft_tensor_parallel_size: {size.value}` is left out: vLLM splits a draft like its target, here {wanted}"
-    notes.append(Note("speculation", text, size.span.line))
+    if isinstance(node.value, list):
+        items = [_without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
+        kept_items = [item for item in items if item]
+        return replace(node, value=kept_items) if kept_items or not items else None
+    if node.mapping is None:
+        return node
+    kept: dict[str, Node] = {}
+    for key, child in node.mapping.items():
+        if wrong(key):
+            removed.append((path, child, key))
+        elif clean := _without_texts(child, wrong, removed, f"{path}.{key}" if path else key):
+            kept[key] = clean
+    return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
 def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:
@@ -165,7 +192,7 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
         if profile:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
-        cut = [item for item in wrong if _may_go(item[0])]
+        cut = [item for item in wrong if item[0] not in _KEPT]
         if not cut:
             return tree, None if wrong else profile
         for path, message, span in cut:
@@ -174,12 +201,6 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
                 tree = smaller
                 notes.append(Note("", f"`{path}` is left out: {message}", span.line))
     return tree, None
-
-
-def _may_go(path: str) -> bool:
-    """Not the target itself, nor what makes a block of speculation."""
-    whole = ("", "target", "target.model", "speculation", "speculation.method", "speculation.model")
-    return path not in (*whole, "speculation.num_speculative_tokens")
 
 
 def _without(tree: Node, keys: list[str]) -> Node:
@@ -194,17 +215,15 @@ def _without(tree: Node, keys: list[str]) -> Node:
 
 
 def _for_versions(tree: Node, profile: Profile | None, versions: str | None, notes: list[Note]) -> Node:
-    """With the range of the image's vLLM, or of those vLLMs that have all that is used if some do not."""
-    minors = known_versions()
-    first, missing = len(minors) - 1, ""
-    anyway = {item.path for item in problems(profile, table(minors[-1]))} if profile else set()
-    while profile and versions is None and first > 0 and not missing:
-        wrong = problems(profile, table(minors[first - 1]))
-        missing = next((item.path for item in wrong if item.path not in anyway), "")
-        first -= 0 if missing else 1
-    if missing:
-        notes.append(Note("vllm", f"the first known version that has `{missing}` as it is used here"))
-        versions = f">={minors[first]}"
+    """With the range of the image's vLLM, or of those vLLMs that take all that the newest takes."""
+    minors = known_versions() if profile and versions is None else []
+    refused = [{item.path for item in problems(profile, table(minor))} for minor in minors if profile]
+    for older, minor in zip(reversed(refused[:-1]), reversed(minors[1:]), strict=True):
+        missing = sorted(older - refused[-1])
+        if missing:
+            versions = f">={minor}"
+            notes.append(Note("vllm", f"the first known version that has `{missing[0]}` as it is used here"))
+            break
     return (
         replace(tree, value={"vllm": Node(versions, Span("")), **(tree.mapping or {})}) if versions else tree
     )

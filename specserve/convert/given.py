@@ -13,6 +13,9 @@ from specserve.plan.table import Argument
 from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
 
+_ANSWERS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none")
+"""What stands after a switch that a person took for an option with a value; never a model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -82,39 +85,34 @@ def settings_of(options: Iterable[Option], found: list[Finding]) -> dict[str, Se
         setting = Setting(option.name, node, option.flag, option.argument, inline=option.inline)
         chosen = dotted if option.keys else settings
         earlier = chosen.get(setting.name)
-        if earlier and (option.keys or _appends(option)):
+        if earlier and (option.keys or (option.argument and option.argument.form == "append")):
             setting = replace(setting, node=merged(earlier.node, node))
         elif earlier:
-            found.append(_twice(earlier, setting))
+            found.append(said_twice(earlier.place, setting))
         chosen[setting.name] = setting
     for name, setting in dotted.items():  # vLLM appends them, so that they win
         if name in settings:
-            found.append(_twice(settings[name], setting))
+            found.append(said_twice(settings[name].place, setting))
         settings[name] = setting
     return settings
 
 
-def _appends(option: Option) -> bool:
-    return option.argument is not None and option.argument.form == "append"
-
-
-def _twice(earlier: Setting, later: Setting) -> Finding:
-    message = f"`{later.written}` stands twice, and the later one wins"
-    related = (Related(earlier.place, "this one has no effect"),)
-    return Finding(
-        "SD144", "shadowed-setting", Severity.WARNING, message, later.place, related=related,
-        help="leave one of them out",
-    )  # fmt: skip
+def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Finding:
+    """About a setting that stands in two places, of which the later one wins, or which vLLM refuses."""
+    code, name, severity = "SD144", "shadowed-setting", Severity.WARNING
+    message, label = f"`{later.written}` stands twice, and the later one wins", "this one has no effect"
+    if refused:
+        code, name, severity = "SD143", "argument-refused-twice", Severity.ERROR
+        message, label = f"`{later.written}` is said twice, which vLLM refuses", "and here"
+    related = (Related(earlier, label),)
+    return Finding(code, name, severity, message, later.place, related=related, help="leave one of them out")
 
 
 def left_over(parsed: Parsed, found: list[Finding]) -> Node | None:
     """The model among the words that belong to no option; `found` gets every other such word."""
     model: Node | None = None
     for word, before in parsed.loose:
-        if model is None and before is None:
-            model = Node(word.text, word.span, key=word.span, raw=word.text)
-            continue
-        if model is None and not _is_answer(word.text):
+        if model is None and (before is None or word.text.lower() not in _ANSWERS):
             model = Node(word.text, word.span, key=word.span, raw=word.text)
             continue
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
@@ -122,7 +120,3 @@ def left_over(parsed: Parsed, found: list[Finding]) -> Node | None:
         help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
         found.append(Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text))
     return model
-
-
-def _is_answer(text: str) -> bool:
-    return text.lower() in ("true", "false", "yes", "no", "on", "off", "0", "1", "none")

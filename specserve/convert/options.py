@@ -15,7 +15,6 @@ from specserve.profile.texts import recall
 
 Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
-_ANY = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +56,7 @@ class Parsed:
 
 def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool]]:
     """The option strings of several versions; the last one's meaning counts."""
-    merged: dict[str, tuple[Argument, bool]] = {}
-    for table in tables:
-        merged |= table.options()
-    return merged
+    return {flag: meaning for table in tables for flag, meaning in table.options().items()}
 
 
 def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Parsed:
@@ -75,13 +71,16 @@ def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Pa
         if not looks_like_option(word.text, known):
             parsed.loose.append((word, parsed.options[-1] if parsed.options else None))
             continue
-        option, inline = _opened(word, known)
-        most = 0 if inline else _most_values(option, unknown=1 if positional else _ANY)
-        values = [inline] if inline else []
-        while len(values) < most and at < len(words) and not looks_like_option(words[at].text, known):
+        option = _opened(word, known)
+        form = "value" if option.keys else option.argument.form if option.argument else None
+        most = {"flag": 0, "many": len(words), None: 1 if positional else len(words)}.get(form, 1)
+        values = list(option.values)
+        while not option.inline and len(values) < most and at < len(words):
+            if looks_like_option(words[at].text, known):
+                break
             values.append(words[at])
             at += 1
-        parsed.options.append(replace(option, values=tuple(values), inline=inline is not None))
+        parsed.options.append(replace(option, values=tuple(values)))
     return parsed
 
 
@@ -93,7 +92,7 @@ def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentPr
         written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""
         name = path.rpartition(".")[2]
         if written.startswith("--") and name in {**table.engine, **table.frontend}:
-            option = _found(written, Word(written, span), known)
+            option = _found(Word(written, span), known)
             if option.argument is None:
                 old = ARGUMENTS.get(option.name)
                 text = f"vLLM {table.minor} has no option `{option.flag}`"
@@ -104,50 +103,35 @@ def looks_like_option(text: str, known: Known) -> bool:
     """argparse's rule: a dash makes an option, but for negative numbers and texts with spaces."""
     if not text.startswith("-") or len(text) == 1:
         return False
-    if text in known or text.partition("=")[0] in known:
-        return True
-    if text.startswith("--") and "=" in text and " " not in text.partition("=")[0]:
+    head, sign, _ = text.partition("=")
+    if text in known or head in known or (text.startswith("--") and sign and " " not in head):
         return True
     return not _NEGATIVE_NUMBER.fullmatch(text) and " " not in text
 
 
-def _opened(word: Word, known: Known) -> tuple[Option, Word | None]:
-    """The option that a word opens, and the value that stands in the same word."""
+def _opened(word: Word, known: Known) -> Option:
+    """The option that a word opens, with the value that stands in the same word."""
     text = word.text
-    if text not in known and text.startswith("-O") and text != "-O":
-        start = 3 if text[2] == "=" else 2
-        option = _found("--optimization-level", word.part(0, 2), known)
-        return option, word.part(start)
-    if text == "-O" and text not in known:
-        return _found("--optimization-level", word, known), None
     cut = text.find("=") if text not in known else -1
-    head, inline = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
-    return _found(head.text, head, known), inline
+    head, value = (word, None) if cut < 0 else (word.part(0, cut), word.part(cut + 1))
+    if text not in known and text.startswith("-O"):  # -O3, -O=3, -O 3
+        level = _found(Word("--optimization-level", word.span), known)
+        option = replace(level, word=word.part(0, 2))
+        value = value or (word.part(2) if text != "-O" else None)
+    else:
+        option = _found(head, known)
+    return replace(option, values=(value,), inline=True) if value else option
 
 
-def _found(written: str, word: Word, known: Known) -> Option:
-    flag, *keys = written.split(".") if not _NEGATIVE_NUMBER.fullmatch(written) else [written]
+def _found(word: Word, known: Known) -> Option:
+    flag, *keys = [word.text] if _NEGATIVE_NUMBER.fullmatch(word.text) else word.text.split(".")
     appended = bool(keys) and keys[-1].endswith("+")
     if appended:
         keys[-1] = keys[-1].removesuffix("+")
     if flag.startswith("--"):
         flag = "--" + flag.removeprefix("--").replace("_", "-")
-    if flag not in known:
-        flag = _spelt_out(flag, known)
+        longer = [name for name in known if name.startswith(flag)] if len(flag) > len("--") else []
+        if flag not in known and len(longer) == 1:  # argparse completes it
+            flag = longer[0]
     argument, negative = known.get(flag, (None, False))
     return Option(flag, word, argument, negative, tuple(keys), appended=appended)
-
-
-def _spelt_out(flag: str, known: Known) -> str:
-    """The one option that begins like this, as argparse completes it; else the flag as it is."""
-    found = [name for name in known if name.startswith(flag)] if flag.startswith("--") else []
-    return found[0] if len(found) == 1 and len(flag) > len("--") else flag
-
-
-def _most_values(option: Option, *, unknown: int) -> int:
-    """How many of the words that follow may belong to an option."""
-    if option.keys:
-        return 1
-    if option.argument is None:
-        return unknown
-    return {"flag": 0, "many": _ANY}.get(option.argument.form, 1)

@@ -1,25 +1,36 @@
-"""Settings to the tree of a profile: each argument to the section that has it."""
+"""Settings to the tree of a profile: each argument to the section that has it, speculation with its method.
+
+Source: SpeculativeConfig, vllm/config/speculative.py, 0.26 to 0.33.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Setting
-from specserve.convert.speculative import speculation_node
-from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.convert.given import Setting, said_twice
+from specserve.convert.words import UNKNOWN
+from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
+from specserve.plan.retype import retyped
 from specserve.plan.table import VllmTable
 from specserve.profile import schema
+from specserve.profile.keys import Key
 from specserve.profile.problems import quoted
+from specserve.profile.scalars import meaning
+from specserve.profile.speculation import METHODS
 from specserve.profile.tree import Node
 from specserve.profile.validate import name_of
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")
-_DEFAULT_KEY = "VLLM_API_KEY"
 _PLACES = {**schema.ELSEWHERE, **ELSEWHERE}
+_NGRAM = ("ngram", "[ngram]")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_GEMMA_ASSISTANT = re.compile(r"gemma-?4.*assistant", re.I)
+_EVERY = frozenset(key for keys in METHODS.values() for key in keys)
 
 
 def profile_tree(
@@ -40,16 +51,16 @@ def profile_tree(
     block = dict(config.node.mapping or {}) if config else {}
     at = config.node if config else None
     for name, setting in settings.items():
-        if name in REFUSED or name in SECRETS:
-            found += _without_place(setting)
-            if name != API_KEY:
-                continue
+        if name in SECRETS or (name in REFUSED and setting.node.value):
+            found.append(_without_place(setting))
+        if name in (*SECRETS, *REFUSED) and name != API_KEY:
+            continue
         node = _node(setting, found)
         default = f"{'frontend' if name in table.frontend else 'engine'}.{name}"
         section, _, key = _PLACES.get(name, default).partition(".")
         if section == "speculation" and key:
             if key in block:
-                found.append(_exclusive(setting, block[key]))
+                found.append(said_twice(block[key].key or block[key].span, setting, refused=True))
             block[key], at = node, at or replace(node, value={})
         elif section != "speculation" and (node.value is not None or section != "server"):
             sections.setdefault(section, {})[key] = node
@@ -59,7 +70,7 @@ def profile_tree(
         if values or name == "target"
     }
     if at and block:
-        tree["speculation"] = speculation_node(replace(at, value=block), found)
+        tree["speculation"] = _speculation(replace(at, value=block), found)
     elif at and at.value is not None:
         tree["speculation"] = at
     if model and isinstance(model.value, str):
@@ -72,7 +83,7 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
     """The value as a profile has it: one name, a time-out that counts to the end, the variable of a key."""
     node, value = setting.node, setting.node.value
     if setting.name == API_KEY:
-        return Node(_DEFAULT_KEY, node.span, key=node.key)
+        return Node(_key_variable(node), node.span, key=node.key)
     if setting.name == "shutdown_timeout" and isinstance(value, int):
         return replace(node, value=value + DRAIN_MARGIN_S, raw=None)
     if setting.name != "served_model_name" or not isinstance(value, list) or not value:
@@ -83,28 +94,79 @@ def _node(setting: Setting, found: list[Finding]) -> Node:
     return replace(value[0], key=node.key, value=str(value[0].value))
 
 
-def _exclusive(setting: Setting, other: Node) -> Finding:
-    """About `--spec-model` and its like beside the same key of `--speculative-config`."""
-    related = (Related(other.key or other.span, "and here"),)
-    message = f"`{setting.written}` is said twice, which vLLM refuses"
-    return Finding(
-        "SD143", "argument-refused-twice", Severity.ERROR, message, setting.place, label="here", related=related,
-        help="leave one of them out",
-    )  # fmt: skip
+def _key_variable(node: Node) -> str:
+    """The variable that holds the server's key: the one that the source names, or vLLM's own."""
+    items = node.value if isinstance(node.value, list) else [node]
+    names = [match[1] for item in items if (match := UNKNOWN.fullmatch(str(item.value)))]
+    return next((name for name in names if name.isidentifier()), "VLLM_API_KEY")
 
 
-def _without_place(setting: Setting) -> Iterator[Finding]:
+def _without_place(setting: Setting) -> Finding:
     """About an argument that vLLM takes, and that a profile never holds."""
     if setting.name in SECRETS:
-        what, variable = ("API key", _DEFAULT_KEY) if setting.name == API_KEY else ("token", "HF_TOKEN")
-        message = f"`{setting.written}` puts the {what} where every user of the machine reads it"
-        help_text = f"export it as `{variable}`, and leave the option out"
-        yield Finding(
-            "SD107", "secret-in-profile", Severity.WARNING, message, setting.node.span, help=help_text
-        )
-    elif setting.node.value:
-        message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
-        if setting.name == "headless":
-            message = "this worker answers no requests; everything else is judged like the first node"
-            severity = Severity.INFO
-        yield Finding("SD103", "misplaced-argument", severity, message, setting.place)
+        variable = _key_variable(setting.node) if setting.name == API_KEY else "HF_TOKEN"
+        return Finding(
+            "SD107", "secret-in-profile", Severity.WARNING,
+            f"`{setting.written}` shows a secret to every user of the machine: export it as `{variable}`",
+            setting.node.span, help="leave the option out",
+        )  # fmt: skip
+    message, severity = f"`{setting.written}` is left out: {REFUSED[setting.name]}", Severity.WARNING
+    if setting.name == "headless":
+        message = "this worker answers no requests; everything else is judged like the first node"
+        severity = Severity.INFO
+    return Finding("SD103", "misplaced-argument", severity, message, setting.place)
+
+
+def _speculation(config: Node, found: list[Finding]) -> Node:
+    """The block with vLLM's spelling and the method that vLLM would infer; reports and leaves out what vLLM ignores."""
+    if config.mapping is None:
+        return config
+    keys = {name.replace("-", "_"): node for name, node in config.mapping.items() if node.value is not None}
+    model, written = _text(keys.get("model")), _text(keys.get("method"))
+    name = written
+    if "method" not in keys and (name := inferred_method(model)):
+        keys = {"method": Node(name, keys["model"].span, key=config.key), **keys}
+    elif written == "[ngram]" or (written or "").endswith("_mtp"):
+        name = "ngram" if written == "[ngram]" else "mtp"
+        keys["method"] = replace(keys["method"], value=name, raw=name)
+        message = f"{quoted(f'method: {written}')} is an old name of `{name}`"
+        found.append(_ignored(message, keys["method"].span, help=f"write `{name}`"))
+    if name in ("ngram", "ngram_gpu", "suffix") and model in _NGRAM:
+        keys.pop("model")  # another name of the method
+    takes = METHODS.get(name or "", {})
+    for key in [key for key in keys if takes and key not in takes and key in _EVERY]:
+        node = keys.pop(key)
+        message = f"`{key}` has no effect with `{name}`"
+        found.append(_ignored(message, node.key or node.span, help="leave it out"))
+    return replace(config, value={key: _typed(takes.get(key), node) for key, node in keys.items()})
+
+
+def _ignored(message: str, span: Span, *, help: str) -> Finding:
+    """A warning about a block that vLLM reads differently from what a person expects."""
+    return Finding("SD006", "wrong-value", Severity.WARNING, message, span, help=help)
+
+
+def inferred_method(model: str | None) -> str | None:
+    """The method that vLLM takes for a block without one, as far as the model's name tells."""
+    if model is None:
+        return None
+    if model in _NGRAM:
+        return "ngram"
+    if _IMPORT_PATH.fullmatch(model):
+        return "custom_class"
+    if _GEMMA_ASSISTANT.search(model):
+        return "mtp"
+    change = retyped("draft_model", model)
+    return change[0] if change else "draft_model"
+
+
+def _text(node: Node | None) -> str | None:
+    return node.value if node and isinstance(node.value, str) else None
+
+
+def _typed(key: Key | None, node: Node) -> Node:
+    """Numbers and switches in quotes as what they are, because vLLM reads them so."""
+    if key is None or key.kind not in ("int", "float", "bool") or not isinstance(node.value, str):
+        return node
+    value = meaning(node.value)
+    return replace(node, value=value, raw=node.value) if isinstance(value, (int, float)) else node

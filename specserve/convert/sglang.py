@@ -5,17 +5,17 @@ Source: ServerArgs, sglang/srt/server_args.py, 0.4 to 0.5. It has no positional 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note, Setting
-from specserve.convert.speculative import inferred_method
+from specserve.convert.given import Given, Note
+from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import SGLANG, Replacement
 from specserve.plan.table import Argument, VllmTable, flag_of
 from specserve.profile.tree import Node
 
 _DEFAULT_K = 3
+_DRAFT = tuple(f"speculative_draft_model_{what}" for what in ("path", "revision", "quantization"))
 _ALIASES = {alias: name for name, item in SGLANG.items() for alias in item.aliases}
 
 
@@ -28,7 +28,7 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     """SGLang's option strings over those of vLLM: most options that both engines have share a name."""
     known = dict(table.options())
     for name, item in SGLANG.items():
-        flag = item.form == "flag" or "true" in (item.values or ())
+        flag = "true" in (item.values or ())
         ours = {**table.engine, **table.frontend}.get((item.now or ".").split(".")[1])
         argument = Argument(name, flag_of(name), "bool" if flag else "str", "flag" if flag else "value")
         if ours and item.values is None:
@@ -40,93 +40,53 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     return known
 
 
-def rendezvous(setting: Setting) -> dict[str, Node]:
-    """`master_addr` and `master_port` for `--dist-init-addr HOST:PORT`."""
-    host, _, port = str(setting.node.value).rpartition(":")
-    if not host or not port.isdigit():
-        return {"engine.master_addr": setting.node}
-    address = replace(setting.node, value=host, raw=host)
-    return {"engine.master_addr": address, "engine.master_port": replace(address, value=int(port), raw=port)}
-
-
 def speculation(given: Given, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
-    said = {name: setting for name, setting in given.settings.items() if _place(name)}
+    places = {name: (item.now or "").partition("speculation.")[2] for name, item in SGLANG.items()}
+    said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
     if not said:
         return {}
-    algorithm, draft = said.get("speculative_algorithm"), said.get("speculative_draft_model_path")
-    method = _method(algorithm, draft, notes)
-    place = (algorithm or draft or next(iter(said.values()))).node
+    place = next(iter(said.values()))
+    line = (place.key or place.span).line
+    method = _method(said, notes, line)
     keys = {"method": Node(method, place.span, key=place.key)} if method else {}
-    for name, key in (
-        ("speculative_draft_model_path", "model"),
-        ("speculative_draft_model_revision", "revision"),
-        ("speculative_draft_model_quantization", "quantization"),
-    ):
-        setting = said.get(name)
-        if setting and method != "ngram":
-            keys[key] = setting.node
-        elif setting:
-            notes.append(_note(setting, f"`{setting.written}` is left out: n-grams need no draft"))
-    keys["num_speculative_tokens"] = _count(said, method, notes)
-    return keys
+    keys |= {places[name]: node for name, node in said.items() if name in _DRAFT}
+    count, text = _count(said, method)
+    notes.append(Note("speculation.num_speculative_tokens", text, line))
+    return {**keys, "num_speculative_tokens": count}
 
 
-def _place(name: str) -> bool:
-    item = SGLANG.get(name)
-    return item is not None and (item.now or "").startswith("speculation.")
-
-
-def _note(setting: Setting, text: str, *, path: str = "") -> Note:
-    return Note(path, text, setting.place.line)
-
-
-def _method(algorithm: Setting | None, draft: Setting | None, notes: list[Note]) -> str | None:
+def _method(said: dict[str, Node], notes: list[Note], line: int) -> str | None:
     """vLLM's method for SGLang's algorithm; without one, that of the draft's name."""
-    inferred = inferred_method(str(draft.node.value)) if draft else None
-    methods: Mapping[str, str] = SGLANG["speculative_algorithm"].values or {}
-    if algorithm and unresolved(str(algorithm.node.value)):
-        return str(algorithm.node.value)
-    method = methods.get(str(algorithm.node.value).lower()) if algorithm else None
-    if algorithm and method == "eagle" and draft is None:
-        text = "without a draft SGLang's EAGLE runs the target's own prediction layers"
-        notes.append(_note(algorithm, text, path="speculation.method"))
-        return "mtp"
-    if method == "draft_model" and inferred == "mtp":
-        return inferred
-    if method or draft is None:
-        if algorithm and method is None:
-            text = f"`{algorithm.written} {algorithm.node.value}` is left out: vLLM has no such method"
-            notes.append(_note(algorithm, text))
-        return method
-    what = f"vLLM has no algorithm `{algorithm.node.value}`" if algorithm else "the source names no algorithm"
-    notes.append(_note(draft, f"{what}; the draft's name says `{inferred}`", path="speculation.method"))
-    return inferred
+    draft = said.get("speculative_draft_model_path")
+    written = str(said["speculative_algorithm"].value) if "speculative_algorithm" in said else ""
+    method = (SGLANG["speculative_algorithm"].values or {}).get(written.lower())
+    text = ""
+    if unresolved(written):
+        return written
+    if method == "eagle" and draft is None:
+        method, text = "mtp", "without a draft SGLang's EAGLE runs the target's own prediction layers"
+    elif method is None and draft:
+        method = inferred_method(str(draft.value))
+        text = f"the draft's name says `{method}`, the source {f'`{written}`' if written else 'nothing'}"
+    elif method is None and written:
+        text = f"`--speculative-algorithm {written}` is left out: vLLM has no such method"
+    if text:
+        notes.append(Note("speculation.method", text, line))
+    return method
 
 
-def _count(said: Mapping[str, Setting], method: str | None, notes: list[Note]) -> Node:
-    """K: SGLang's steps; its draft tokens count the root of the tree too."""
-    path = "speculation.num_speculative_tokens"
-    steps, drafts = said.get("speculative_num_steps"), said.get("speculative_num_draft_tokens")
-    ours = said.get("num_speculative_tokens")
-    for setting in (ours, steps, drafts):
-        if setting and unresolved(str(setting.node.value)):
-            return setting.node
-    if ours and isinstance(ours.node.value, int):
-        notes.append(_note(ours, "SGLang has no `--num-speculative-tokens`; it is taken as K", path=path))
-        return ours.node
-    if steps and isinstance(steps.node.value, int) and steps.node.value > 0:
-        text = "SGLang's steps are vLLM's K: tokens drafted one after the other"
-        more = f"; `{drafts.written} {drafts.node.value}` is left out" if drafts else ""
-        notes.append(_note(steps, text + more, path=path))
-        return steps.node
-    if drafts and isinstance(drafts.node.value, int) and drafts.node.value > 1:
-        chained = method not in ("ngram", None)
-        value = drafts.node.value - 1 if chained else drafts.node.value
-        why = "; SGLang counts the verified token too" if chained else ""
-        notes.append(_note(drafts, f"from `--speculative-num-draft-tokens`{why}", path=path))
-        return replace(drafts.node, value=value, raw=None)
-    first = next(iter(said.values()))
-    text = f"SGLang picks a number by the model; {_DEFAULT_K} is a starting point"
-    notes.append(_note(first, text, path=path))
-    return Node(_DEFAULT_K, first.node.span, raw=str(_DEFAULT_K))
+def _count(said: dict[str, Node], method: str | None) -> tuple[Node, str]:
+    """K and where it comes from: SGLang's steps; its draft tokens count the root of the tree too."""
+    steps = said.get("num_speculative_tokens") or said.get("speculative_num_steps")
+    drafts = said.get("speculative_num_draft_tokens")
+    if steps:
+        more = ", not its draft tokens, which form a tree" if drafts else ""
+        return steps, f"SGLang's steps are vLLM's K{more}"
+    if drafts and isinstance(drafts.value, int) and method not in ("ngram", None):
+        text = "from `--speculative-num-draft-tokens`; SGLang counts the verified token too"
+        return replace(drafts, value=drafts.value - 1, raw=None), text
+    if drafts:
+        return drafts, "from `--speculative-num-draft-tokens`"
+    place = next(iter(said.values())).span
+    return Node(_DEFAULT_K, place), f"SGLang picks a number by the model; {_DEFAULT_K} is a starting point"

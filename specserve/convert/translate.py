@@ -1,174 +1,189 @@
-"""A start in the words of one vLLM version: arguments of earlier vLLMs and of SGLang translated, each change noted."""
+"""A start in the words of one vLLM version: what earlier vLLMs and SGLang called otherwise translated and noted."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert import sglang
 from specserve.convert.given import Given, Note, Setting
-from specserve.convert.speculative import current_block
+from specserve.convert.profiletree import inferred_method
 from specserve.convert.values import merged
 from specserve.convert.words import unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
-from specserve.plan.table import Argument, VllmTable
-from specserve.profile.problems import quoted
+from specserve.plan.table import VllmTable
 from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
-_REFUSED: Mapping[str, str] = {
-    "grpc": "specserve talks HTTP to the servers it starts",
-    "model_tag": "it is the target",
-}
 _UNTAKEN = object()
+_GONE = {
+    "medusa": "is gone from vLLM",
+    "mlp_speculator": "is gone from vLLM",
+    "extract_hidden_states": "extracts states and speculates nothing",
+}
 
 
 @dataclass(slots=True)
 class _Translation:
     """What becomes of a start's settings: those of today, the keys of `speculation`, and what there is to say."""
 
-    known: Mapping[str, Argument]
+    table: VllmTable
+    foreign: bool
+    notes: list[Note]
     settings: dict[str, Setting] = field(default_factory=dict)
     block: dict[str, Node] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
-
-    def note(self, setting: Setting, text: str, *, path: str = "") -> None:
-        self.notes.append(Note(path, text, setting.place.line))
 
     def leave_out(self, setting: Setting, why: str) -> None:
-        self.note(setting, f"`{setting.written}` is left out: {why}")
+        """Notes what is not in the profile."""
+        self.notes.append(Note("", f"`{setting.written}` is left out: {why}", setting.place.line))
 
-    def put(self, setting: Setting, place: str, node: Node, text: str | None) -> None:
+    def put(self, setting: Setting, place: str, node: Node, text: str) -> None:
         """Sets what a dotted place of the profile says; what the source says there by its name of today wins."""
         section, name, *keys = place.split(".")
+        for key in reversed(keys):
+            node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
+        there = self.block.get(name) if section == "speculation" else None
+        if section != "speculation" and name in self.settings:
+            there = self.settings[name].node
+        if there and there.mapping is None and there.value != node.value:
+            return self.leave_out(setting, f"the source says otherwise by its name of today, `{name}`")
+        node = merged(node, there) if there else node
         if section == "speculation":
             self.block[name] = node
         else:
-            for key in reversed(keys):
-                node = Node({key: replace(node, key=setting.node.key)}, node.span, key=setting.node.key)
-            there = self.settings.get(name)
-            if there and there.node.value == node.value:
-                return None
-            if there and (there.node.mapping is None or node.mapping is None):
-                return self.leave_out(setting, f"`{there.written}` says otherwise")
-            self.settings[name] = Setting(
-                name, merged(node, there.node) if there else node, setting.written, self.known.get(name)
-            )
+            self.settings[name] = Setting(name, node, setting.written, _argument(self.table, name))
         if text:
-            self.note(setting, text, path=f"{section}.{name}")
+            self.notes.append(Note(f"{section}.{name}", text, setting.place.line))
         return None
+
+    def apply(self, setting: Setting, old: Replacement) -> None:
+        """Sets what took a setting's place, or leaves it out."""
+        if self.foreign and (old.now or "").startswith("speculation."):
+            return  # these make sense only together
+        value = _current_value(setting.node, old, self.table)
+        if old.now is None or value is _UNTAKEN:
+            self.leave_out(setting, old.why or f"vLLM does not have `{setting.node.value}`")
+        elif value is None:
+            self.leave_out(setting, "that is what vLLM does anyway")
+        else:
+            changed = old.values is not None
+            node = replace(setting.node, value=value, raw=None) if changed else setting.node
+            text = f"formerly `{setting.written}`"
+            if self.foreign:
+                written = (
+                    f"{setting.written} {setting.node.value}" if isinstance(value, str) else setting.written
+                )
+                text = f"SGLang's `{written}`" if value != setting.node.value else ""
+            self.put(setting, old.now, node, text)
+            for place, also in old.also.items():
+                self.put(setting, place, replace(node, value=also, raw=None), "")
 
 
 def translated(given: Given, *, table: VllmTable) -> Given:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
-    made = _Translation({**table.engine, **table.frontend}, notes=list(given.notes))
+    made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
-    foreign = given.engine == "sglang"
-    for name, setting in _without_negatives(given.settings, made.known).items():
-        old = sglang.replacement(name) if foreign else None
-        argument = made.known.get(name)
+    for setting in _with_variables(given, table):
+        name, argument = setting.name, _argument(table, setting.name)
+        old = sglang.replacement(name) if made.foreign else None
         if old is None and argument is None and name != "model":
-            old = ARGUMENTS.get(name)
+            old = ARGUMENTS.get(name) or VARIABLES.get(name)
         if old:
             later.append((setting, old))
-        elif name in _REFUSED:
-            made.leave_out(setting, _REFUSED[name])
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
         elif argument or name == "model":
-            made.settings[name] = _without_earlier_keys(setting, argument, later)
+            kept = dict(setting.node.mapping or {})
+            for key, node in (setting.node.mapping or {}).items():
+                if changed := _replaced_key(name, key, node, table):
+                    later.append((Setting(f"{name}.{key}", node, f"{setting.written}.{key}"), changed))
+                    del kept[key]
+            node = replace(setting.node, value=kept) if setting.node.mapping else setting.node
+            made.settings[name] = replace(setting, node=node)
         else:
-            kind = "vLLM has nothing of the kind" if foreign else "no vLLM that specserve knows has it"
+            kind = "vLLM has nothing of the kind" if made.foreign else "no vLLM that specserve knows has it"
             made.leave_out(setting, kind)
-    for setting, old in later:
-        _replace(setting, old, made, foreign=foreign)
-    for name, old in VARIABLES.items():
-        if name in given.env and name not in table.env and old.now:
-            _replace_variable(name, given.env[name], old.now, made)
-    if foreign:
-        made.block |= sglang.speculation(given, made.notes)
     config = made.settings.get("speculative_config")
+    written = (config.node.mapping if config else None) or {}
+    made.block = {key.replace("-", "_"): node for key, node in written.items()}
+    for setting, old in later:
+        made.apply(setting, old)
+    if made.foreign:
+        made.block |= sglang.speculation(given, made.notes)
     if made.block or config:
-        node = current_block(config, made.block, given.place, made.notes, old_flags=not foreign)
+        whole = config.node if config else Node(None, given.place, key=given.place)
+        node = _current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
-    return replace(given, settings=made.settings, notes=made.notes)
+    env = {name: node for name, node in given.env.items() if not _is_replaced(name, node, table)}
+    return replace(given, settings=made.settings, env=env, notes=made.notes)
 
 
-def _without_earlier_keys(
-    setting: Setting, argument: Argument | None, later: list[tuple[Setting, Replacement]]
-) -> Setting:
-    """A mapping without the keys that something else replaced, which are added to `later`."""
-    keys = setting.node.mapping or {}
-    for key, node in keys.items():
-        old = ARGUMENTS.get(f"{setting.name}.{key}")
-        if old and argument and key not in argument.keys:
-            later.append((Setting(f"{setting.name}.{key}", node, f"{setting.written}.{key}"), old))
-            keys = {name: item for name, item in keys.items() if name != key}
-    return replace(setting, node=replace(setting.node, value=keys)) if setting.node.mapping else setting
+def _argument(table: VllmTable, name: str) -> Any:
+    return table.engine.get(name) or table.frontend.get(name)
 
 
-def _without_negatives(settings: Mapping[str, Setting], known: Mapping[str, Argument]) -> dict[str, Setting]:
-    """`--no-x` as `--x` with the value false, for a switch that is gone."""
-    positive: dict[str, Setting] = {}
-    for name, setting in settings.items():
+def _with_variables(given: Given, table: VllmTable) -> Iterator[Setting]:
+    """The settings, `--no-x` of a switch that is gone as `--x`, and the variables that something replaced."""
+    for name, setting in given.settings.items():
         bare = name.removeprefix("no_")
-        if bare != name and name not in known and (bare in known or bare in ARGUMENTS):
-            node = replace(setting.node, value=not setting.node.value)
-            positive[bare] = replace(setting, name=bare, node=node)
+        negated = bare != name and not _argument(table, name)
+        if negated and (_argument(table, bare) or bare in ARGUMENTS):
+            yield replace(setting, name=bare, node=replace(setting.node, value=not setting.node.value))
         else:
-            positive[name] = setting
-    return positive
+            yield setting
+    for name, node in given.env.items():
+        if _is_replaced(name, node, table):
+            yield Setting(name, node, name)
 
 
-def _replace(setting: Setting, old: Replacement, made: _Translation, *, foreign: bool) -> None:
-    """One setting under what took its place, or left out."""
-    if old.now and foreign and old.now.startswith("speculation."):
-        return  # SGLang's flags for speculation make sense only together
-    if foreign and old.now == "engine.master_addr":
-        for place, node in sglang.rendezvous(setting).items():
-            made.put(setting, place, node, None)
-        return
-    node = setting.node
-    if old.now is None and setting.name in KEYS:
-        made.block[setting.name] = node  # what is said today depends on the rest of the block
-        return
-    value = _current_value(node, old, made.known)
-    if old.now is None or value is _UNTAKEN:
-        name = json.dumps(node.value) if isinstance(node.value, bool | int) else quoted(str(node.value))
-        made.leave_out(setting, old.why or f"vLLM does not have {name}")
-    elif value is None:
-        made.leave_out(setting, "that is what vLLM does anyway")
-    else:
-        if old.values is not None:
-            node = replace(node, value=value, raw=None)
-        written = f"{setting.written} {setting.node.value}" if isinstance(value, str) else setting.written
-        text = f"formerly `{setting.written}`"
-        if foreign:
-            why = f": {old.why}" if old.why else ""
-            text = f"SGLang's `{written}`{why}" if value != setting.node.value else ""
-        made.put(setting, old.now, node, text)
-        for place, also in old.also.items():
-            made.put(setting, place, replace(node, value=also, raw=None), None)
+def _is_replaced(name: str, node: Node, table: VllmTable) -> bool:
+    return name in VARIABLES and name not in table.env and not unresolved(str(node.value))
 
 
-def _current_value(node: Node, old: Replacement, known: Mapping[str, Argument]) -> Any:
+def _replaced_key(name: str, key: str, node: Node, table: VllmTable) -> Replacement | None:
+    """What took the place of a key of a mapping."""
+    if name != "speculative_config":
+        argument = _argument(table, name)
+        return ARGUMENTS.get(f"{name}.{key}") if argument and key not in argument.keys else None
+    old = KEYS.get(key.replace("-", "_"))
+    if old is None or (old.values is not None and str(node.value) not in old.values):
+        return None
+    return replace(old, now=f"speculation.{old.now}" if old.now else None)
+
+
+def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, old_flags: bool) -> Node:
+    """`speculative_config` with these keys of today; null if nothing is left of it.
+
+    `old_flags`: the keys come from flags of earlier vLLMs, which had other defaults.
+    """
+    longest, count = keys.get("prompt_lookup_max"), keys.get("num_speculative_tokens")
+    model, method = (str(keys[name].value) if name in keys else None for name in ("model", "method"))
+    line = (config.key or config.span).line
+    if old_flags and longest and "prompt_lookup_min" not in keys:
+        keys["prompt_lookup_min"] = replace(longest, value=1, raw="1", key=None)
+        text = "the default of that time; vLLM would now look for the longest n-grams only"
+        notes.append(Note("speculation.prompt_lookup_min", text, line))
+    if method == "draft_model" and inferred_method(model) == "mtp":
+        keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
+        text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"
+        notes.append(Note("speculation.method", text, line))
+    gone = f"the method `{method}` {_GONE[method]}" if method and method in _GONE else ""
+    if count and count.value == 0 and not isinstance(count.value, bool):
+        gone = "`num_speculative_tokens` is 0"
+    if gone:
+        notes.append(Note("", f"speculation is left out: {gone}", line))
+    return replace(config, value=None if gone or not keys else keys)
+
+
+def _current_value(node: Node, old: Replacement, table: VllmTable) -> Any:
     """The value of today; None for vLLM's own default, _UNTAKEN if nothing says the same."""
     if old.values is None or old.now is None or (isinstance(node.value, str) and unresolved(node.value)):
         return node.value
     read = meaning(node.value) if isinstance(node.value, str) else node.value
     written = json.dumps(read, default=str) if isinstance(read, bool | int) else str(node.value)
-    if written in old.values:
-        return old.values[written]
-    argument = known.get(old.now.split(".")[1])
-    if argument and written in (*argument.known, *argument.choices):
+    argument = _argument(table, old.now.split(".")[1])
+    if written not in old.values and argument and written in (*argument.known, *argument.choices):
         return written
-    return old.values.get("*", _UNTAKEN)
-
-
-def _replace_variable(name: str, node: Node, place: str, made: _Translation) -> None:
-    if isinstance(node.value, str) and not unresolved(node.value):
-        value = node.value.removesuffix("_VLLM_V1")  # the V1 engine's backends were first called so
-        setting = Setting(name, replace(node, value=value, raw=value), name)
-        made.put(setting, place, setting.node, f"formerly the variable `{name}`")
+    return old.values.get(written, old.values.get("*", _UNTAKEN))

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from specserve.convert.options import Option
 from specserve.convert.words import Word
@@ -12,16 +15,13 @@ from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.table import Argument
 from specserve.profile.numbers import human_int
 from specserve.profile.scalars import meaning
-from specserve.profile.tree import Node
+from specserve.profile.tree import Node, Scalar
 
 MAX_DEPTH = 50
 _OBJECT = re.compile(r"(?s)\s*\{.*\}\s*")
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+', re.S)
 _EXAMPLE = """in a shell, single quotes stand around it: '{"key": "value"}'"""
-
-Token = tuple[int, int]
 
 
 class NotJson(ValueError):
@@ -36,40 +36,35 @@ def json_node(word: Word) -> Node:
     """The JSON value that a word holds, each value and key with its columns. Raises NotJson."""
     try:
         json.loads(word.text)
+        tree: Any = yaml.compose(
+            word.text.replace("\t", " "), Loader=yaml.SafeLoader
+        )  # YAML tells the places
+        return _placed(word, tree, depth=0)
     except json.JSONDecodeError as error:
         raise NotJson(error.msg[0].lower() + error.msg[1:], error.pos) from error
     except RecursionError as error:
         raise NotJson("it is nested too deeply", 0) from error
+    except yaml.YAMLError as error:
+        raise NotJson("it holds a character that no profile may hold", 0) from error
     except ValueError as error:  # more digits than Python converts
-        raise NotJson("a number is too long", 0) from error
-    tokens = [match.span() for match in _TOKEN.finditer(word.text)]
-    return _json(word, tokens, 0, depth=0)[0]
+        raise error if isinstance(error, NotJson) else NotJson("a number is too long", 0) from error
 
 
-def _json(word: Word, tokens: list[Token], at: int, *, depth: int) -> tuple[Node, int]:
-    """The value that begins at a token of valid JSON, and the number of the token after it."""
-    start, end = tokens[at]
-    opening = word.text[start]
-    if opening not in "{[":
-        raw = word.text[start:end]
-        return Node(json.loads(raw), word.part(start, end).span, raw=None if opening == '"' else raw), at + 1
+def _placed(word: Word, tree: yaml.Node, *, depth: int) -> Node:
+    """A part of a JSON text, by the characters where it begins and ends."""
+    start, end = tree.start_mark.index, tree.end_mark.index
     if depth > MAX_DEPTH:
         raise NotJson("it is nested too deeply", start)
+    part = word.part(start, end)
+    if isinstance(tree, yaml.SequenceNode):
+        return Node([_placed(word, item, depth=depth + 1) for item in tree.value], part.span)
+    if isinstance(tree, yaml.ScalarNode):
+        return Node(json.loads(part.text), part.span, raw=None if tree.style else part.text)
     values: dict[str, Node] = {}
-    items: list[Node] = []
-    at += 1
-    while word.text[tokens[at][0]] not in "}]":
-        if word.text[tokens[at][0]] == ",":
-            at += 1
-        elif opening == "[":
-            item, at = _json(word, tokens, at, depth=depth + 1)
-            items.append(item)
-        else:
-            key = word.part(*tokens[at])
-            value, at = _json(word, tokens, at + 2, depth=depth + 1)
-            values[json.loads(key.text)] = replace(value, key=key.span)
-    span = word.part(start, tokens[at][1]).span
-    return Node(values if opening == "{" else items, span), at + 1
+    for key, value in tree.value:
+        name = _placed(word, key, depth=depth)
+        values[str(name.value)] = replace(_placed(word, value, depth=depth + 1), key=name.span)
+    return Node(values, part.span)
 
 
 def json_of_pairs(text: str) -> str | None:
@@ -92,7 +87,7 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
         found.append(wrong_value(f"`{option.flag}` needs a value", place))
         return None
     try:
-        node = _dotted(option) if option.keys else _whole(option, argument)
+        node = _dotted(option) if option.keys else _whole(option)
     except NotJson as error:
         word = option.values[0]
         at = min(error.position, max(len(word.text) - 1, 0))
@@ -103,69 +98,39 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
         return None
     if argument and argument.form == "flag" and option.inline and not option.keys:
         text = f"`{option.flag}` is a switch and takes no value"
-        found.append(wrong_value(text, option.values[0].span, help=_switch(option, argument)))
+        found.append(wrong_value(text, option.values[0].span, help=f"write `{option.flag}`, or leave it out"))
     return replace(node, key=place)
 
 
-def _switch(option: Option, argument: Argument) -> str:
-    """What to write instead of a switch with a value."""
-    if option.values[0].text.lower() not in ("false", "0", "no", "off"):
-        return f"write `{option.flag}` alone"
-    return f"write `--no-{option.flag.removeprefix('--')}`" if argument.negatable else "leave it out"
-
-
-def _whole(option: Option, argument: Argument | None) -> Node:
+def _whole(option: Option) -> Node:
     """The value of an option that is no part of another one's."""
-    if not option.values or (argument and argument.form == "flag"):
+    argument, words = option.argument, option.values
+    form = argument.form if argument else "many" if len(words) > 1 else "json_or_str"
+    if not words or form == "flag":
         return Node(not option.negative, option.word.span)
-    first = option.values[0]
-    if argument is None:
-        return _unknown(option.values)
-    if argument.form == "json" or (argument.form == "json_or_str" and _OBJECT.fullmatch(first.text)):
-        return Node(None, first.span) if first.text in ("", "None") else json_node(first)
-    if argument.form in ("many", "append"):
-        return _listed(option.values, [_item(word.text, argument) for word in option.values])
-    if argument.form == "comma":
-        parts = first.text.split(",")
-        return Node([Node(_item(part, argument), first.span, raw=part) for part in parts], first.span)
-    return Node(scalar(first.text, argument), first.span, raw=first.text)
+    text, span = words[0].text, words[0].span
+    if form == "json" or (form == "json_or_str" and _OBJECT.fullmatch(text)):
+        return Node(None, span) if text in ("", "None") else json_node(words[0])
+    if form == "comma":
+        return Node([Node(_scalar(part, argument), span, raw=part) for part in text.split(",")], span)
+    if form in ("many", "append"):
+        items = [Node(_scalar(word.text, argument), word.span, raw=word.text) for word in words]
+        last = items[-1].span
+        return Node(items, replace(span, end_line=last.end_line, end_column=last.end_column))
+    return Node(_scalar(text, argument), span, raw=text)
 
 
-def _unknown(words: tuple[Word, ...]) -> Node:
-    """The value of an option without a table entry, as a person would read it."""
-    first = words[0]
-    if len(words) > 1:
-        return _listed(words, [word.text for word in words])
-    if _OBJECT.fullmatch(first.text):
-        try:
-            return json_node(first)
-        except NotJson:
-            return Node(first.text, first.span, raw=first.text)
-    return Node(meaning(first.text), first.span, raw=first.text)
-
-
-def _listed(words: tuple[Word, ...], values: list[int | str]) -> Node:
-    """Words as one list, which lies from the first to the last of them."""
-    items = [Node(value, word.span, raw=word.text) for word, value in zip(words, values, strict=True)]
-    last = words[-1].span
-    return Node(items, replace(words[0].span, end_line=last.end_line, end_column=last.end_column))
-
-
-def _item(text: str, argument: Argument) -> int | str:
-    """An item of a list: a number if the list is one of sizes."""
-    return int(text) if _INTEGER.fullmatch(text) and not argument.choices else text
-
-
-def scalar(text: str, argument: Argument) -> str | int | float | bool | None:
+def _scalar(text: str, argument: Argument | None) -> Scalar:
     """A text as this argument takes it; what does not fit stays a text, for the rules to report."""
-    if argument.nullable and text == "None":
+    kind = argument.kind if argument else "bool"
+    if argument and argument.nullable and text == "None":
         return text
-    if argument.kind == "int":
+    if kind == "int" or (argument and kind == "list" and not argument.choices):
         return int(text) if _INTEGER.fullmatch(text) else text
-    if argument.kind == "float":
+    if kind == "float":
         number = meaning(text)
         return float(number) if isinstance(number, (int, float)) and not isinstance(number, bool) else text
-    return meaning(text) if argument.kind == "bool" else text
+    return meaning(text) if kind == "bool" else text
 
 
 def _dotted(option: Option) -> Node:

@@ -26,7 +26,6 @@ class Replacement:
     also: Mapping[str, Any] = field(default_factory=dict)
     """What has to be set beside it, by dotted place."""
     aliases: tuple[str, ...] = ()
-    form: str = "value"
 
 
 def _section(name: str) -> dict[str, Replacement]:

@@ -14,7 +14,6 @@ from specserve.diagnostics import Span
 from specserve.plan.writer import comment, flow
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.schema import Profile
-from specserve.profile.tree import Node
 
 _SECTION = "speculation"
 
@@ -58,7 +57,7 @@ def _is_other(profile: Profile, wanted: Mapping[str, Any]) -> bool:
 def _set(text: str, lines: Sequence[str], profile: Profile, name: str, value: Any) -> _Edit:
     """A value replaced where it stands, or written behind the last one of the block."""
     path = f"{_SECTION}.{name}"
-    shown = flow(_node(value))
+    shown = flow(jsonable(value))
     span = profile.spans.get(path)
     if span is not None and span.file == profile.file:
         return _Edit(_offset(lines, span.line, span.column), _end(lines, _whole(text, profile, path)), shown)
@@ -110,7 +109,7 @@ def _lines(wanted: Mapping[str, Any] | None, *, remark: str, indent: str) -> str
     told = [f"{line}\n" for line in comment(remark, indent=indent, hanging=True)]
     if wanted is None:
         return "".join([*told, f"{_SECTION}: null\n"])
-    keys = [f"  {name}: {flow(_node(value))}\n" for name, value in wanted.items()]
+    keys = [f"  {name}: {flow(jsonable(value))}\n" for name, value in wanted.items()]
     return "".join([*told, f"{_SECTION}:\n", *keys])
 
 
@@ -185,13 +184,3 @@ def _offset(lines: Sequence[str], line: int, column: int) -> int:
 
 def _end(lines: Sequence[str], span: Span) -> int:
     return _offset(lines, span.end_line, span.end_column)
-
-
-def _node(value: Any) -> Node:
-    """A plain value as a node of the writer."""
-    here = Span("")
-    if isinstance(value, Mapping):
-        return Node({str(key): _node(item) for key, item in value.items()}, here)
-    if isinstance(value, list | tuple):
-        return Node([_node(item) for item in value], here)
-    return Node(value, here)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterable, Mapping
 from textwrap import wrap
+from typing import Any
+
+import yaml
 
 from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
 
 ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _WIDTH = 100
-_PLAIN = re.compile(r"[A-Za-z0-9_./~][A-Za-z0-9_./@+~-]*(:[A-Za-z0-9_./@+~-]+)*(?: [A-Za-z0-9_./@+~-]+)*")
-_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 Comments = Mapping[str, Iterable[str]]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes nodes as their values, and puts quotes around what a profile would read as something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always: a profile has no anchors."""
+        return True
+
+    def check_simple_key(self) -> bool:
+        """Always, also for a long key: a profile has no `? key`."""
+        return True
+
+    def text_node(self, text: str) -> yaml.ScalarNode:
+        """A text, which may hold half a character that no file can hold."""
+        text = text.encode(errors="replace").decode()
+        quoted = not text.isprintable() or type(meaning(text)) is not str
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
+
+
+_Dumper.add_representer(str, _Dumper.text_node)
+_Dumper.add_representer(Node, lambda dumper, node: dumper.represent_data(node.value))
 
 
 def yaml_text(tree: Node, *, head: Iterable[str], comments: Comments) -> str:
@@ -24,8 +45,7 @@ def yaml_text(tree: Node, *, head: Iterable[str], comments: Comments) -> str:
     lines = [line for text in head for line in comment(text, indent="")]
     sections = tree.mapping or {}
     for name in sorted(sections, key=ORDER.index):
-        node = sections[name]
-        lines += _entry(name, node, name, comments, indent="")
+        lines += _entry(name, sections[name], name, comments, indent="")
     return "\n".join(lines) + "\n"
 
 
@@ -38,49 +58,30 @@ def comment(text: str, *, indent: str, hanging: bool = False) -> list[str]:
     return [f"{indent}# {line}" for line in lines]
 
 
+def flow(value: Any) -> str:
+    """A value, or a tree of nodes, on one line."""
+    return _on_one_line([value])
+
+
+def _on_one_line(container: Any) -> str:
+    """What a list or mapping holds, without its brackets."""
+    text = yaml.dump(
+        container,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        width=math.inf,
+        allow_unicode=True,
+        sort_keys=False,
+    )
+    return str(text).strip()[1:-1]
+
+
 def _entry(name: str, node: Node, path: str, comments: Comments, *, indent: str) -> list[str]:
     lines = [line for text in comments.get(path, ()) for line in comment(text, indent=indent)]
-    key = _flow_key(name)
-    short = f"{indent}{key}: {flow(node)}"
-    if node.mapping and (indent == "" or len(short) > _WIDTH):
-        lines.append(f"{indent}{key}:")
-        for child, value in node.mapping.items():
-            lines += _entry(child, value, f"{path}.{child}", comments, indent=indent + "  ")
-        return lines
-    return [*lines, short]
-
-
-def flow(node: Node) -> str:
-    """A value on one line."""
-    value = node.value
-    if isinstance(value, dict):
-        inner = ", ".join(f"{_flow_key(key)}: {flow(child)}" for key, child in value.items())
-        return f"{{{inner}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(flow(child) for child in value)}]"
-    return scalar(value)
-
-
-def _flow_key(key: str) -> str:
-    return key if _KEY.fullmatch(key) and meaning(key) == key else _quoted(key)
-
-
-def scalar(value: str | int | float | bool | None) -> str:
-    """A scalar that a profile reads back as the same value."""
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and type(meaning(value)) is str else _quoted(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    """The text in double quotes, what cannot be seen escaped as YAML has it."""
-    shown = json.dumps(text, ensure_ascii=False)
-    return "".join(character if character.isprintable() else _escaped(ord(character)) for character in shown)
-
-
-def _escaped(number: int) -> str:
-    if 0xD800 <= number < 0xE000:  # half a character, which no file can hold
-        return "\ufffd"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    short = f"{indent}{_on_one_line({name: node})}"
+    if not node.mapping or (indent and len(short) <= _WIDTH):
+        return [*lines, short]
+    lines.append(f"{indent}{flow(name)}:")
+    for child, value in node.mapping.items():
+        lines += _entry(child, value, f"{path}.{child}", comments, indent=indent + "  ")
+    return lines

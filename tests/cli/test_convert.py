@@ -30,7 +30,7 @@ def test_the_profile_goes_to_stdout_and_the_changes_to_stderr(
     assert out.startswith("# Converted from `vllm serve` in serve.sh.\n")
     assert "\ntarget:\n  model: org/target\n" in out
     assert "note: `speculation.model`: formerly `--speculative-model`\n" in err
-    assert err.endswith("Converted with 5 changes; the profile lints\n")
+    assert err.endswith("Converted with 3 changes; the profile lints\n")
 
 
 def test_a_command_behind_two_dashes_is_converted(capsys: pytest.CaptureFixture[str]) -> None:

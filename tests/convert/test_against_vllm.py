@@ -84,9 +84,9 @@ def places(value: object, folder: Path) -> list[str]:
 
 
 def is_noted(name: str, result: Converted) -> bool:
-    """Whether a note of the conversion names the argument or its option."""
+    """Whether a note of the conversion, or the line about what a launch adds, names the argument or its option."""
     flag = "--" + name.replace("_", "-")
-    return any(
+    return f"`{flag}`" in result.text or any(
         name in note.path.split(".")
         or f"`{name}" in note.text
         or f"{flag} " in f"{note.text} ".replace("`", " ")

@@ -24,9 +24,9 @@ def convert(text: str, *, file: str = "serve.sh", folder: Path = Path("nowhere")
 
 
 def notes(text: str) -> list[str]:
-    """What a conversion notes, apart from the network and from what every launch adds."""
+    """What a conversion notes, apart from the network."""
     found = convert(text).notes
-    return [note.text for note in found if note.path != "server.host" and "a launch adds" not in note.text]
+    return [note.text for note in found if note.path != "server.host"]
 
 
 @pytest.fixture
@@ -279,10 +279,20 @@ def test_switches_that_are_gone_are_translated_in_both_directions(
     assert made(f"vllm serve org/m {flag}").engine["enable_log_requests"] is logs
 
 
-def test_what_a_launch_adds_is_noted() -> None:
-    assert "a launch adds `--shutdown-timeout`: see `specserve plan`" in [
-        note.text for note in convert("vllm serve org/m").notes
-    ]
+def test_a_name_of_today_wins_over_an_earlier_one_and_the_loser_is_noted(
+    made: Callable[..., Profile],
+) -> None:
+    config = '{"model": "org/new", "num_speculative_tokens": 3}'
+    text = f"vllm serve org/m --speculative-config '{config}' --speculative-model org/old"
+    profile = made(text)
+    assert profile.speculation and profile.speculation.keys["model"] == "org/new"
+    assert any("`--speculative-model` is left out" in note for note in notes(text))
+
+
+def test_what_a_launch_adds_is_said_once_and_is_no_change_to_the_source() -> None:
+    result = convert("vllm serve org/m --host 127.0.0.1")
+    assert result.notes == ()
+    assert result.text.count("# A launch adds `--shutdown-timeout`: see `specserve plan`.\n") == 1
 
 
 def test_relative_paths_are_noted() -> None:

@@ -53,7 +53,7 @@ def speculation(flags: str) -> dict[str, Any]:
         ("--ep-size 8 --tp 8", {"tensor_parallel_size": 8, "enable_expert_parallel": True}),
         ("--expert-parallel-size 8", {"enable_expert_parallel": True}),
         ("--ep 1", {}),
-        ("--dist-init-addr 10.0.0.1:5000", {"master_addr": "10.0.0.1", "master_port": 5000}),
+        ("--dist-init-addr 10.0.0.1:5000", {}),
         ("--stream-interval 4 --cpu-offload-gb 2", {"stream_interval": 4, "cpu_offload_gb": 2.0}),
         ("--lora-paths a=b c=d --preferred-sampling-params x y", {}),
         ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),

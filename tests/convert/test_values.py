@@ -30,8 +30,8 @@ def plain(node: Node) -> Any:
     return [plain(child) for child in node.value] if isinstance(node.value, list) else node.value
 
 
-@given(VALUES, st.sampled_from([None, 1]))
-def test_any_json_reads_as_the_library_reads_it(value: Any, indent: int | None) -> None:
+@given(VALUES, st.sampled_from([None, 1, "\t"]))
+def test_any_json_reads_as_the_library_reads_it(value: Any, indent: int | str | None) -> None:
     text = json.dumps(value, indent=indent)
     assert plain(json_node(word(text))) == json.loads(text)
 
