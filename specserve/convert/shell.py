@@ -14,7 +14,7 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import TYPE_CHECKING
 
 from specserve.convert.expansion import LONGEST, Expander, Value, as_ascii, name_of, source_of
-from specserve.convert.literals import number_of
+from specserve.convert.python import number_of
 from specserve.convert.words import UNKNOWN, Word, unknown
 from specserve.diagnostics import Span
 
