@@ -9,7 +9,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from specserve.convert.python import number_of
+from specserve.convert.literals import number_of
 from specserve.convert.words import UNKNOWN, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError

@@ -12,8 +12,9 @@ from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
 from specserve.convert.given import Given, Note, Setting, settings_of
 from specserve.convert.invocation import Invocation, starts
+from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.python import ENGINES, Call, Source, calls, command_lists, command_texts
+from specserve.convert.python import ENGINES, calls, command_lists, command_texts
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word
@@ -95,21 +96,9 @@ def _readers(text: str, *, file: str) -> list[_Reader]:
 
 def _from_python(text: str, file: str) -> list[Invocation] | list[Given]:
     source = Source(text, file=file)
-    found = [_called(call) for call in calls(source)]
-    if found:
-        return found
-    listed: list[Invocation] = []
-    for argv in command_lists(source, lambda words: bool(starts(words))):
-        listed += [replace(start, notes=[*start.notes, *argv.notes]) for start in starts(argv.words)]
-    texts = [] if listed else command_texts(source, lambda words: bool(starts(words)))
-    return listed or [start for word in texts for start in _from_shell(word.text, file, line=word.span.line)]
-
-
-def _called(call: Call) -> Given:
-    newest = table(known_versions()[-1])
-    arguments = {**newest.frontend, **newest.engine}
-    settings = {name: Setting(name, node, name, arguments.get(name)) for name, node in call.keywords.items()}
-    return Given(call.engine, f"{call.name}(…)", call.place, settings, call.env)
+    texts = [(word.text, word.span.line) for word in command_texts(source)]
+    inner = (start for text, line in texts for start in _from_shell(text, file, line=line))
+    return calls(source) or command_lists(source) or list(inner)
 
 
 def _from_shell(text: str, file: str, *, line: int = 1) -> list[Invocation]:

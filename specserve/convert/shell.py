@@ -171,9 +171,6 @@ class _Shell(Expander):
             self.variables[source_of(name)] = value
             self.run(body)
 
-    def _c_style_for_statement(self, node: Node) -> None:
-        self._choose([(None, [node.named_children[-1]])], node)
-
     def _subshell(self, node: Node) -> None:
         before = dict(self.variables)
         self._all(node.named_children)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.convert import converted
-from specserve.convert.invocation import invocation
-from specserve.convert.python import Source, calls, command_lists, command_texts
+from specserve.convert.literals import Source
+from specserve.convert.python import calls, command_lists, command_texts
 from specserve.convert.reading import read
-from specserve.convert.words import CLOSE, OPEN, Word
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 
@@ -26,7 +26,7 @@ def plain(node: Node) -> Any:
 
 def keywords(text: str) -> dict[str, Any]:
     (call,) = calls(Source(text, file="x.py"))
-    return {name: plain(node) for name, node in call.keywords.items()}
+    return {name: plain(setting.node) for name, setting in call.settings.items()}
 
 
 def unknown(name: str) -> str:
@@ -159,12 +159,11 @@ def serve():
 '''
 
 
-def is_start(words: list[Word]) -> bool:
-    return invocation(words) is not None
-
-
 def lists(text: str) -> list[list[str]]:
-    return [[word.text for word in argv.words] for argv in command_lists(Source(text, file="x.py"), is_start)]
+    return [
+        ["vllm", "serve", *(word.text for word in start.words)]
+        for start in command_lists(Source(text, file="x.py"))
+    ]
 
 
 def test_a_list_is_read_with_what_its_block_adds_and_without_what_a_branch_adds() -> None:
@@ -204,7 +203,7 @@ def test_a_list_that_is_joined_with_another_is_read_to_its_end() -> None:
 
 def test_a_text_for_a_shell_is_found_and_a_docstring_is_none() -> None:
     source = '"""vllm serve org/doc."""\nM = "org/m"\nos.system(f"vllm serve {M} --port {PORT}")'
-    (found,) = command_texts(Source(source, file="x.py"), is_start)
+    (found,) = command_texts(Source(source, file="x.py"))
     assert found.text.startswith("vllm serve org/m --port ")
     (start,) = read(source, file="x.py", folder=Path("nowhere"))
     assert start.settings["model"].node.value == "org/m"
@@ -219,7 +218,7 @@ def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
 @given(st.text(alphabet="[]'\"(){}= \n\tfvlmser+*-_,:x1%!", max_size=80))
 def test_any_source_is_read_or_is_a_clear_error(text: str) -> None:
     try:
-        command_lists(Source(text, file="x.py"), is_start)
-        command_texts(Source(text, file="x.py"), is_start)
+        command_lists(Source(text, file="x.py"))
+        command_texts(Source(text, file="x.py"))
     except UsageError:
         pass
