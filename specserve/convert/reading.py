@@ -25,6 +25,7 @@ from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
 
 MAX_BYTES = 250_000  # far above any launch script
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f](?<!\r)")  # no launch holds them, and no YAML may
 _FENCE = re.compile(r"[ \t]*(```|~~~)")
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
@@ -41,7 +42,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
 
     `folder` is where relative paths of `--config` begin. Raises UsageError if there is none.
     """
-    text = _code_of(text)
+    text = _code_of(_CONTROL.sub("", text))
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
