@@ -58,10 +58,8 @@ def script(
 
     `positional`: the words after the script, None if nobody says them. Raises UsageError if it cannot be parsed.
     """
-    text = _PROMPT.sub(
-        r"\1",
-        _COMMENT.sub("\\\n", _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")),
-    )
+    text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
+    text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
     shell = _Shell(file, line, positional, dict(variables or {}))
     text = _HEREDOC.sub(shell.take_document, text)
     root = _parsed(text)
@@ -180,27 +178,28 @@ class _Shell(Expander):
 
     def _choose(self, bodies: list[list[Node]], node: Node, *, whole: bool = False) -> None:
         """Runs what only a run could choose from, each from the same state. `whole`: one of them always runs."""
-        before, ends = self.variables, []
+        before, positional, ends, shifted = self.variables, self.positional, [], False
         for body in bodies:
-            self.variables = dict(before)
+            self.variables, self.positional = dict(before), positional
             self._all(body)
             ends.append(self.variables)
-        self.variables = dict(before)
+            shifted = shifted or self.positional != positional
+        self.variables, self.positional = dict(before), positional
         row = node.start_point[0]
+        decided = f"the branch in line {self.line + row}, which only a run decides"
+        if shifted and positional:
+            self.assume(f"the script's own arguments are read without {decided}", row)
         for name in {name for end in ends for name in end}:
             old, values = before.get(name), [end.get(name) for end in ends]
-            said = [value for value in values if value and not UNKNOWN.search("".join(value))]
-            same = all(value == said[0] for value in said)
-            if whole:
-                self.variables[name] = said[0] if same and len(said) == len(ends) else unknown(name)
-            elif any(value != old for value in values):
-                if old is None and said:
-                    self.variables[name] = said[0] if same else unknown(name)
+            said = [value for value in values if value is not None and not UNKNOWN.search("".join(value))]
+            if all(value == old for value in values):
+                continue
+            if whole or (old is None and said):
+                same = all(value == said[0] for value in said) and (len(said) == len(ends) or not whole)
+                self.variables[name] = said[0] if same else unknown(name)
+            if not whole:
                 how = "without" if self.variables.get(name) == old else "with"
-                text = (
-                    f"`{name}` is read {how} the branch in line {self.line + row}, which only a run decides"
-                )
-                self.assume(text, row, name)
+                self.assume(f"`{name}` is read {how} {decided}", row, name)
 
     def _function_definition(self, node: Node) -> None:
         self.functions[source_of(node.named_children[0])] = node.named_children[-1]

@@ -97,6 +97,8 @@ def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
         "X=1\nif y; then X=2; fi\nvllm serve m --seed $X",
         "if y; then X=1; else X=1; fi\nvllm serve m --seed $X",
         "if y; then X=$(z); fi\nvllm serve m --seed ${X:-1}",
+        "X=1\nif y; then z; else w; fi\nvllm serve m --seed $X",
+        "X=\nif y; then z; else w; fi\nvllm serve m --seed $X 1",
         "case $Y in a) X=1 ;; b) X=1 ;; esac\nvllm serve m --seed $X",
     ],
 )
@@ -104,6 +106,14 @@ def test_one_known_value_is_taken_with_a_note_if_it_stands_in_a_branch(text: str
     (command,) = [item for item in script(text, file="x.sh").commands if item.words[0].text == "vllm"]
     assert command.words[-1].text == "1"
     assert [said.split(" ", 1)[0] for _, said in command.notes] == ["`X`"] * ("else" not in text)
+
+
+def test_arguments_that_a_branch_takes_away_are_noted() -> None:
+    (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"]).commands[
+        1:
+    ]
+    assert command.words[-1].text == "a"
+    assert "own arguments are read without the branch in line 1" in command.notes[0][1]
 
 
 NAMES = ["A", "B", "M"]
