@@ -22,15 +22,17 @@ _MODULES = {
 }  # fmt: skip
 _CLI_MODULES = ("vllm", "vllm.entrypoints.cli.main")
 _SHELLS = ("sh", "bash", "zsh", "dash")
+_RUN = re.compile(r"(container )?run\b")
 _CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
 _QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
 _SWITCH = re.compile(
-    r"-[ditPq]+|--(?:detach|interactive|tty|rm|init|privileged|read-only|publish-all|quiet|no-healthcheck"
-    r"|oom-kill-disable|replace|help)"
+    r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive|no-healthcheck"
+    r"|no-hosts|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm|rmi|sig-proxy|tls-verify|tty)"
 )
 """The options of `docker run` and `podman run` that take no value."""
+_ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _MOST_NESTED = 4
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
 
@@ -67,7 +69,7 @@ def starts(words: Sequence[Word], around: Invocation | None = None, *, nested: i
         assigned = ASSIGNMENT.fullmatch(word.text)
         if assigned:
             env[assigned[1]] = word.part(assigned.start(2))
-        elif name in _CONTAINED and "run" in (item.text for item in words[at + 1 : at + 3]):
+        elif name in _CONTAINED and _RUN.match(" ".join(item.text for item in words[at + 1 : at + 3])):
             return _container(words[at + 1 :], replace(found, env=env), nested=nested)
         elif name in _SHELLS and (found_script := _script(words, at)) is not None:
             inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
@@ -139,14 +141,15 @@ def _scripted(text: Word, arguments: Sequence[Word], around: Invocation, *, nest
 def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list[Invocation]:
     """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
     entry, other, folders = None, [], []
-    image = max((place for place, word in enumerate(words) if is_image(word.text)), default=0)
     found = replace(found, published=[], env={})
     at = next(place for place, word in enumerate(words) if word.text == "run") + 1
     while at < len(words) and words[at].text.startswith("-"):
         word, at = words[at], at + 1
-        name, sign, _ = word.text.partition("=")
-        value = word.part(len(name) + 1) if sign else None
-        if not sign and not _SWITCH.fullmatch(name) and at < len(words) and at != image:
+        short = _ATTACHED.match(word.text)  # `-p8000:8000`
+        name = short[0] if short else word.text.partition("=")[0]
+        inline = word.text != name
+        value = word.part(len(name) + (not short)) if inline else None
+        if not inline and not _SWITCH.fullmatch(name) and at < len(words):
             value, at = words[at], at + 1
         assigned = ASSIGNMENT.fullmatch(value.text) if value else None
         if name in ("-e", "--env") and value:
@@ -161,7 +164,7 @@ def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list
         elif name in ("-v", "--volume", "--mount") and value:
             folders.append(value.text)
         elif not _SWITCH.fullmatch(name):
-            other.append(word.text if sign or not value else f"{name} {value.text}")
+            other.append(word.text if inline or not value else f"{name} {value.text}")
     if at >= len(words):
         return []
     found.notes = [*found.notes, *around_notes(folders, other, line=words[0].span.line)]
