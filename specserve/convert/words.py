@@ -1,4 +1,4 @@
-"""The words of a command line, each with its place in one line of text. Knows no flag."""
+"""The words of a command line, each with its place in one line of text."""
 
 from __future__ import annotations
 
