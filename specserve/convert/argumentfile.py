@@ -1,4 +1,4 @@
-"""The YAML file of `vllm serve --config FILE`: its arguments under those of the command line. Knows no section."""
+"""The YAML file of `vllm serve --config FILE`: its arguments under those of the command line."""
 
 from __future__ import annotations
 
@@ -58,16 +58,9 @@ def _settings(tree: Node, found: list[Finding]) -> dict[str, Setting]:
         name = argument.name if argument else key.replace("-", "_")
         value = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
         if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
-            value = _from_json(node, key, found)
+            try:
+                value = replace(json_node(Word(node.value, node.span)), key=node.key)
+            except NotJson as error:
+                found.append(wrong_value(f"the value of `{key}` is no JSON: {error}", node.span))
         settings[name] = Setting(name, value, key, argument)
     return settings
-
-
-def _from_json(node: Node, key: str, found: list[Finding]) -> Node:
-    """JSON in a text, as it would stand on the command line; the text itself where it is none."""
-    try:
-        value = json_node(Word(str(node.value), node.span))
-    except NotJson as error:
-        found.append(wrong_value(f"the value of `{key}` is no JSON: {error}", node.span))
-        return node
-    return replace(value, key=node.key)

@@ -24,7 +24,6 @@ from specserve.profile.problems import ordered, quoted
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
-from specserve.profile.tree import Node
 from specserve.profile.validate import validate
 
 
@@ -47,7 +46,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
     newest = table(known_versions()[-1])
-    env = {name: _text_node(word) for name, word in start.env.items()}
+    env = {name: word.node() for name, word in start.env.items()}
     tree = profile_tree(given, place=start.start.span, table=newest, env=env, found=found)
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = validate(tree, file=COMMAND)
@@ -94,21 +93,13 @@ def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:
 
 def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
     """The settings that some vLLM has; every other one is told."""
-    names = {
-        name for version in known_versions() for name in {**table(version).engine, **table(version).frontend}
-    }
+    tables = [table(version) for version in known_versions()]
+    names = {name for known in tables for name in (*known.engine, *known.frontend)}
     for name, setting in given.items():
         if name not in names:
-            message = f"vLLM has no option {quoted(setting.written)}"
+            text, help_text = f"vLLM has no option {quoted(setting.written)}", advice(name, names)
             found.append(
-                Finding(
-                    "SD102",
-                    "unknown-argument",
-                    Severity.ERROR,
-                    message,
-                    setting.place,
-                    help=advice(name, names),
-                )
+                Finding("SD102", "unknown-argument", Severity.ERROR, text, setting.place, help=help_text)
             )
     return {name: setting for name, setting in given.items() if name in names}
 
@@ -122,10 +113,6 @@ def _explained(finding: Finding) -> Finding:
     return replace(finding, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
-def _text_node(word: Word) -> Node:
-    return Node(word.text, word.span, key=word.span, raw=word.text)
-
-
 def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
     if profile.vllm is not None:
@@ -134,9 +121,7 @@ def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     first = len(refused) - 1
     while first > 0 and refused[first - 1] <= refused[-1]:
         first -= 1
-    if first == 0:
-        return profile
-    return replace(profile, vllm=f">={known_versions()[first]}")
+    return replace(profile, vllm=f">={known_versions()[first]}") if first else profile
 
 
 def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> set[tuple[str, str]]:

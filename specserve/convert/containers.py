@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.convert.invocation import STARTS, Invocation, around_notes, in_container, is_image, starts
@@ -23,6 +23,12 @@ _READ = (
     "image", "entrypoint", "command", "args", "environment", "env", "ports", "volumes", "volumeMounts", "name",
     "container_name", "build", "stdin_open", "tty",
 )  # fmt: skip
+_OF_THE_PARSER = (
+    ValueError,
+    AttributeError,
+    AssertionError,
+    TypeError,
+)  # what ruamel.yaml raises for odd texts
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
@@ -42,7 +48,7 @@ def containers(text: str, *, file: str) -> list[Invocation]:
     found: list[Invocation] = []
     for root in roots:
         for mapping in _mappings(root):
-            found += _started(mapping, _compose if "services" in root else _kubernetes)
+            found += _started(mapping, compose="services" in root)
     return found or [start for mapping in mappings for start in _in_texts(mapping)]
 
 
@@ -56,15 +62,7 @@ def _documents(text: str, *, file: str) -> list[Any]:
         return [
             _plain(node, file, budget, 0) for node in YAML(typ="safe", pure=True).compose_all(text) if node
         ]
-    except (
-        YAMLError,
-        RecursionError,
-        ValueError,
-        AttributeError,
-        AssertionError,
-        KeyError,
-        TypeError,
-    ) as error:
+    except (YAMLError, RecursionError, LookupError, *_OF_THE_PARSER) as error:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UsageError(f"`{file}` is not YAML: {reason}") from error
 
@@ -81,23 +79,16 @@ def _plain(node: Any, file: str, budget: list[int], depth: int) -> Any:
             if key.id != "scalar":
                 raise ValueError("a key is no text")
             value = _plain(item, file, budget, depth + 1)
-            merged = value if isinstance(value, list) else [value]
-            if key.value == "<<":
-                mapping = {
-                    **{
-                        name: held for each in merged if isinstance(each, dict) for name, held in each.items()
-                    },
-                    **mapping,
-                }
-            else:
-                mapping[str(key.value)] = value
+            if key.value != "<<":
+                mapping[key.value] = value
+            for merged in (value if isinstance(value, list) else [value]) if key.value == "<<" else []:
+                mapping = {**merged, **mapping} if isinstance(merged, dict) else mapping
         return mapping
+    if node.tag.endswith(":null") or (node.value in ("", "null", "~") and not node.style):
+        return None
     start, end = node.start_mark, node.end_mark
     line = start.line + (2 if node.style in ("|", ">") else 1)  # a block begins on the line below
-    word = Word(node.value, Span(file, line, start.column + 1, end.line + 1, end.column + 1))
-    return (
-        None if node.tag.endswith(":null") or (node.value in ("", "null", "~") and not node.style) else word
-    )
+    return Word(node.value, Span(file, line, start.column + 1, end.line + 1, end.column + 1))
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -108,33 +99,34 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _mappings(item)
 
 
-def _started(
-    mapping: Mapping[str, Any], resolved: Callable[[Word, Mapping[str, Word], bool], Word]
-) -> list[Invocation]:
+def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Invocation]:
     """What a container starts; nothing if the mapping is no container of an engine."""
     image = mapping.get("image")
-    written = [word for key in ("entrypoint", "command", "args") for word in _listed(mapping.get(key))]
-    text = " ".join(word.text for word in written)
+    parts = [_listed(mapping.get(key)) for key in ("entrypoint", "command", "args")]
+    text = " ".join(word.text for part in parts for word in part)
     named = isinstance(image, Word) and is_image(_UNSET.sub(r"\1", image.text))
     if not (named or STARTS.search(text)) or not (image is None or isinstance(image, Word)):
         return []
-    env = dict(_environment(mapping))
     shell = bool(re.search(r"(?:^|[ /])(?:ba|z|da)?sh -[a-z]*c ", text))
-    env = {name: resolved(word, {}, False) for name, word in env.items()}
+    env: dict[str, Word] = {}
+
+    def resolved(value: Word, *, shell: bool = False) -> Word:
+        text = _compose(value.text) if compose else _kubernetes(value.text, env, shell=shell)
+        return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
+
+    env.update({name: resolved(word) for name, word in _environment(mapping)})
+    values = [mapping.get(key) for key in ("entrypoint", "command", "args")]
+    texts = [resolved(value, shell=shell) if isinstance(value, Word) else value for value in values]
     command: list[Word] = []
-    for key in ("entrypoint", "command", "args"):
-        value = mapping.get(key)
-        whole = [
-            _marked(resolved(word, env, shell), shell)
-            for word in ([value] if isinstance(value, Word) else _listed(value))
-        ]
-        command += _listed(whole[0]) if isinstance(value, Word) else whole
+    for value in texts:
+        items = _listed(value)
+        command += items if isinstance(value, Word) else [resolved(item, shell=shell) for item in items]
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
     found = Invocation("vllm", place, env=env)
-    found.published = [resolved(port, {}, False) for port in _ports(mapping.get("ports"))]
+    found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
     folders = [word.text for key in ("volumes", "volumeMounts") for word in _places(mapping.get(key))]
     found.notes = around_notes(folders, [key for key in mapping if key not in _READ], line=place.span.line)
-    return in_container(resolved(image, {}, False) if image else None, command, None, found)
+    return in_container(resolved(image) if image else None, command, None, found)
 
 
 def _listed(value: Any) -> list[Word]:
@@ -167,51 +159,36 @@ def _places(value: Any) -> Iterator[Word]:
 
 def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
     """Compose's mapping or list of `NAME=value`; Kubernetes' list of `{name, value}`."""
-    for key in ("environment", "env"):
-        value = mapping.get(key)
-        if isinstance(value, dict):
-            for name, held in value.items():
-                yield name, held if isinstance(held, Word) else Word(unknown(name), Span(""))
+    for value in (mapping.get("environment"), mapping.get("env")):
+        pairs = list(value.items()) if isinstance(value, dict) else []
         for item in value if isinstance(value, list) else []:
             if isinstance(item, Word):
                 name, sign, text = item.text.partition("=")
-                yield name, Word(text if sign else unknown(name), item.span)
+                pairs.append((name, Word(text, item.span) if sign else None))
             elif isinstance(item, dict) and isinstance(named := item.get("name"), Word):
-                held = item.get("value")
-                empty = "" if "value" in item else unknown(named.text)
-                yield named.text, held if isinstance(held, Word) else Word(empty, named.span)
+                empty = Word("", named.span) if "value" in item else None
+                pairs.append((named.text, item.get("value") or empty))
+        for name, held in pairs:
+            yield name, held if isinstance(held, Word) else Word(unknown(name), Span(""))
 
 
-def _marked(word: Word, shell: bool) -> Word:
-    """A word without `$(X)`, which only a shell could still replace."""
-    return word if shell else Word(_OF_KUBERNETES.sub(lambda match: unknown(match[1]), word.text), word.span)
-
-
-def _compose(word: Word, env: Mapping[str, Word], shell: bool) -> Word:
+def _compose(text: str) -> str:
     """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` its default, since nobody sets X."""
 
     def value(match: re.Match[str]) -> str:
-        name, operator, default = match[1] or match[4], match[2] or "", match[3] or ""
-        return (
-            default
-            if operator.endswith(("-", "+")) and operator[-1] == "-"
-            else ""
-            if operator.endswith("+")
-            else unknown(name)
-        )
+        kept = {"-": match[3], "+": ""}
+        return kept.get((match[2] or "?")[-1], unknown(match[1] or match[4]))
 
-    text, before = word.text.replace("$$", _DOLLAR), ""
+    text, before = text.replace("$$", _DOLLAR), ""
     while text != before:  # the innermost first
         before, text = text, _INNERMOST.sub(value, text)
-    return Word(text.replace(_DOLLAR, "$"), word.span)
+    return text.replace(_DOLLAR, "$")
 
 
-def _kubernetes(word: Word, env: Mapping[str, Word], shell: bool) -> Word:
+def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
     """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
-    text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], word.text)
-    if not shell:
-        text = _UNSET.sub(lambda match: unknown(match[1]), text)
-    return Word(text, word.span)
+    text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], text)
+    return text if shell else _UNSET.sub(lambda match: unknown(match[1]), text)
 
 
 def _in_texts(mapping: Mapping[str, Any]) -> Iterator[Invocation]:

@@ -41,7 +41,6 @@ class Expander:
         """The here-documents given to commands so far."""
         self.assumed: list[tuple[str, int, str]] = []
         """The variable that an assumption is about, its line, and what is assumed."""
-        self.testing = False
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"`{self.file}` is no shell text: {what}")
@@ -95,10 +94,8 @@ class Expander:
         if kind == "arithmetic_expansion":
             digits = _ARITHMETIC_NAME.sub(lambda match: "".join(self.values(match[1]) or ["?"]), text[3:-2])
             return [(str(number_of(digits) or unknown("a calculation")), _TEXT)]
-        if kind == "command_substitution":
-            return [(self.printed(node), _TEXT if quoted else _SPLIT)]
-        if kind in ("process_substitution", "brace_expression"):
-            return [(unknown("a range or a process"), _TEXT)]
+        if kind in ("command_substitution", "process_substitution", "brace_expression"):
+            return [(unknown("a command"), _TEXT)]
         quoted = quoted or kind in ("string", "translated_string")
         if kind not in _LEAVES and node.children:
             ends = kind == "string" and not _ALL.fullmatch(text)  # `"$@"` of nothing is no word
@@ -135,6 +132,8 @@ class Expander:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
         kind = _TEXT if quoted else _SPLIT
         unset = values is None or (operator.startswith(":") and values in ([], [""]))
+        if operator == ":+" and UNKNOWN.search("".join(values or [])):
+            return [(unknown(name), kind)]
         if operator.strip(":") in ("-", "=", "+"):
             if unset is (operator[-1] == "+"):
                 return [] if unset else self._kept(values or [], name, index, kind)
@@ -149,9 +148,6 @@ class Expander:
             pattern = "".join(self.text(child) for child in rest)
             known = operator[0] in "#%" and not UNKNOWN.search("".join(values or [unknown(name)]))
             values = [_cut(value, operator, pattern) for value in values or []] if known else [unknown(name)]
-        if values is None and self.testing:
-            self.assume(f"`{name}` is taken as not set, since the text does not set it", node.start_point[0])
-            values = [""]
         return self._kept([unknown(name)] if values is None else values, name, index, kind)
 
     def _kept(self, values: list[str], name: str, index: str, kind: str) -> list[tuple[str, str]]:
@@ -174,10 +170,6 @@ class Expander:
             return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
-
-    def printed(self, node: Node) -> str:
-        """What `$(…)` prints."""
-        return unknown("a command")
 
 
 def as_ascii(text: str) -> bytes:

@@ -22,18 +22,17 @@ _MODULES = {
 }  # fmt: skip
 _CLI_MODULES = ("vllm", "vllm.entrypoints.cli.main")
 _SHELLS = ("sh", "bash", "zsh", "dash")
+_RUN = re.compile(r"(container )?run\b")
+_CONTAINED = ("docker", "podman", "nerdctl")
 _SAYS = ("echo", "printf", "pip", "pip3", "ls", "cat", "grep", "which")
 _QUIET = ("exec", "nohup", "env", "command", "time", "python", "python3", "uv", "run", "sudo", "-u")
 _IMAGE = re.compile(r"(^|[/_])[\w.-]*(vllm|sglang)[\w.-]*(/[\w.-]+)*([:@][\w.:-]+)?$", re.I)
-_WITH_VALUE = re.compile(
-    r"""-[evpwumlhc] | --(?: env(-file)? | volume | publish | name | gpus | network | net | ipc | shm-size | runtime
-        | entrypoint | workdir | user | mount | device | ulimit | cap-add | security-opt | restart | memory | cpus
-        | cpuset-cpus | group-add | label | hostname | platform | log-driver | log-opt | add-host | pull | tmpfs
-        | pid | userns | cpu-shares | memory-swap | health-\w+ | dns | expose | link | annotation | cidfile )""",
-    re.X,
+_SWITCH = re.compile(
+    r"-[ditPqh]+|--(?:detach|disable-content-trust|env-host|help|http-proxy|init|interactive|no-healthcheck"
+    r"|no-hosts|oom-kill-disable|privileged|publish-all|quiet|read-only|replace|rm|rmi|sig-proxy|tls-verify|tty)"
 )
-"""Options of `docker run` that take a value in the next word."""
-_SWITCHES = ("-d", "-it", "-i", "-t", "-itd", "-dit", "-ti", "--rm", "--detach", "--init", "--privileged")
+"""The options of `docker run` and `podman run` that take no value."""
+_ATTACHED = re.compile("-[evpuwmlac](?=.)")
 _MOST_NESTED = 4
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
 
@@ -58,9 +57,7 @@ class Invocation:
     """What stands around the engine and has no place in a profile, with its line."""
 
 
-def starts(
-    words: Sequence[Word], around: Invocation | None = None, *, nested: int = 0, in_script: bool = False
-) -> list[Invocation]:
+def starts(words: Sequence[Word], around: Invocation | None = None, *, nested: int = 0) -> list[Invocation]:
     """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
     if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
         return []
@@ -72,9 +69,7 @@ def starts(
         assigned = ASSIGNMENT.fullmatch(word.text)
         if assigned:
             env[assigned[1]] = word.part(assigned.start(2))
-        elif name in ("docker", "podman", "nerdctl") and any(
-            item.text == "run" for item in words[at + 1 : at + 3]
-        ):
+        elif name in _CONTAINED and _RUN.match(" ".join(item.text for item in words[at + 1 : at + 3])):
             return _container(words[at + 1 :], replace(found, env=env), nested=nested)
         elif name in _SHELLS and (found_script := _script(words, at)) is not None:
             inner = replace(found, env=env, notes=[*found.notes, *_before(words[:at])])
@@ -127,43 +122,35 @@ def _script(words: Sequence[Word], at: int) -> int | None:
         if re.fullmatch(r"-[a-z]*c", words[later].text):
             return later + 1
         if not words[later].text.startswith("-") and not words[later - 1].text.startswith("-"):
-            return None
+            break
     return None
 
 
 def _scripted(text: Word, arguments: Sequence[Word], around: Invocation, *, nested: int) -> list[Invocation]:
     """The engines of a script after `sh -c`; the words behind it are its positional parameters."""
     variables = {name: word.text for name, word in around.env.items() if not UNKNOWN.search(word.text)}
-    given = [word.text for word in arguments]
+    given, place = [word.text for word in arguments], text.span
+    inner = script(text.text, file=place.file, line=place.line, positional=given, variables=variables)
     found: list[Invocation] = []
-    for command in script(
-        text.text, file=text.span.file, line=text.span.line, positional=given, variables=variables
-    ).commands:
-        inner = replace(around, env={**command.exported, **around.env}, notes=[*around.notes, *command.notes])
-        found += starts(command.words, inner, nested=nested + 1)
+    for command in inner.commands:
+        env, notes = {**command.exported, **around.env}, [*around.notes, *command.notes]
+        found += starts(command.words, replace(around, env=env, notes=notes), nested=nested + 1)
     return found
 
 
 def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list[Invocation]:
     """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
-    entry, at, other, folders = None, 0, [], []
-    images = [place for place, word in enumerate(words) if is_image(word.text) and word.text != "vllm"]
+    entry, other, folders = None, [], []
     found = replace(found, published=[], env={})
-    while at < len(words):
-        word = words[at]
-        if not word.text.startswith("-"):
-            before = words[at - 1].text if at else ""
-            strange = before.startswith("-") and before not in _SWITCHES and at < max(images, default=0)
-            if word.text not in ("run", "container") and not strange:
-                break
-            at += 1  # the value of an option that is not known here
-            continue
-        name, sign, _ = word.text.partition("=")
-        value = word.part(len(name) + 1) if sign else None
-        if not sign and _WITH_VALUE.fullmatch(name) and at + 1 < len(words):
-            at += 1
-            value = words[at]
-        at += 1
+    at = next(place for place, word in enumerate(words) if word.text == "run") + 1
+    while at < len(words) and words[at].text.startswith("-"):
+        word, at = words[at], at + 1
+        short = _ATTACHED.match(word.text)  # `-p8000:8000`
+        name = short[0] if short else word.text.partition("=")[0]
+        inline = word.text != name
+        value = word.part(len(name) + (not short)) if inline else None
+        if not inline and not _SWITCH.fullmatch(name) and at < len(words):
+            value, at = words[at], at + 1
         assigned = ASSIGNMENT.fullmatch(value.text) if value else None
         if name in ("-e", "--env") and value:
             key = assigned[1] if assigned else value.text
@@ -176,8 +163,8 @@ def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list
             found.published.append(value)
         elif name in ("-v", "--volume", "--mount") and value:
             folders.append(value.text)
-        elif word.text not in _SWITCHES:
-            other.append(f"{word.text}{f' {value.text}' if value and not sign else ''}")
+        elif not _SWITCH.fullmatch(name):
+            other.append(word.text if inline or not value else f"{name} {value.text}")
     if at >= len(words):
         return []
     found.notes = [*found.notes, *around_notes(folders, other, line=words[0].span.line)]
@@ -202,17 +189,15 @@ def in_container(
     found.image = image
     program = [entry, *words] if entry is not None and entry.text else words
     inner = starts(program, found, nested=nested + 1)
-    named = image is not None and (is_image(image.text) or bool(UNKNOWN.search(image.text)))
-    own = entry is None or entry.text.rpartition("/")[2] == "vllm"
-    options = (
-        not words or words[0].text == "serve" or words[0].text.startswith("--") or is_model(words[0].text)
-    )
-    if inner or image is None or not named or not own or not options or "sglang" in image.text:
+    if inner or image is None or "sglang" in image.text:
         return inner
-    if UNKNOWN.search(image.text) and not any(word.text.startswith("--model") for word in words):
+    open_image, first = bool(UNKNOWN.search(image.text)), words[0].text if words else "serve"
+    own = entry is None or entry.text.rpartition("/")[2] == "vllm"
+    options = first == "serve" or first.startswith("--") or is_model(first)
+    named = any(word.text.startswith("--model") for word in words) if open_image else is_image(image.text)
+    if not (own and options and named):
         return []
-    words = words[1:] if words and words[0].text == "serve" else words
-    return [replace(found, start=image, words=words)]
+    return [replace(found, start=image, words=words[first == "serve" :])]
 
 
 def is_image(text: str) -> bool:

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
-from specserve.convert.literals import Source, called, line_of
+from specserve.convert.given import Given, Setting
+from specserve.convert.invocation import Invocation, starts
+from specserve.convert.literals import Source, line_of, text_of
 from specserve.convert.words import Word, unknown
 from specserve.diagnostics import Span
+from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
 
 
-@dataclass(slots=True)
-class Call:
-    """One engine made by a call: its keywords, and the variables that the source sets before it."""
-
-    engine: str
-    name: str
-    place: Span
-    keywords: dict[str, Node] = field(default_factory=dict)
-    env: dict[str, Node] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Argv:
-    """A list of words for a process, with what a branch adds to it."""
-
-    words: list[Word]
-    notes: list[tuple[int, str]] = field(default_factory=list)
+def _name(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
 
 
 def _tree(value: Any, span: Span, key: Span | None = None) -> Node:
@@ -43,30 +30,30 @@ def _tree(value: Any, span: Span, key: Span | None = None) -> Node:
     return Node(value, span, key, None if value is None or isinstance(value, str) else str(value))
 
 
-def calls(source: Source) -> list[Call]:
+def calls(source: Source) -> list[Given]:
     """Every call of `LLM`, `EngineArgs`, `AsyncEngineArgs` and SGLang's `Engine`, in the order of the source."""
-    found: list[Call] = []
+    newest = table(known_versions()[-1])
+    arguments = {**newest.frontend, **newest.engine}
+    found: list[Given] = []
     env: dict[str, Node] = {}
     for node in sorted(ast.walk(source.tree), key=line_of):
         match node:
             case (
                 ast.Assign(
-                    targets=[
-                        ast.Subscript(
-                            value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))
-                        )
-                    ],
-                    value=value,
+                    targets=[ast.Subscript(value=holder, slice=ast.Constant(value=str(name)))], value=value
                 )
                 | ast.Call(
-                    func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault"),
+                    func=ast.Attribute(value=holder, attr="setdefault"),
                     args=[ast.Constant(value=str(name)), value],
                 )
-            ):
+            ) if ast.unparse(holder).endswith("environ"):
                 env[name] = _tree(source.value(value), source.span(value))
-            case ast.Call() if called(node) in ENGINES and (node.args or node.keywords):
-                name = called(node)
-                found.append(Call(ENGINES[name], name, source.span(node), _keywords(node, source), dict(env)))
+            case ast.Call() if (name := _name(node)) in ENGINES and (node.args or node.keywords):
+                settings = {
+                    key: Setting(key, held, key, arguments.get(key))
+                    for key, held in _keywords(node, source).items()
+                }
+                found.append(Given(ENGINES[name], f"{name}(…)", source.span(node), settings, dict(env)))
     return found
 
 
@@ -77,73 +64,80 @@ def _keywords(node: ast.Call, source: Source) -> dict[str, Node]:
         keywords["model" if at == 0 else f"argument {at + 1}"] = _tree(value, source.span(item))
     for keyword in node.keywords:
         value, place = source.value(keyword.value), source.span(keyword)
-        if keyword.arg is not None:
-            keywords[keyword.arg] = _tree(value, source.span(keyword.value), place)
-        elif isinstance(value, dict):
-            keywords |= _tree(value, place).mapping or {}
-        else:
-            keywords[f"**{ast.unparse(keyword.value)}"] = Node(
-                unknown(ast.unparse(keyword.value)), place, place
+        if keyword.arg is None:
+            spread = (
+                value
+                if isinstance(value, dict)
+                else {f"**{ast.unparse(keyword.value)}": unknown("a mapping")}
             )
+            keywords |= _tree(spread, place).mapping or {}
+        else:
+            keywords[keyword.arg] = _tree(value, source.span(keyword.value), place)
     return keywords
 
 
-def command_lists(source: Source, is_start: Callable[[list[Word]], bool]) -> list[Argv]:
-    """The lists of a source that start an engine, in its order, with what the same block adds to them."""
-    found: list[Argv] = []
-    for node in ast.walk(source.tree):
-        if isinstance(node, (ast.List, ast.Tuple)) and isinstance(node.ctx, ast.Load):
-            argv = Argv(_words(node, source))
-            if is_start(argv.words):
-                _add(argv, node, source)
-                found.append(argv)
-    return sorted(found, key=lambda argv: argv.words[0].span.line)
+def command_lists(source: Source) -> list[Invocation]:
+    """The engines that lists of words start, in the order of the source, with what is added to a list later."""
+    found: list[Invocation] = []
+    for node in sorted(ast.walk(source.tree), key=line_of):
+        if isinstance(node, (ast.List, ast.Tuple)) and starts(_words(node, source)):
+            words, notes = _whole(node, source)
+            found += [replace(start, notes=[*start.notes, *notes]) for start in starts(words)]
+    return found
 
 
 def _words(node: ast.expr, source: Source) -> list[Word]:
-    items = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [ast.Starred(node)]
-    words: list[Word] = []
-    for item in items:
-        inner = item.value if isinstance(item, ast.Starred) else item
-        value = source.value(inner)
-        many = value if isinstance(item, ast.Starred) and isinstance(value, list) else [value]
-        words += [Word(text if isinstance(text, str) else str(text), source.span(inner)) for text in many]
-    return words
+    """The words of a list."""
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [ast.Starred(node)]
+    held = [
+        (item.value if isinstance(item, ast.Starred) else item, source.value(ast.List([item])))
+        for item in items
+    ]
+    texts = [(item, value if isinstance(value, list) else [value]) for item, value in held]
+    return [Word(text_of(value), source.span(item)) for item, values in texts for value in values]
 
 
-def _add(argv: Argv, node: ast.expr, source: Source) -> None:
-    """What is added later to the list that is assigned to a name; what a branch adds is noted."""
-    statement = source.parents[node]
-    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
-        return
-    for later, value in source.assigned.get((source.scope(node), statement.targets[0].id), ()):
-        if (
-            line_of(later) <= statement.lineno
-            or not isinstance(later, ast.AugAssign | ast.Expr)
-            or value is None
-        ):
+def _whole(node: ast.expr, source: Source) -> tuple[list[Word], list[tuple[int, str]]]:
+    """The words of a list with what its block adds to it, and notes about what a branch adds."""
+    while isinstance(around := source.parents[node], ast.BinOp):  # `["vllm", "serve"] + more`
+        node = around
+    words, notes = _words(node, source), []
+    name = around.targets[0] if isinstance(around, ast.Assign) else None
+    for later in sorted(ast.walk(source.scope(node)), key=line_of):
+        match later:
+            case ast.AugAssign(target=ast.Name(id=target), op=ast.Add(), value=value):
+                pass
+            case ast.Expr(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=target), attr="append" | "extend" as how),
+                    args=[value],
+                )
+            ):
+                value = value if how == "extend" else ast.List([value])
+            case _:
+                continue
+        if not isinstance(name, ast.Name) or target != name.id or line_of(later) <= line_of(around):
             continue
-        words = _words(value, source)
-        if source.blocks(later) <= source.blocks(statement):
-            argv.words += words
+        added = _words(value, source)
+        if source.parents[later] is source.parents[around]:
+            words += added
         else:
-            line, text = words[0].span.line if words else 0, " ".join(word.text for word in words)
-            argv.notes.append(
-                (line, f"{quoted(text)} is left out: it is added in a branch, which only a run decides")
-            )
+            shown = quoted(" ".join(word.text for word in added))
+            said = f"{shown} is left out: it is added in a branch, which only a run decides"
+            notes.append((line_of(later), said))
+    return words, notes
 
 
-def command_texts(source: Source, is_start: Callable[[list[Word]], bool]) -> list[Word]:
+def command_texts(source: Source) -> list[Word]:
     """The texts of a source that are command lines for a shell: `"vllm serve …"`, f-strings too."""
     found: list[Word] = []
     for node in ast.walk(source.tree):
-        parent = source.parents.get(node)
-        said = isinstance(parent, ast.Expr | ast.JoinedStr) or (
-            isinstance(parent, ast.Call) and called(parent) == "print"
-        )
-        if isinstance(node, (ast.Constant, ast.JoinedStr)) and not said:
-            text, place = source.value(node), source.span(node)
-            words = [Word(part, place) for part in text.split()] if isinstance(text, str) else []
-            if len(words) > 1 and is_start(words):
-                found.append(Word(text, place))
+        around = source.parents.get(node)
+        said = isinstance(around, ast.Call) and _name(around) == "print"
+        if isinstance(node, (ast.Constant, ast.JoinedStr)) and not isinstance(
+            around, ast.Expr | ast.JoinedStr
+        ):
+            word = Word(str(source.value(node)), source.span(node))
+            words = [Word(part, word.span) for part in word.text.split()]
+            found += [word] if len(words) > 1 and not said and starts(words) else []
     return found

@@ -14,7 +14,7 @@ from specserve.convert.given import Given, Note, Setting, settings_of
 from specserve.convert.invocation import Invocation, starts
 from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.python import ENGINES, Call, calls, command_lists, command_texts
+from specserve.convert.python import ENGINES, calls, command_lists, command_texts
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word
@@ -25,6 +25,7 @@ from specserve.profile.problems import quoted
 from specserve.profile.tree import Node
 
 MAX_BYTES = 250_000  # far above any launch script
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
 _FENCE = re.compile(r"[ \t]*(```|~~~)")
 _PYTHON = re.compile(rf"\b({'|'.join(ENGINES)})\s*\(")
 _YAML = re.compile(r"^[ \t-]*(image|services|apiVersion)[ \t]*:", re.M)
@@ -41,18 +42,16 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
 
     `folder` is where relative paths of `--config` begin. Raises UsageError if there is none.
     """
-    text = _code_of(text)
+    text = _code_of(_CONTROL.sub("", text))
     problems: list[UsageError] = []
     for reader in _readers(text, file=file):
         try:
-            found = reader(text, file)
+            found = reader(text, file=file)
         except UsageError as error:
             problems.append(error)
             continue
         if found:
-            return [
-                _given(start, folder=folder) if isinstance(start, Invocation) else start for start in found
-            ]
+            return [start if isinstance(start, Given) else _given(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
     hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
@@ -80,40 +79,32 @@ def _code_of(text: str) -> str:
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
-_Reader = Callable[[str, str], "list[Invocation] | list[Given]"]
+_Reader = Callable[..., "list[Invocation] | list[Given]"]
 
 
 def _readers(text: str, *, file: str) -> list[_Reader]:
-    """The forms to try, the likeliest first."""
+    """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
+    named: dict[str, _Reader] = {
+        ".py": _from_python,
+        ".yaml": containers,
+        ".yml": containers,
+        ".sh": _from_shell,
+    }
     suffix = Path(file).suffix.lower()
-    readers: list[_Reader] = []
-    if suffix == ".py" or (suffix not in (".sh", ".yaml", ".yml") and _PYTHON.search(text)):
-        readers.append(_from_python)
-    if suffix in (".yaml", ".yml") or (suffix not in (".sh", ".py") and _YAML.search(text)):
-        readers.append(lambda text, file: containers(text, file=file))
-    return readers if suffix in (".py", ".yaml", ".yml") else [*readers, _from_shell]
+    if suffix in named:
+        return [named[suffix]]
+    likely: list[tuple[re.Pattern[str], _Reader]] = [(_PYTHON, _from_python), (_YAML, containers)]
+    return [*(reader for pattern, reader in likely if pattern.search(text)), _from_shell]
 
 
-def _from_python(text: str, file: str) -> list[Invocation] | list[Given]:
+def _from_python(text: str, *, file: str) -> list[Invocation] | list[Given]:
     source = Source(text, file=file)
-    found = [_called(call) for call in calls(source)]
-    if found:
-        return found
-    listed: list[Invocation] = []
-    for argv in command_lists(source, lambda words: bool(starts(words))):
-        listed += [replace(start, notes=[*start.notes, *argv.notes]) for start in starts(argv.words)]
-    texts = [] if listed else command_texts(source, lambda words: bool(starts(words)))
-    return listed or [start for word in texts for start in _from_shell(word.text, file, line=word.span.line)]
+    texts = [(word.text, word.span.line) for word in command_texts(source)]
+    inner = (start for text, line in texts for start in _from_shell(text, file=file, line=line))
+    return calls(source) or command_lists(source) or list(inner)
 
 
-def _called(call: Call) -> Given:
-    newest = table(known_versions()[-1])
-    arguments = {**newest.frontend, **newest.engine}
-    settings = {name: Setting(name, node, name, arguments.get(name)) for name, node in call.keywords.items()}
-    return Given(call.engine, f"{call.name}(…)", call.place, settings, call.env)
-
-
-def _from_shell(text: str, file: str, *, line: int = 1) -> list[Invocation]:
+def _from_shell(text: str, *, file: str, line: int = 1) -> list[Invocation]:
     parsed = script(text, file=file, line=line)
     found: list[Invocation] = []
     for command in parsed.commands:
@@ -121,13 +112,11 @@ def _from_shell(text: str, file: str, *, line: int = 1) -> list[Invocation]:
             exported = {} if start.image else _of_engine(command.exported, text)
             notes = [*start.notes, *command.notes]
             found.append(replace(start, env={**exported, **start.env}, notes=notes))
-    documents = (
-        [] if found else parsed.documents
-    )  # `kubectl apply -f - <<EOF`, a script that is written first
-    for document in documents:
+    # `kubectl apply -f - <<EOF`, a script that is written first
+    for document in [] if found else parsed.documents:
         try:
             inner = containers(document.text, file=file)
-            found += inner or _from_shell(document.text, file, line=document.span.line)
+            found += inner or _from_shell(document.text, file=file, line=document.span.line)
         except UsageError:
             continue
     return found
@@ -155,7 +144,14 @@ def _given(start: Invocation, *, folder: Path) -> Given:
     text = start.start.text
     program = "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
     what = "SGLang's launch_server" if sglangs else f"`{program}`"
-    given = Given(start.engine, what, start.start.span, settings, _nodes(start.env), notes)
+    given = Given(
+        start.engine,
+        what,
+        start.start.span,
+        settings,
+        {name: word.node() for name, word in start.env.items()},
+        notes,
+    )
     given.image, given.published, given.words = start.image, start.published, start.words
     _place_loose(parsed, given)
     config = settings["config"].node if "config" in settings else None
@@ -195,17 +191,9 @@ def _place_loose(parsed: Parsed, given: Given) -> None:
             text = f"`{before.flag} {word.text}` of old: a switch no longer takes a value"
             given.notes.append(Note("", text, line))
         elif "model" not in given.settings:
-            given.settings["model"] = Setting("model", _node(word), word.text)
+            given.settings["model"] = Setting("model", word.node(), word.text)
         elif unknown:
             message = f"the source does not say what `${unknown[1]}` is"
             given.unresolved.append(wrong_value(message, word.span, help="write its value"))
         else:
             given.notes.append(Note("", f"{quoted(word.text)} is left out: it belongs to no option", line))
-
-
-def _node(word: Word) -> Node:
-    return Node(word.text, word.span, key=word.span, raw=word.text)
-
-
-def _nodes(words: Mapping[str, Word]) -> dict[str, Node]:
-    return {name: _node(word) for name, word in words.items()}

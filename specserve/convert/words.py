@@ -1,4 +1,4 @@
-"""The words of a command line, each with its place in one line of text. Knows no flag."""
+"""The words of a command line, each with its place in one line of text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from specserve.diagnostics import Span
+from specserve.profile.tree import Node
 
 OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
@@ -41,6 +42,10 @@ class Word:
         columns = self.columns[start : end + 1]
         span = replace(self.span, column=columns[0], end_column=max(columns[-1], columns[0] + 1))
         return Word(self.text[start:end], span, columns)
+
+    def node(self) -> Node:
+        """The word as a value of a profile's tree."""
+        return Node(self.text, self.span, key=self.span, raw=self.text)
 
 
 def unresolved(text: str) -> str | None:

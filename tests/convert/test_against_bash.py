@@ -13,6 +13,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specserve.convert.convert import converted
 from specserve.convert.reading import read
 from specserve.convert.shell import script
 from specserve.convert.words import UNKNOWN
@@ -59,11 +60,7 @@ def by_us(text: str) -> list[list[str]]:
         "P=org/name\nvllm serve $P --served-model-name ${P##*/} ${P%/*}",
         'X=\'{"a": "b c"}\'\nvllm serve m --config "$X" $X',
         "A=(1 '2 3')\nvllm serve ${A[@]} \"${A[*]}\" ${A[1]} $A",
-        'N=2\nif [ "$N" -gt 1 ]; then T=4; else T=1; fi\nvllm serve m --tp $T',
-        "if [[ -n $UNSET ]]; then X=1; else X=2; fi\nvllm serve $X",
-        "case org/m in org/*) X=1 ;; *) X=2 ;; esac\nvllm serve $X",
         'while [[ $# -gt 0 ]]; do M=$1; shift; done\nM=${M:-org/m}\nvllm serve "$M"',
-        'X=$(echo a b)\nvllm serve $X "$X"',
         "vllm serve a 2> log.txt --b 2>&1 --c",
         "CMD='vllm serve org/m --a 1'\n$CMD\neval \"$CMD\"",
         'X="a\\"b\\$c"\nvllm serve $\'t\\tab\' a\\ b "$X"',
@@ -75,6 +72,48 @@ def by_us(text: str) -> list[list[str]]:
 )
 def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
     assert by_us(text) == by_bash(text, tmp_path) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'N=2\nif [ "$N" -gt 1 ]; then T=4; else T=1; fi\nvllm serve m -tp $T',
+        "if [[ -n $UNSET ]]; then X=1; else X=2; fi\nvllm serve $X",
+        "case org/m in org/*) X=1 ;; *) X=2 ;; esac\nvllm serve $X",
+        'X=$(echo a b)\nvllm serve $X "$X"',
+        "for X in $(seq 2); do vllm serve $X; done",
+    ],
+)
+def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
+    assert all(UNKNOWN.search(" ".join(words)) for words in by_us(text))
+    (start,) = read(text, file="x.sh", folder=Path("nowhere"))
+    assert converted(start, origin="x.sh").unresolved
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "if y; then X=1; fi\nvllm serve m --seed $X",
+        "X=1\nif y; then X=2; fi\nvllm serve m --seed $X",
+        "if y; then X=1; else X=1; fi\nvllm serve m --seed $X",
+        "if y; then X=$(z); fi\nvllm serve m --seed ${X:-1}",
+        "X=1\nif y; then z; else w; fi\nvllm serve m --seed $X",
+        "X=\nif y; then z; else w; fi\nvllm serve m --seed $X 1",
+        "case $Y in a) X=1 ;; b) X=1 ;; esac\nvllm serve m --seed $X",
+    ],
+)
+def test_one_known_value_is_taken_with_a_note_if_it_stands_in_a_branch(text: str) -> None:
+    (command,) = [item for item in script(text, file="x.sh").commands if item.words[0].text == "vllm"]
+    assert command.words[-1].text == "1"
+    assert [said.split(" ", 1)[0] for _, said in command.notes] == ["`X`"] * ("else" not in text)
+
+
+def test_arguments_that_a_branch_takes_away_are_noted() -> None:
+    (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"]).commands[
+        1:
+    ]
+    assert command.words[-1].text == "a"
+    assert "own arguments are read without the branch in line 1" in command.notes[0][1]
 
 
 NAMES = ["A", "B", "M"]
@@ -108,8 +147,6 @@ def test_any_script_of_variables_is_read_as_bash_reads_it_or_left_open(
 @settings(max_examples=60)
 @given(LINES)
 def test_no_value_that_is_converted_holds_what_the_text_leaves_open(lines: list[str]) -> None:
-    from specserve.convert.convert import converted
-
     text = "\n".join([*lines, 'vllm serve org/m --served-model-name $A --chat-template "$B" ${M[@]}'])
     try:
         results = [

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.invocation import invocation
+from specserve.convert.convert import converted
 from specserve.convert.literals import Source
 from specserve.convert.python import calls, command_lists, command_texts
 from specserve.convert.reading import read
-from specserve.convert.words import CLOSE, OPEN, Word
+from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 
@@ -26,7 +26,7 @@ def plain(node: Node) -> Any:
 
 def keywords(text: str) -> dict[str, Any]:
     (call,) = calls(Source(text, file="x.py"))
-    return {name: plain(node) for name, node in call.keywords.items()}
+    return {name: plain(setting.node) for name, setting in call.settings.items()}
 
 
 def unknown(name: str) -> str:
@@ -46,7 +46,7 @@ def unknown(name: str) -> str:
         ("LLM('m', x=dict(method='ngram'))", {"model": "m", "x": {"method": "ngram"}}),
         ("K = {'seed': 1}\nLLM('m', **K)", {"model": "m", "seed": 1}),
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
-        ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": 4}),
+        ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": unknown("tp")}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
         ("LLM('m', api_key=os.getenv('KEY'))", {"model": "m", "api_key": unknown("KEY")}),
         ("LLM(model=sys.argv[1])", {"model": unknown("an expression")}),
@@ -109,10 +109,6 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
         ("LLM('m', max_model_len=2**17)", {"model": "m", "max_model_len": 131072}),
         ("N = 'm'\nLLM(f'org/{N}', seed=7 // 2)", {"model": "org/m", "seed": 3}),
         ("LLM('m', seed=1 if False else 2)", {"model": "m", "seed": 2}),
-        (
-            "p.add_argument('--eager', action='store_true')\nLLM('m', enforce_eager=args.eager)",
-            {"model": "m", "enforce_eager": False},
-        ),
         ("LLM('m', seed=9**9**9)", {"model": "m", "seed": unknown("an expression")}),
         ("LLM('m', seed=1 // 0)", {"model": "m", "seed": unknown("an expression")}),
     ],
@@ -121,14 +117,26 @@ def test_what_needs_no_run_is_reckoned(text: str, expected: dict[str, Any]) -> N
     assert keywords(text) == expected
 
 
-def test_options_of_argparse_are_known_whatever_they_are_called() -> None:
-    text = (
-        "p.add_argument('--model', default='org/m')\np.add_argument('-tp', type=int, default=2)\n"
-        "p.add_argument('-n', '--max-num-seqs', default=8)\na = p.parse_args()\n"
-        "LLM(model=a.model, tensor_parallel_size=a.tp, max_num_seqs=a.max_num_seqs, seed=b.seed)"
-    )
-    expected = {"model": "org/m", "tensor_parallel_size": 2, "max_num_seqs": 8, "seed": unknown("seed")}
-    assert keywords(text) == expected
+@pytest.mark.parametrize(
+    "text",
+    [
+        "p.add_argument('-m', '--model', default='org/m')\na = p.parse_args()\nLLM(a.model)",
+        "if x():\n    M = 'org/a'\nelse:\n    M = 'org/b'\nLLM(M)",
+        "for M in ['org/a', 'org/b']:\n    LLM(M)",
+        "def f(M='org/a'):\n    LLM(M)",
+        "M = 'a'\nM += 'b'\nLLM(M)",
+        "K = {'model': 'a'}\nK['model'] = 'b'\nLLM(K)",
+    ],
+)
+def test_what_only_a_run_decides_is_left_open(text: str) -> None:
+    assert str(keywords(text)["model"]).startswith(OPEN)
+
+
+def test_what_a_source_leaves_open_is_refused() -> None:
+    text = "p.add_argument('--tp', default=2)\nLLM('org/m', tensor_parallel_size=p.parse_args().tp)"
+    (start,) = read(text, file="x.py", folder=Path("nowhere"))
+    (finding,) = converted(start, origin="x.py").unresolved
+    assert "does not say `target.tensor_parallel_size`: it reads `$tp`" in finding.message
 
 
 def test_a_variable_of_the_environment_is_named() -> None:
@@ -151,12 +159,11 @@ def serve():
 '''
 
 
-def is_start(words: list[Word]) -> bool:
-    return invocation(words) is not None
-
-
 def lists(text: str) -> list[list[str]]:
-    return [[word.text for word in argv.words] for argv in command_lists(Source(text, file="x.py"), is_start)]
+    return [
+        ["vllm", "serve", *(word.text for word in start.words)]
+        for start in command_lists(Source(text, file="x.py"))
+    ]
 
 
 def test_a_list_is_read_with_what_its_block_adds_and_without_what_a_branch_adds() -> None:
@@ -188,9 +195,15 @@ def test_a_list_in_a_list_is_added_where_it_is_starred() -> None:
     ]
 
 
+def test_a_list_that_is_joined_with_another_is_read_to_its_end() -> None:
+    assert lists("A = ['--seed', '1']\nrun(['vllm', 'serve', 'm'] + A + x())") == [
+        ["vllm", "serve", "m", "--seed", "1", unknown("x(…)")]
+    ]
+
+
 def test_a_text_for_a_shell_is_found_and_a_docstring_is_none() -> None:
     source = '"""vllm serve org/doc."""\nM = "org/m"\nos.system(f"vllm serve {M} --port {PORT}")'
-    (found,) = command_texts(Source(source, file="x.py"), is_start)
+    (found,) = command_texts(Source(source, file="x.py"))
     assert found.text.startswith("vllm serve org/m --port ")
     (start,) = read(source, file="x.py", folder=Path("nowhere"))
     assert start.settings["model"].node.value == "org/m"
@@ -205,7 +218,7 @@ def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
 @given(st.text(alphabet="[]'\"(){}= \n\tfvlmser+*-_,:x1%!", max_size=80))
 def test_any_source_is_read_or_is_a_clear_error(text: str) -> None:
     try:
-        command_lists(Source(text, file="x.py"), is_start)
-        command_texts(Source(text, file="x.py"), is_start)
+        command_lists(Source(text, file="x.py"))
+        command_texts(Source(text, file="x.py"))
     except UsageError:
         pass

@@ -29,6 +29,8 @@ def models(text: str, *, file: str = "serve.sh") -> list[object]:
         "python -m vllm.entrypoints.openai.api_server --model a/b",
         "python3 vllm/entrypoints/openai/api_server.py --model=a/b",
         "sudo docker run --rm --name vllm -p 8000:8000 vllm/vllm-openai:v0.9 --model a/b",
+        'docker run --name vllm-server --env-host --unknown-option 1 "$IMAGE" --model a/b',
+        "docker container run -itd -p8000:8000 --gpus all --read-only vllm/vllm-openai a/b",
         "podman run -v /m:/m docker.io/vllm/vllm-openai:latest a/b --seed 1",
         "docker run --entrypoint vllm vllm/vllm-openai serve a/b",
         "docker run vllm/vllm-openai bash -c 'vllm serve a/b'",
@@ -210,7 +212,7 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
         ),
         ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as none"),
         ("S=1\nif y; then S=2; fi\nvllm serve a/b --seed $S", "`S` is read without the branch in line 2"),
-        ('if [ -n "$X" ]; then S=2; else S=1; fi\nvllm serve a/b --seed $S', "`X` is taken as not set"),
+        ("if y; then S=2; fi\nvllm serve a/b --seed $S", "`S` is read with the branch in line 1"),
     ],
 )
 def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:
@@ -224,6 +226,12 @@ def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:
 def test_a_program_of_a_container_is_no_model(text: str) -> None:
     with pytest.raises(UsageError, match="starts no vLLM"):
         found(text)
+
+
+def test_values_that_stick_to_an_option_of_docker_are_read() -> None:
+    (given,) = found("docker run -it -p9000:8000 -eA=b -v/m:/m --gpus=all vllm/vllm-openai a/b")
+    assert [word.text for word in given.published] == ["9000:8000"] and given.env["A"].value == "b"
+    assert any("`/m:/m`" in note.text for note in given.notes)
 
 
 def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:

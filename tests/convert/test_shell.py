@@ -47,6 +47,8 @@ def words(text: str) -> list[list[str]]:
         ("!a b", [["a", "b"]]),
         ("if [ x ]; then\n  a\nfi", [["a"]]),
         ("if x; then a b; fi", [["x"], ["a", "b"]]),
+        ("for ((i = 0; i < 2; i++)); do a b; done", [["a", "b"]]),
+        ("until x; do a b; done", [["x"], ["a", "b"]]),
         ("org/model-$X", [[f"org/model-{OPEN}X{CLOSE}"]]),
     ],
 )
