@@ -94,8 +94,12 @@ def _parsed(text: str) -> Node:
 
 
 def _first_error(node: Node) -> Node:
+    """The innermost first node that the grammar could not read; an inner one may bear no mark of its own."""
     while not (node.is_error or node.is_missing):
-        node = next(child for child in node.children if child.has_error)
+        wrong = next((child for child in node.children if child.has_error), None)
+        if wrong is None:
+            break
+        node = wrong
     return node
 
 

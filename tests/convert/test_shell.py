@@ -93,3 +93,8 @@ def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
     assert [word.text for word in command.words[2:]] == [
         "org/modèle", "--served-model-name", "\U00031860 名前", "{\U00031860",
     ]  # fmt: skip
+
+
+def test_an_error_that_no_inner_node_bears_is_a_clear_one() -> None:
+    with pytest.raises(UsageError, match="cannot be parsed"):
+        script("vllm serve org/m $[] ", file="x")
