@@ -104,7 +104,7 @@ class Client:
                 follow_redirects=False,
                 timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
                 limits=library.Limits(keepalive_expiry=_IDLE_S),
-                event_hooks={"request": [self._only_what_was_asked_for]},
+                event_hooks={"request": [self._only_what_was_asked_for], "response": [self._end_if_closed]},
             )
             self._openai = openai.OpenAI(
                 api_key="none", base_url=endpoint.api, max_retries=0, http_client=self._http
@@ -130,6 +130,11 @@ class Client:
                 del request.headers[name]
         if self._endpoint.api_key and str(request.url).startswith(f"{self._endpoint.api}/"):
             request.headers["Authorization"] = f"Bearer {self._endpoint.api_key}"
+
+    def _end_if_closed(self, response: Any) -> None:
+        """A connection that was still being opened while another thread called `close` ends here."""
+        if self._http.is_closed:
+            response.extensions["network_stream"].close()
 
     def models(self) -> list[str]:
         """The names that the server serves."""
@@ -172,8 +177,6 @@ class Client:
         with self._failures(model=model):
             with self._http.stream("POST", f"{self._endpoint.api}/{path}", json=dict(body)) as response:
                 data = bytearray()
-                if self._http.is_closed:  # while this connection was opened: `close` did not see it
-                    response.extensions["network_stream"].close()
                 for piece in response.iter_bytes():
                     data += piece
                     if len(data) > _MOST_BYTES:

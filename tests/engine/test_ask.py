@@ -43,7 +43,8 @@ def test_streamed_text_is_the_text(tiny_server: Up) -> None:
     whole = json.loads(ask(tiny_server, "def fibonacci(n):", *OPTIONS, "--format", "json").stdout)
     assert streamed.returncode == 0, streamed.stderr
     assert streamed.stdout.removesuffix("\n") == whole["text"].removesuffix("\n")
-    figures, acceptance = streamed.stderr.splitlines()
+    note, figures, acceptance = streamed.stderr.splitlines()
+    assert note.startswith("note: ") and "cannot answer questions" in note
     assert figures.startswith("TTFT ")
     assert "48 tokens" in figures
     assert "stopped at the token limit" in figures
