@@ -34,7 +34,7 @@ import compileall, importlib.util
 for name in ("vllm", "torch", "transformers"):
     compileall.compile_dir(importlib.util.find_spec(name).submodule_search_locations[0], quiet=2, workers=0)
 """
-WIDE_MB, CACHE_MB = 850, 600  # demo/wide; what pip keeps in its own cache
+WIDE_MB, CACHE_MB = 430, 600  # demo/wide; what pip keeps in its own cache
 
 
 class SetupError(Exception):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "widen_demo.py"
 TARGET = ROOT / "demo" / "target"
-SIZE = 2048  # mathematics is the same at 131072, which takes 800 MB
+SIZE = 2048  # the mathematics is the same at 65536, which takes 400 MB
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
 vllm serve @@ROOT@@/demo/wide \
+  --dtype float32 \
   --max-model-len 1024 \
   --speculative-config '{"method": "draft_model", "model": "@@ROOT@@/demo/draft", "num_speculative_tokens": 4, "draft_sample_method": "probabilistic"}' \
   --enforce-eager \
-  --kv-cache-memory-bytes 1073741824 \
+  --kv-cache-memory-bytes 536870912 \
   --max-num-seqs 16 \
   --served-model-name demo \
   --host 127.0.0.1 \
