@@ -10,7 +10,7 @@ from specserve.checks.blocks import blocks
 from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
-from specserve.errors import FactError
+from specserve.errors import FactError, UsageError
 from specserve.plan.support import in_range, known_versions
 from specserve.plan.uses import tokenizer_use
 from specserve.profile.partial import UnreadableValue
@@ -200,20 +200,22 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
 
     if wanted.machine:
         return wanted.machine, ""
-    hardware = profile.hardware
-    if hardware and hardware.accelerator and not wanted.launch:
-        text = f"{hardware.nodes}x{hardware.count}x{hardware.accelerator}"
-        return assume(text, basis="profile"), ""
+    hardware, named = profile.hardware, None
+    if hardware and hardware.accelerator:
+        try:
+            named = accelerator(hardware.accelerator)
+        except UsageError as error:  # SD314 reports it
+            return None, error.message
+        if not wanted.launch:
+            return assume(f"{hardware.nodes}x{hardware.count}x{named.name}", basis="profile"), ""
     vllm = installed() if wanted.here else None
     if vllm and vllm.platform == "cpu" and (wanted.launch or not hardware):
         return this_cpu(), ""
     found = find(devices=hardware.devices if hardware else None) if wanted.here else None
     if found:  # the other nodes of a launch are not looked at, and taken for the same
         return replace(found, nodes=hardware.nodes) if hardware and wanted.launch else found, ""
-    if hardware and hardware.accelerator and vllm and vllm.platform != "cpu":
-        named = accelerator(hardware.accelerator)
-        if named.vendor == "nvidia":  # of the others NVML knows nothing
-            return Machine(named, 0, hardware.nodes, "found"), ""
+    if hardware and named and named.vendor == "nvidia" and vllm and vllm.platform != "cpu":
+        return Machine(named, 0, hardware.nodes, "found"), ""
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 

@@ -104,7 +104,7 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
     try:
         named = accelerator(wanted.accelerator)
     except UsageError:
-        return  # told where the profile is read
+        return  # SD314 reports it
     if (named.name == CPU) != machine.is_cpu:
         yield Hit(
             "hardware.accelerator",

@@ -1,4 +1,4 @@
-"""SD162 and SD306: whether the ranks of a launch fit its nodes and their accelerators."""
+"""SD162, SD306, SD314: whether the ranks of a launch fit its nodes, and accelerators that specserve knows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import on_cpu
 from specserve.checks.values import count
 from specserve.diagnostics import Severity
+from specserve.errors import UsageError
 from specserve.plan.nodes import node_count
 from specserve.profile.ranks import ranks_started, world_size
 from specserve.profile.schema import Profile
@@ -44,6 +45,36 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
             related=(("target.tensor_parallel_size", "ranks that share each layer"),),
             help=f"`pipeline_parallel_size: {nodes}` puts a stage on each",
         )
+
+
+@rule("SD314", "unknown-accelerator", Severity.ERROR)
+def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
+    """The name in `hardware.accelerator` is not in the list of accelerators.
+
+    ## Why is this bad?
+    The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
+    `specserve gpus` lists the names.
+
+    ## Example
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: B9000}
+
+    ## Use instead
+        target: {model: ./llama, max_model_len: 2048}
+        hardware: {accelerator: B200-180GB}
+
+    ## Source
+    specserve, facts/accelerators.toml
+    """
+    hardware = ctx.profile.hardware
+    if hardware is None or hardware.accelerator is None:
+        return
+    from specserve.facts.accelerators import accelerator
+
+    try:
+        accelerator(hardware.accelerator)
+    except UsageError as error:
+        yield Hit("hardware.accelerator", error.message, help=error.hint)
 
 
 @rule("SD306", "too-few-accelerators", Severity.ERROR)

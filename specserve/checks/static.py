@@ -91,5 +91,6 @@ STATIC: tuple[Rule, ...] = (
     nodes.uneven_nodes,
     pairing.draft_of_another_family,
     nodes.too_few_accelerators,
+    nodes.unknown_accelerator,
     host.unknown_vllm,
 )

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from specserve.checks.gather import Wanted, gather
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
+from tests.checks.surroundings import read
 
 Load = Callable[[str], Profile]
 
@@ -55,3 +57,13 @@ def test_lint_sees_more_ranks_than_the_profile_s_hardware(
 ) -> None:
     text = f"target: {{model: ./m, {target}}}\nengine: {{{engine}}}\nhardware: {{{hardware}}}"
     assert len(of("SD306", profile(text))) == hits
+
+
+@pytest.mark.parametrize(("name", "hits"), [("B9000", 1), ("1.5", 1), ("h100-80gb", 0), ("cpu", 0)])
+def test_an_unknown_accelerator_is_reported_where_it_is_written(profile: Load, name: str, hits: int) -> None:
+    loaded = profile(f"target: {{model: ./m}}\nhardware: {{accelerator: {name}}}")
+    found = of("SD314", loaded)
+    assert len(found) == hits
+    assert all("no accelerator is called" in finding.message for finding in found)
+    context = gather(loaded, wanted=Wanted(offline=True, here=False), read=read)
+    assert (context.context.machine is None) == bool(hits)
