@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 _TAKE_ONE = ("lint", "check", "plan", "up", "verify", "render")
+_LAUNCH = ("plan", "up", "verify", "render")
 _END = "--"
 _REMEMBERED: dict[str, list[str]] = {}
 
@@ -58,6 +59,11 @@ def remember(words: Sequence[str], *, asked: str = "check") -> str:
     from specserve.profile.load import made_by
 
     words = list(words)
+    if asked in _LAUNCH and "--headless" in words:
+        raise UsageError(
+            f"`--headless` starts a worker that answers no requests; `{asked}` is for a server that answers",
+            hint="give the first node's command; `specserve check -- …` judges this one",
+        )
     _REMEMBERED[COMMAND] = words
 
     def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
