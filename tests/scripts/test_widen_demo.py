@@ -33,7 +33,7 @@ def script() -> ModuleType:
 @pytest.fixture(scope="module")
 def wide(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("demo") / "wide"
-    assert script.widen(TARGET, out, intermediate_size=SIZE)
+    assert script.widen(TARGET, out, size=script.Size(SIZE))
     yield out
     shutil.rmtree(out)
 
@@ -60,6 +60,33 @@ def test_the_widened_target_gives_the_logits_of_the_small_one(wide: Path, dtype:
         assert torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
+def test_added_layers_compute_nothing(script: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "deep"
+    assert script.widen(TARGET, out, size=script.Size(SIZE, layers=7))
+    assert json.loads((out / "config.json").read_text())["num_hidden_layers"] == 7
+    for one, other in zip(logits(TARGET, dtype=torch.float32), logits(out, dtype=torch.float32), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_beyond_those_drawn_repeat_them(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "DRAWN_ROWS", 4)
+    generator = torch.Generator().manual_seed(1)
+    wide = script.widened("mlp.up_proj.weight", torch.zeros(1, 3), extra=10, generator=generator)
+    assert wide.shape == (11, 3)
+    assert torch.equal(wide[1:5], wide[5:9])
+
+
+def test_the_dtype_on_the_disk_can_be_chosen(script: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "bf16"
+    assert script.widen(TARGET, out, size=script.Size(SIZE, dtype="bfloat16"))
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    safetensors = pytest.importorskip("safetensors")
+    for shard in out.glob("*.safetensors"):
+        with safetensors.safe_open(shard, framework="pt") as file:
+            assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
 def test_the_added_units_are_at_work_and_their_down_columns_are_zero(wide: Path) -> None:
     from safetensors import safe_open
 
@@ -80,7 +107,7 @@ def test_the_added_units_are_at_work_and_their_down_columns_are_zero(wide: Path)
 
 def test_a_second_run_writes_nothing(script: ModuleType, wide: Path) -> None:
     before = {path.name: path.stat().st_mtime_ns for path in wide.iterdir()}
-    assert not script.widen(TARGET, wide, intermediate_size=SIZE)
+    assert not script.widen(TARGET, wide, size=script.Size(SIZE))
     assert {path.name: path.stat().st_mtime_ns for path in wide.iterdir()} == before
 
 
@@ -92,7 +119,7 @@ def test_a_truncated_shard_is_noticed_and_written_anew(
     shard = next(out.glob("*.safetensors"))
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-1])
-    assert script.widen(TARGET, out, intermediate_size=SIZE)
+    assert script.widen(TARGET, out, size=script.Size(SIZE))
     assert shard.read_bytes() == whole
 
 
@@ -109,7 +136,7 @@ def test_check_writes_nothing_and_tells_by_its_exit_code(wide: Path, tmp_path: P
 def test_a_folder_of_somebody_else_is_not_touched(script: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(script.WidenError, match="not written by this script"):
-        script.widen(TARGET, tmp_path, intermediate_size=SIZE)
+        script.widen(TARGET, tmp_path, size=script.Size(SIZE))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -119,5 +146,5 @@ def test_a_full_disk_is_told_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(script.shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     with pytest.raises(script.WidenError, match="free some space"):
-        script.widen(TARGET, tmp_path / "wide", intermediate_size=SIZE)
+        script.widen(TARGET, tmp_path / "wide", size=script.Size(SIZE))
     assert list(tmp_path.iterdir()) == []
