@@ -39,9 +39,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("profile", nargs="?", default=str(ROOT / "configs" / "demo.yaml"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     parser.add_argument("--requests", type=int, default=20, help="requests before memory is read")
     own, options = split(sys.argv[1:])
     args = parser.parse_args(own)
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     plan = dry_run(args.profile, options)
     url = serving_url(plan["argv"])
     env = {**os.environ, **{name: text(value) for name, value in plan["env"].items()}}
@@ -52,8 +54,21 @@ def main() -> None:
                 up.append(measure([*UP, args.profile, *options], os.environ, url=url, requests=args.requests))
             else:
                 bare.append(measure(plan["argv"], env, url=url, requests=0))
-            print(f"round {number + 1}: {kind:4} ready in {(up if kind == 'up' else bare)[-1].ready_s:.2f} s")
-    print_result(up, bare)
+            last = (up if kind == "up" else bare)[-1]
+            print(f"round {number + 1}: {kind:4} ready in {last.ready_s:.2f} s", file=sys.stderr)
+    (print_json if args.json else print_result)(up, bare)
+
+
+def print_json(up: Sequence[Start], bare: Sequence[Start]) -> None:
+    """The same for scripts."""
+    found = {
+        "version": 1,
+        "rounds": len(up),
+        "up_s": round(statistics.median(start.ready_s for start in up), 3),
+        "bare_s": round(statistics.median(start.ready_s for start in bare), 3),
+        "resident_mb": round(max(start.resident_mb for start in up), 1),
+    }
+    print(json.dumps(found))
 
 
 def print_result(up: Sequence[Start], bare: Sequence[Start]) -> None:

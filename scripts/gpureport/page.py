@@ -1,0 +1,357 @@
+"""A report as one HTML page, with specserve's own charts. The only part that imports specserve's report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpureport.memory import is_inside
+from gpureport.step import PARTS
+from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark, ranges
+from specserve.report.html import Column, chip, figure, listed, page, pairs, table
+from specserve.report.markup import escaped, html_sentence
+
+_GIB = 2**30
+_STATUS = {
+    "done": "done",
+    "failed": "failed",
+    "not_run": "not run",
+    "partial": "partial",
+    "skipped": "skipped",
+}
+_TITLES = {
+    "serve": "Does it serve, and is the text right?",
+    "memory": "Memory: predicted and logged",
+    "judge": "Profiles, right and wrong: `check` and vLLM",
+    "speed": "Speed",
+}
+
+
+def html(report: Mapping[str, Any]) -> str:
+    """The whole page; every text of the report is escaped."""
+    body = [_cards(report)]
+    drawn = {"serve": _serve, "memory": _memory, "judge": _judge, "speed": _speed}
+    for part in PARTS:
+        steps = [step for step in report["steps"] if step["part"] == part]
+        if steps:
+            body += [f"<h2>{html_sentence(_TITLES[part])}</h2>", *drawn[part](_results(steps)), *_open(steps)]
+    body += ["<h2>Every step</h2>", _every_step(report), *_commands(report)]
+    machine = report["machine"]
+    return page(
+        kind="GPU report",
+        title=str(machine.get("device") or machine["accelerator"]),
+        lead=_lead(report),
+        body=[part for part in body if part],
+    )
+
+
+def _results(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """What was measured, by step."""
+    return {step["key"]: step["result"] for step in steps if step["status"] in ("done", "partial")}
+
+
+def _lead(report: Mapping[str, Any]) -> Iterator[str]:
+    machine, versions = report["machine"], report["machine"]["versions"]
+    memory = f"{machine['total_bytes'] / _GIB:.1f} GiB"
+    where = f"{machine['accelerator']} with {memory}, {machine['cores']} CPU cores"
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield f"<p>{escaped(where)}; measured {escaped(str(report['created'])[:16].replace('T', ' '))} UTC.</p>"
+    yield f'<p class="muted">{escaped(software)}.</p>'
+    if machine["is_small"]:
+        yield (
+            '<p class="muted">A run with tiny shapes on a CPU: it shows that the measurement works. '
+            "None of its figures says anything about a GPU.</p>"
+        )
+    else:
+        yield (
+            '<p class="muted">No trained large model was used. The speed is that of the demo pair whose target is '
+            "widened by layers that compute nothing, until a step reads the bytes of an 8B model; acceptance is that "
+            "of the trained pair. Memory is that of published shapes with dummy weights.</p>"
+        )
+
+
+def _cards(report: Mapping[str, Any]) -> str:
+    cards = []
+    for part in PARTS:
+        steps = [step for step in report["steps"] if step["part"] == part]
+        if not steps:
+            continue
+        done = sum(step["status"] == "done" for step in steps)
+        failed = sum(step["status"] == "failed" for step in steps)
+        told = f"{done} of {len(steps)} steps done" + (f", {failed} failed" if failed else "")
+        figure_text, words = _headline(part, _results(steps))
+        cards.append(
+            f'<div class="card"><h3>{escaped(part)}</h3><p class="figure">{escaped(figure_text)}</p>'
+            f'<p>{escaped(words)}</p><p class="muted small">{escaped(told)}</p></div>'
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def _headline(part: str, results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The one figure of a part that a reader looks for first."""
+    values = list(results.values())
+    if part == "serve":
+        asked = [each for each in values if each.get("prompts")]
+        if asked:
+            same, all_texts = (sum(each[key] for each in asked) for key in ("same_text", "prompts"))
+            return f"{same} of {all_texts}", "greedy texts equal those without speculation"
+    if part == "memory":
+        compared = [row for each in values if (row := _compared(each))]
+        if compared:
+            inside = sum(is_inside(said, low, high) for said, low, high, _ in compared)
+            return f"{inside} of {len(compared)}", "KV caches inside the predicted bounds"
+    if part == "judge":
+        cases = [case for each in values for case in each.get("cases", ())]
+        if cases:
+            return f"{sum(case['agrees'] for case in cases)} of {len(cases)}", "profiles judged as vLLM does"
+    if part == "speed":
+        rows = [row for row in results.get("speed-bench", {}).get("rows", ()) if row["speedup"]]
+        if rows:
+            best = max(rows, key=lambda row: float(row["speedup"]["value"]))
+            return (
+                f"{best['speedup']['value']:.2f}x",
+                f"best speedup: K = {best['k']}, concurrency {best['concurrency']}",
+            )
+    return "-", "nothing measured yet"
+
+
+def _open(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Steps of a part that gave no figure, with the cause and the end of the log."""
+    for step in steps:
+        if step["status"] == "failed":
+            yield f"<p>{chip('failed')} {escaped(step['title'])}: {escaped(step['cause'])}</p>"
+            if step.get("log_tail"):
+                yield f"<details><summary>the end of its log</summary><pre>{escaped(step['log_tail'])}</pre></details>"
+        elif step["status"] in ("not_run", "skipped"):
+            word = _STATUS[step["status"]]
+            yield f'<p class="muted small">{chip(word)} {escaped(step["title"])}: {escaped(step["cause"])}</p>'
+
+
+def _serve(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    rows = []
+    for key, found in results.items():
+        if key == "serve-models":
+            continue
+        if not found.get("is_ready"):
+            rows.append(
+                [escaped(key), escaped(found["runner"].upper()), "", "", "", "", "", escaped(found["cause"])]
+            )
+            continue
+        rates = found["tokens_per_s"]
+        rows.append(
+            [
+                escaped(key), escaped(found["runner"].upper()), f"{found['ready_s']:.0f}",
+                f"{found['same_text']} of {found['prompts']}", _rate(found["acceptance"]["0"]),
+                _rate(found["acceptance"]["0.7"]),
+                f"{_figure(rates['baseline'])} → {_figure(rates['speculation'])}",
+                escaped(f"{found['verify']['verdict']} ({found['verify']['tokens']:,} tokens)"),
+            ]
+        )  # fmt: skip
+    if rows:
+        columns = [
+            Column("step", is_name=True), Column("runner", is_name=True), Column("ready\ns"),
+            Column("greedy text\nequal"),
+            Column("acceptance\nT = 0"), Column("acceptance\nT = 0.7"), Column("tokens/s without\n→ with, 1 request"),
+            Column("verify", is_name=True, wraps=True),
+        ]  # fmt: skip
+        yield table(columns, rows, stacks=True)
+
+
+def _memory(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    compared = {key: row for key, found in results.items() if (row := _compared(found))}
+    for unit in ("GiB", "tokens"):
+        drawn = {key: row for key, row in compared.items() if row[3] == unit}
+        if drawn:
+            yield from _memory_chart(drawn, unit)
+    rows = []
+    for key, found in results.items():
+        said, told = found["logged"], found["predicted"]
+        rows.append(
+            [
+                escaped(key.removeprefix("memory-")), chip(found["outcome"]), escaped(found["runner"].upper()),
+                _both(said.get("weights_gib"), told and told["weights_gib"]),
+                _both(said.get("activation_gib"), told and told["activation_gib"]),
+                _figure(said.get("graphs_gib")), _both(said.get("kv_gib"), told and told["kv_gib"]),
+                _both(said.get("kv_tokens"), told and told["kv_tokens"]),
+                escaped(told["verdict"] if told else "-"),
+            ]
+        )  # fmt: skip
+    if rows:
+        columns = [
+            Column("boot", is_name=True), Column("vLLM", is_name=True), Column("runner", is_name=True),
+            Column("weights\nGiB"),
+            Column("activations\nGiB"), Column("graphs\nGiB"), Column("KV cache\nGiB"), Column("KV cache\ntokens"),
+            Column("check", is_name=True),
+        ]  # fmt: skip
+        yield table(columns, rows, caption="Logged by vLLM, with what `check` predicted below", stacks=True)
+
+
+def _compared(found: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
+    """Logged KV cache, both bounds, and the unit; None if either side is missing."""
+    said, told = found.get("logged") or {}, found.get("predicted")
+    if found.get("outcome") != "serves" or not told:
+        return None
+    for key, unit in (("kv_gib", "GiB"), ("kv_tokens", "tokens")):
+        low, high = told[key]["low"], told[key]["high"]
+        if key in said and low is not None and high is not None:
+            return said[key], low, high, unit
+    return None
+
+
+def _memory_chart(rows: Mapping[str, tuple[float, float, float, str]], unit: str) -> Iterator[str]:
+    names = {key: str(number) for number, key in enumerate(rows, start=1)}
+    words = Words(f"kv-{unit}", "KV cache by boot", f"{unit}: predicted bounds, and what vLLM logged", "boot")
+    predicted = tuple(Value(low, low, high) for _, low, high, _ in rows.values())
+    logged = tuple(Value(said) for said, *_ in rows.values())
+    series = [Series("predicted, lower to upper bound", 0, predicted), Series("logged", 1, logged)]
+    picture = ranges(words, list(names.values()), series, bounds="bounds")
+    legend = _legend(["predicted, from the lower bound (mark) to the upper", "logged"])
+    yield f'{legend}<div class="charts">{figure(words.title, words.unit, picture)}</div>'
+    listing = ", ".join(f"{number}: {key.removeprefix('memory-')}" for key, number in names.items())
+    yield f'<p class="muted small">{escaped(listing)}</p>'
+
+
+def _judge(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    cases = [case for found in results.values() for case in found["cases"]]
+    if not cases:
+        return
+    heads, sides = ("refuses", "changes", "accepts"), ("error", "warning", "ok")
+    matrix = []
+    for side in sides:
+        counts = [sum(case["check"] == side and case["vllm"] == head for case in cases) for head in heads]
+        matrix.append([f"check: {side}", *(f'<span class="value">{count or ""}</span>' for count in counts)])
+    columns = [Column("", is_name=True), *(Column(f"vLLM {head}") for head in heads)]
+    yield table(columns, matrix, kind="matrix")
+    rows = [
+        [
+            escaped(case["about"]), escaped(", ".join(case["findings"]) or "nothing"), escaped(case["vllm"]),
+            chip("kept" if case["agrees"] else "missed").replace("kept", "agree").replace("missed", "differ"),
+            escaped((case["cause"] or "")[:160]),
+        ]
+        for case in cases
+    ]  # fmt: skip
+    heads_of_rows = [
+        Column("profile", is_name=True, wraps=True), Column("check finds", is_name=True, wraps=True),
+        Column("vLLM", is_name=True), Column("", is_name=True), Column("vLLM's words", is_name=True, wraps=True),
+    ]  # fmt: skip
+    yield table(heads_of_rows, rows, stacks=True)
+
+
+def _speed(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    bench = results.get("speed-bench", {})
+    rows = bench.get("rows", ())
+    if rows:
+        yield from _speed_chart(rows)
+        yield _speed_table(rows, results.get("speed-tune"))
+        yield listed([html_sentence(text) for text in bench.get("stops_paying", ())])
+    facts = {}
+    if tune := results.get("speed-tune"):
+        chosen = ", ".join(f"K = {k} at concurrency {load}" for load, k in tune["by_concurrency"].items())
+        facts["tune chooses"] = escaped(chosen or "no speculation")
+    if start := results.get("speed-start"):
+        facts["time to ready"] = f"up {start['up_s']:.1f} s, bare vLLM command {start['bare_s']:.1f} s"
+        facts["memory of up"] = f"{start['resident_mb']:.0f} MB while serving"
+    if verify := results.get("speed-verify"):
+        facts["verify"] = escaped(f"{verify['verdict']} on {verify['tokens']:,} tokens")
+    yield pairs(facts)
+
+
+def _speed_chart(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    loads = sorted({row["concurrency"] for row in rows})
+    by_place = {(row["k"], row["concurrency"]): row["speedup"] for row in rows}
+    many = sorted({row["k"] for row in rows})
+    series = [
+        Series(f"K = {k}", number, tuple(_interval(by_place.get((k, load))) for load in loads))
+        for number, k in enumerate(many, start=1)
+    ]
+    words = Words(
+        "speedup",
+        "Speedup by concurrency",
+        "output tokens/s over no speculation, 95 % interval",
+        "concurrency",
+    )
+    picture = intervals(words, [str(load) for load in loads], series, reference=1.0)
+    legend = _legend([each.name for each in series], first=1)
+    yield f'{legend}<div class="charts">{figure(words.title, words.unit, picture)}</div>'
+
+
+def _interval(found: Mapping[str, float] | None) -> Value | None:
+    return clean_value(found["value"], found["low"], found["high"]) if found else None
+
+
+def _speed_table(rows: Sequence[Mapping[str, Any]], tune: Mapping[str, Any] | None) -> str:
+    predicted = {(row["k"], row["concurrency"]): row["predicted"] for row in (tune or {}).get("rows", ())}
+    shown = []
+    for row in rows:
+        found, told = row["speedup"], predicted.get((row["k"], row["concurrency"]))
+        shown.append(
+            [
+                str(row["k"]), str(row["concurrency"]),
+                f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})" if found else "-",
+                chip(row["verdict"]),
+                f"{_figure(row['baseline_tokens_per_s'])} → {_figure(row['tokens_per_s'])}",
+                _figure(row["acceptance_rate"]), f"{told['value']:.2f}x" if told else "-",
+            ]
+        )  # fmt: skip
+    columns = [
+        Column("K"), Column("concurrency"), Column("speedup\n95 % interval"), Column("verdict", is_name=True),
+        Column("tokens/s without\n→ with"), Column("acceptance"), Column("predicted\nby tune"),
+    ]  # fmt: skip
+    return table(columns, shown, stacks=True)
+
+
+def _legend(names: Sequence[str], *, first: int = 0) -> str:
+    lines = []
+    for colour, name in enumerate(names, start=first):
+        line = f'<line class="range line s{colour}" x1="0" x2="30" y1="7" y2="7"/>{mark(colour, 15, 7)}'
+        lines.append(f'<li><svg viewBox="0 0 30 14" aria-hidden="true">{line}</svg>{escaped(name)}</li>')
+    return f'<ul class="legend">{"".join(lines)}</ul>'
+
+
+def _every_step(report: Mapping[str, Any]) -> str:
+    rows = [
+        [
+            escaped(step["key"]), chip(_STATUS[step["status"]]),
+            escaped(step.get("line") or step.get("cause") or ""), _figure(step.get("estimate_s")),
+            _figure(step.get("took_s")),
+        ]
+        for step in report["steps"]
+    ]  # fmt: skip
+    columns = [
+        Column("step", is_name=True), Column("", is_name=True), Column("what it found", is_name=True, wraps=True),
+        Column("estimated\ns"), Column("took\ns"),
+    ]  # fmt: skip
+    return table(columns, rows, stacks=True)
+
+
+def _commands(report: Mapping[str, Any]) -> Iterator[str]:
+    for step in report["steps"]:
+        lines = "\n".join(" ".join(argv) for argv in step["commands"].values())
+        if lines:
+            yield f"<details><summary>commands of {escaped(step['key'])}</summary><pre>{escaped(lines)}</pre></details>"
+
+
+def _both(said: float | None, told: Any) -> str:
+    """A logged figure over the predicted one, which is a value or bounds."""
+    if isinstance(told, Mapping):
+        low, high = told["low"], told["high"]
+        told_text = f"{_figure(low)} to {_figure(high)}" if low is not None else "-"
+    else:
+        told_text = _figure(told)
+    return f'{_figure(said)}<br><span class="muted small">{told_text}</span>'
+
+
+def _rate(found: Mapping[str, float] | None) -> str:
+    return f"{found['rate']:.2f}" if found else "-"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000 or isinstance(value, int)
+        else f"{value:.2f}"
+        if abs(value) < 100
+        else f"{value:.1f}"
+    )
