@@ -1,4 +1,4 @@
-"""Writes docs/results/index.md from the results beside it; with --check, says whether it is up to date."""
+"""Writes docs/results/index.md from the results and reports beside it; with --check, says whether it is up to date."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from gpureport.contributed import reports
 
 from specserve.errors import FactError, SpecserveError
 from specserve.measure.bench import resultfile
@@ -50,6 +52,7 @@ def document(folder: Path) -> str:
     head = ("target", "speculation", "machine", "vLLM", "speedup", "launches", "measured", "file")
     parts = [HEAD.rstrip(), table(head, rows) if rows else "No result yet."]
     parts += [part for name, result in ordered for part in details(name, result)]
+    parts += reports(folder / "reports")
     return "\n\n".join(parts) + "\n"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpureport.memory import is_inside
 from gpureport.step import PARTS
+from gpureport.summary import compared, headline, results_of
 from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark, ranges
 from specserve.report.html import Column, chip, figure, listed, page, pairs, table
 from specserve.report.markup import escaped, html_sentence
@@ -34,7 +34,11 @@ def html(report: Mapping[str, Any]) -> str:
     for part in PARTS:
         steps = [step for step in report["steps"] if step["part"] == part]
         if steps:
-            body += [f"<h2>{html_sentence(_TITLES[part])}</h2>", *drawn[part](_results(steps)), *_open(steps)]
+            body += [
+                f"<h2>{html_sentence(_TITLES[part])}</h2>",
+                *drawn[part](results_of(steps)),
+                *_open(steps),
+            ]
     body += ["<h2>Every step</h2>", _every_step(report), *_commands(report)]
     machine = report["machine"]
     return page(
@@ -43,11 +47,6 @@ def html(report: Mapping[str, Any]) -> str:
         lead=_lead(report),
         body=[part for part in body if part],
     )
-
-
-def _results(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """What was measured, by step."""
-    return {step["key"]: step["result"] for step in steps if step["status"] in ("done", "partial")}
 
 
 def _lead(report: Mapping[str, Any]) -> Iterator[str]:
@@ -79,40 +78,12 @@ def _cards(report: Mapping[str, Any]) -> str:
         done = sum(step["status"] == "done" for step in steps)
         failed = sum(step["status"] == "failed" for step in steps)
         told = f"{done} of {len(steps)} steps done" + (f", {failed} failed" if failed else "")
-        figure_text, words = _headline(part, _results(steps))
+        figure_text, words = headline(part, results_of(steps))
         cards.append(
             f'<div class="card"><h3>{escaped(part)}</h3><p class="figure">{escaped(figure_text)}</p>'
             f'<p>{escaped(words)}</p><p class="muted small">{escaped(told)}</p></div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def _headline(part: str, results: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
-    """The one figure of a part that a reader looks for first."""
-    values = list(results.values())
-    if part == "serve":
-        asked = [each for each in values if each.get("prompts")]
-        if asked:
-            same, all_texts = (sum(each[key] for each in asked) for key in ("same_text", "prompts"))
-            return f"{same} of {all_texts}", "greedy texts equal those without speculation"
-    if part == "memory":
-        compared = [row for each in values if (row := _compared(each))]
-        if compared:
-            inside = sum(is_inside(said, low, high) for said, low, high, _ in compared)
-            return f"{inside} of {len(compared)}", "KV caches inside the predicted bounds"
-    if part == "judge":
-        cases = [case for each in values for case in each.get("cases", ())]
-        if cases:
-            return f"{sum(case['agrees'] for case in cases)} of {len(cases)}", "profiles judged as vLLM does"
-    if part == "speed":
-        rows = [row for row in results.get("speed-bench", {}).get("rows", ()) if row["speedup"]]
-        if rows:
-            best = max(rows, key=lambda row: float(row["speedup"]["value"]))
-            return (
-                f"{best['speedup']['value']:.2f}x",
-                f"best speedup: K = {best['k']}, concurrency {best['concurrency']}",
-            )
-    return "-", "nothing measured yet"
 
 
 def _open(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -158,9 +129,9 @@ def _serve(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _memory(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    compared = {key: row for key, found in results.items() if (row := _compared(found))}
+    both = {key: row for key, found in results.items() if (row := compared(found))}
     for unit in ("GiB", "tokens"):
-        drawn = {key: row for key, row in compared.items() if row[3] == unit}
+        drawn = {key: row for key, row in both.items() if row[3] == unit}
         if drawn:
             yield from _memory_chart(drawn, unit)
     rows = []
@@ -184,18 +155,6 @@ def _memory(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             Column("check", is_name=True),
         ]  # fmt: skip
         yield table(columns, rows, caption="Logged by vLLM, with what `check` predicted below", stacks=True)
-
-
-def _compared(found: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
-    """Logged KV cache, both bounds, and the unit; None if either side is missing."""
-    said, told = found.get("logged") or {}, found.get("predicted")
-    if found.get("outcome") != "serves" or not told:
-        return None
-    for key, unit in (("kv_gib", "GiB"), ("kv_tokens", "tokens")):
-        low, high = told[key]["low"], told[key]["high"]
-        if key in said and low is not None and high is not None:
-            return said[key], low, high, unit
-    return None
 
 
 def _memory_chart(rows: Mapping[str, tuple[float, float, float, str]], unit: str) -> Iterator[str]:
