@@ -210,7 +210,9 @@ class Report:
     def _take_over(self, step: Step) -> None:
         """The result of an earlier run, and what it knew of start times."""
         found = store.finished(self._folders.root, step.key)
-        if found and not (self._retry and found["status"] == "failed"):
+        if found and not store.is_of(found, step):  # the script has changed since
+            shutil.rmtree(self._folders.work(step.key), ignore_errors=True)
+        elif found and not (self._retry and found["status"] == "failed"):
             self._records[step.key] = found
             for kind, seconds in found.get("learned", ()):
                 self._clock.learn(kind, seconds)
@@ -229,8 +231,7 @@ class Report:
             "status": status,
             "estimate_s": round(estimate_s, 1),
             "took_s": round(time.monotonic() - began, 1),
-            "commands": {name: list(argv) for name, argv in step.commands.items()},
-            "profiles": dict(step.profiles),
+            **store.asked(step),
             "learned": self._learned,
             "result": {},
             **told,

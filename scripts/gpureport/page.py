@@ -43,7 +43,9 @@ def html(report: Mapping[str, Any]) -> str:
     machine = report["machine"]
     return page(
         kind="GPU report",
-        title=str(machine.get("device") or machine["accelerator"]),
+        title="CPU, tiny shapes"
+        if machine["is_small"]
+        else str(machine.get("device") or machine["accelerator"]),
         lead=_lead(report),
         body=[part for part in body if part],
     )
@@ -54,7 +56,7 @@ def _lead(report: Mapping[str, Any]) -> Iterator[str]:
     memory = f"{machine['total_bytes'] / _GIB:.1f} GiB"
     where = f"{machine['accelerator']} with {memory}, {machine['cores']} CPU cores"
     software = ", ".join(f"{name} {version}" for name, version in versions.items())
-    yield f"<p>{escaped(where)}; measured {escaped(str(report['created'])[:16].replace('T', ' '))} UTC.</p>"
+    yield f"<p>{escaped(where)}, measured {escaped(str(report['created'])[:16].replace('T', ' '))} UTC.</p>"
     yield f'<p class="muted">{escaped(software)}.</p>'
     if machine["is_small"]:
         yield (
@@ -90,12 +92,12 @@ def _open(steps: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Steps of a part that gave no figure, with the cause and the end of the log."""
     for step in steps:
         if step["status"] == "failed":
-            yield f"<p>{chip('failed')} {escaped(step['title'])}: {escaped(step['cause'])}</p>"
+            yield f"<p>{chip('failed')} {html_sentence(step['title'])}: {escaped(step['cause'])}</p>"
             if step.get("log_tail"):
                 yield f"<details><summary>the end of its log</summary><pre>{escaped(step['log_tail'])}</pre></details>"
         elif step["status"] in ("not_run", "skipped"):
             word = _STATUS[step["status"]]
-            yield f'<p class="muted small">{chip(word)} {escaped(step["title"])}: {escaped(step["cause"])}</p>'
+            yield f'<p class="muted small">{chip(word)} {html_sentence(step["title"])}: {escaped(step["cause"])}</p>'
 
 
 def _serve(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -271,8 +273,8 @@ def _every_step(report: Mapping[str, Any]) -> str:
     rows = [
         [
             escaped(step["key"]), chip(_STATUS[step["status"]]),
-            escaped(step.get("line") or step.get("cause") or ""), _figure(step.get("estimate_s")),
-            _figure(step.get("took_s")),
+            escaped(step.get("line") or step.get("cause") or ""), _seconds(step.get("estimate_s")),
+            _seconds(step.get("took_s")),
         ]
         for step in report["steps"]
     ]  # fmt: skip
@@ -302,6 +304,10 @@ def _both(said: float | None, told: Any) -> str:
 
 def _rate(found: Mapping[str, float] | None) -> str:
     return f"{found['rate']:.2f}" if found else "-"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _figure(value: float | None) -> str:

@@ -76,7 +76,7 @@ def how_it_ended(child: Child) -> Start | None:
     if ready := events.get("ready"):
         return Start(True, ready["elapsed_s"], ready["url"], None, None, log, ready.get("figures") or {})
     if failed := events.get("failed"):
-        cause = "; ".join(filter(None, [failed.get("message"), *(failed.get("causes") or ())]))
+        cause = "; ".join(failed.get("causes") or ()) or failed.get("message")
         return Start(False, took_s, None, cause, failed.get("phase"), log, {})
     if has_exited:
         return Start(False, took_s, None, last_line(child), None, log or tail(child.err), {})

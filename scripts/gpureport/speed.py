@@ -23,15 +23,15 @@ def steps(target: Target) -> Iterator[Step]:
     }
     profiles = {PROFILE: made}
     name = f"{{profiles}}/{PROFILE}"
-    loads, tokens = ("1,4", "24") if target.is_small else ("1,4,16,64", "128")
-    prompts, blocks, budget = ("8", "2", 60) if target.is_small else ("24", "4", 75)
-    run_folder = ("-o", "{work}/run")
+    loads, tokens = ("1,4", "24") if target.is_small else ("1,4,16,64", "64")
+    prompts, blocks, budget = ("8", "4", 60) if target.is_small else ("24", "4", 75)
+    workload, run_folder = ("-w", "demo/prompts.jsonl"), ("-o", "{work}/run")
     bench = (
-        "specserve", "bench", name, "-w", "code", "-c", loads, "-t", "0", "--blocks", blocks, "--prompts", prompts,
+        "specserve", "bench", name, *workload, "-c", loads, "-t", "0", "--blocks", blocks, "--prompts", prompts,
         "--max-tokens", tokens, "--budget", f"{budget}s", "--no-check", "--format", "json", *run_folder,
     )  # fmt: skip
     tune = (
-        "specserve", "tune", name, "-w", "code", "-c", loads, "-t", "0", "--k-max", "4" if target.is_small else "8",
+        "specserve", "tune", name, *workload, "-c", loads, "-t", "0", "--k-max", "4" if target.is_small else "8",
         "--prompts", "6" if target.is_small else "12", "--max-tokens", tokens, "--no-confirm", "--no-check",
         "--format", "json", *run_folder,
     )  # fmt: skip
@@ -137,7 +137,10 @@ def bench_outcome(found: Mapping[str, Any]) -> Outcome:
     rows.sort(key=lambda row: (row["k"], row["concurrency"]))
     result = {
         "rows": rows,
-        "stops_paying": list((found.get("stops_paying") or {}).values()),
+        "stops_paying": [
+            f"K = {k_of.get(place.rsplit('/', 2)[0])}: {clause}"
+            for place, clause in (found.get("stops_paying") or {}).items()
+        ],
         "is_complete": found.get("is_complete", True),
         "settings": found.get("settings") or {},
     }

@@ -93,6 +93,19 @@ def head(step: Step) -> dict[str, str]:
     return {"key": step.key, "part": step.part, "title": step.title}
 
 
+def asked(step: Step) -> dict[str, Any]:
+    """What a step runs, as its record has it."""
+    return {
+        "commands": {name: list(argv) for name, argv in step.commands.items()},
+        "profiles": {name: dict(profile) for name, profile in step.profiles.items()},
+    }
+
+
+def is_of(record: Mapping[str, Any], step: Step) -> bool:
+    """Whether a record came from the same commands and profiles."""
+    return all(record.get(name) == value for name, value in asked(step).items())
+
+
 def assemble(
     root: Path, *, machine: Mapping[str, Any], records: Iterable[Mapping[str, Any]], minutes: float
 ) -> dict[str, Any]:

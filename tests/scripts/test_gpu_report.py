@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
@@ -18,7 +19,20 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import gpu_report
-from gpureport import bootlog, clock, judge, machine, memory, pair, servers, shapes, sharing, speed, store
+from gpureport import (
+    bootlog,
+    clock,
+    contributed,
+    judge,
+    machine,
+    memory,
+    pair,
+    servers,
+    shapes,
+    sharing,
+    speed,
+    store,
+)
 from gpureport.children import Children, filled
 from gpureport.step import (
     Folders,
@@ -30,6 +44,8 @@ from gpureport.step import (
     StepSkipped,
     Target,
 )
+
+from specserve.errors import FactError
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_report.py"
@@ -317,6 +333,19 @@ def test_a_failed_step_runs_again_only_if_asked(tmp_path: Path) -> None:
     assert a_report(tmp_path / "r", [a_step(finds)], retry=True).run() == 0
 
 
+def test_a_step_whose_commands_have_changed_runs_again(tmp_path: Path) -> None:
+    assert a_report(tmp_path / "r", [a_step(finds)]).run() == 0
+    changed = dataclasses.replace(a_step(finds), commands={"a": ("specserve", "doctor")})
+    ran: list[str] = []
+
+    def counts(run: Run, step: Step) -> Outcome:
+        ran.append(step.name)
+        return finds(run, step)
+
+    assert a_report(tmp_path / "r", [dataclasses.replace(changed, run=counts)]).run() == 0
+    assert ran == ["one"]
+
+
 def test_a_folder_of_another_machine_or_with_other_files_is_refused(tmp_path: Path) -> None:
     assert not store.claim(tmp_path / "r", {"accelerator": "a"})
     assert store.claim(tmp_path / "r", {"accelerator": "a"})
@@ -360,7 +389,7 @@ def test_a_start_is_read_from_the_events_of_up(children: Children, tmp_path: Pat
     commands = {"up": ["python", "-c", f"import sys; sys.stderr.write({text!r})"]}
     with servers.servers(children, commands, folder=tmp_path, limit_s=60) as started:
         start = started["up"]
-    assert (start.is_ready, start.cause, start.phase) == (False, "it is refused; because", "loading weights")
+    assert (start.is_ready, start.cause, start.phase) == (False, "because", "loading weights")
     assert start.log == LOG_026
 
 
@@ -521,6 +550,25 @@ def test_a_shared_report_names_no_path_address_or_user(tmp_path: Path) -> None:
     assert "../models/llama8b" in text
     assert "{profiles}/memory-llama8b-256.yaml" in text
     assert found["points"] == report["points"]
+
+
+def test_a_shared_report_becomes_a_row_and_another_file_is_refused(tmp_path: Path) -> None:
+    report = sharing.shared(a_whole_report(tmp_path), private=["alice"])
+    folder = tmp_path / "reports"
+    assert contributed.reports(folder)[1:] == [
+        "No report of a GPU yet: none was to be had while this was written."
+    ]
+    store.write_json(folder / "h200.json", report)
+    head, rows = contributed.reports(folder)
+    assert head.startswith("## Reports of whole machines")
+    assert "| NVIDIA H200 | 0\\.26.0 |" in rows
+    assert "| \\- | 1 of 1 | 0 of 1 | 2\\.10x | [h200](reports/h200.json) |" in rows
+    store.write_json(folder / "h200.json", report | {"log_tail": "x"})
+    with pytest.raises(FactError, match="holds more than a shared report has"):
+        contributed.reports(folder)
+    (folder / "h200.json").write_text("[]")
+    with pytest.raises(FactError, match="is no report of"):
+        contributed.reports(folder)
 
 
 @pytest.mark.parametrize(
