@@ -149,21 +149,11 @@ def dry_run(
             "models": str(folders.models),
             "work": str(folders.work(step.key)),
         }
-        lines += [
-            f"   $ {' '.join(quoted(word) for word in filled(argv, values))}"
-            for argv in step.commands.values()
-        ]
+        lines += [f"   $ {store.shell(filled(argv, values))}" for argv in step.commands.values()]
         for name, profile in step.profiles.items():
             text = yaml.safe_dump(dict(profile), sort_keys=False, default_flow_style=None, width=100)
             lines += [f"   {folders.profiles / name}:", *(f"     {line}" for line in text.splitlines())]
     return "\n".join(lines)
-
-
-def quoted(word: str) -> str:
-    """A word for a shell; placeholders stay readable."""
-    import shlex
-
-    return word if word.startswith("{") else shlex.quote(word)
 
 
 class Report:

@@ -287,7 +287,7 @@ def _every_step(report: Mapping[str, Any]) -> str:
 
 def _commands(report: Mapping[str, Any]) -> Iterator[str]:
     for step in report["steps"]:
-        lines = "\n".join(" ".join(argv) for argv in step["commands"].values())
+        lines = "\n".join(step["commands"].values())
         if lines:
             yield f"<details><summary>commands of {escaped(step['key'])}</summary><pre>{escaped(lines)}</pre></details>"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_DROPPED = frozenset({"log_tail", "log", "env", "environment", "url", "port", "uuid", "host"})
+_DROPPED = frozenset({"log_tail", "log", "environment", "url", "uuid", "host"})
 """Keys whose values tell of the machine and not of the measurement."""
 _URL = re.compile(r"\b[a-z]+://[^\s'\"`]+")
 _PATH = re.compile(r"(?<![\w.<])(?:~|\.{1,2})?/[\w.@+~-]+(?:/[\w.@+~-]*)*")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,15 @@ def head(step: Step) -> dict[str, str]:
     return {"key": step.key, "part": step.part, "title": step.title}
 
 
+def shell(argv: Sequence[str]) -> str:
+    """A command as it is typed; placeholders stay readable."""
+    return " ".join(word if word.startswith("{") else shlex.quote(word) for word in argv)
+
+
 def asked(step: Step) -> dict[str, Any]:
     """What a step runs, as its record has it."""
     return {
-        "commands": {name: list(argv) for name, argv in step.commands.items()},
+        "commands": {name: shell(argv) for name, argv in step.commands.items()},
         "profiles": {name: dict(profile) for name, profile in step.profiles.items()},
     }
 
