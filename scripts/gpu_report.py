@@ -254,8 +254,6 @@ class Report:
 
     def _write(self, *, reason: str = "not yet") -> None:
         """report.json, points.jsonl and the page, of what is there."""
-        from gpureport import page
-
         records = [
             self._records.get(step.key)
             or store.not_run(step, reason, estimate_s=self._clock.estimate_s(step))
@@ -264,7 +262,12 @@ class Report:
         self.assembled = store.assemble(
             self._folders.root, machine=self._machine, records=records, minutes=self._clock.minutes
         )
-        store.write_text(self._folders.root / "report.html", page.html(self.assembled))
+        try:
+            from gpureport import page
+
+            store.write_text(self._folders.root / "report.html", page.html(self.assembled))
+        except Exception as error:  # the measurement is worth more than its picture
+            say(f"the page could not be written: {type(error).__name__}: {error}")
 
     def _close(self) -> int:
         """What is left to say; a complete run needs its large model no more."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from gpureport.memory import is_inside
 from gpureport.step import PARTS
 from gpureport.summary import compared, headline, results_of
-from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark, ranges
+from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark
 from specserve.report.html import Column, chip, figure, listed, page, pairs, table
 from specserve.report.markup import escaped, html_sentence
 
 _GIB = 2**30
+_INSIDE, _OUTSIDE = 1, 2
+"""Colours."""
 _STATUS = {
     "done": "done",
     "failed": "failed",
@@ -30,7 +34,13 @@ _TITLES = {
 def html(report: Mapping[str, Any]) -> str:
     """The whole page; every text of the report is escaped."""
     body = [_cards(report)]
-    drawn = {"serve": _serve, "memory": _memory, "judge": _judge, "speed": _speed}
+    total_gib = report["machine"]["total_bytes"] / _GIB
+    drawn: dict[str, Callable[..., Iterator[str]]] = {
+        "serve": _serve,
+        "memory": partial(_memory, total_gib=total_gib),
+        "judge": _judge,
+        "speed": _speed,
+    }
     for part in PARTS:
         steps = [step for step in report["steps"] if step["part"] == part]
         if steps:
@@ -130,12 +140,13 @@ def _serve(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield table(columns, rows, stacks=True)
 
 
-def _memory(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _memory(results: Mapping[str, Mapping[str, Any]], *, total_gib: float) -> Iterator[str]:
     both = {key: row for key, found in results.items() if (row := compared(found))}
     for unit in ("GiB", "tokens"):
         drawn = {key: row for key, row in both.items() if row[3] == unit}
         if drawn:
-            yield from _memory_chart(drawn, unit)
+            yield from _memory_chart(drawn, unit, total_gib=total_gib)
+            break
     rows = []
     for key, found in results.items():
         said, told = found["logged"], found["predicted"]
@@ -156,19 +167,33 @@ def _memory(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             Column("activations\nGiB"), Column("graphs\nGiB"), Column("KV cache\nGiB"), Column("KV cache\ntokens"),
             Column("check", is_name=True),
         ]  # fmt: skip
-        yield table(columns, rows, caption="Logged by vLLM, with what `check` predicted below", stacks=True)
+        yield table(
+            columns, rows, caption="Logged by vLLM; below each figure, what check predicted", stacks=True
+        )
 
 
-def _memory_chart(rows: Mapping[str, tuple[float, float, float, str]], unit: str) -> Iterator[str]:
-    names = {key: str(number) for number, key in enumerate(rows, start=1)}
-    words = Words(f"kv-{unit}", "KV cache by boot", f"{unit}: predicted bounds, and what vLLM logged", "boot")
-    predicted = tuple(Value(low, low, high) for _, low, high, _ in rows.values())
-    logged = tuple(Value(said) for said, *_ in rows.values())
-    series = [Series("predicted, lower to upper bound", 0, predicted), Series("logged", 1, logged)]
-    picture = ranges(words, list(names.values()), series, bounds="bounds")
-    legend = _legend(["predicted, from the lower bound (mark) to the upper", "logged"])
+def _memory_chart(
+    rows: Mapping[str, tuple[float, float, float, str]], unit: str, *, total_gib: float
+) -> Iterator[str]:
+    """The predicted bounds around what was logged: a bar that crosses zero holds it."""
+    groups = [str(number) for number in range(1, len(rows) + 1)]
+    series = []
+    for number, (key, (said, low, high, _)) in enumerate(rows.items()):
+        whole = total_gib if unit == "GiB" else said
+        least, most = 100 * (low - said) / whole, 100 * (high - said) / whole
+        drawn = Value((least + most) / 2, least, most)
+        values = tuple(drawn if at == number else None for at in range(len(rows)))
+        series.append(Series(key, _INSIDE if is_inside(said, low, high) else _OUTSIDE, values))
+    of_what = "% of the GPU" if unit == "GiB" else "% of the tokens logged"
+    words = Words(
+        "kv", "KV cache: predicted less logged", f"{of_what}; the bar goes from bound to bound", "boot"
+    )
+    picture = intervals(words, groups, series, reference=0.0)
+    legend = _legend({_INSIDE: "bounds that hold the logged figure", _OUTSIDE: "bounds that do not"})
     yield f'{legend}<div class="charts">{figure(words.title, words.unit, picture)}</div>'
-    listing = ", ".join(f"{number}: {key.removeprefix('memory-')}" for key, number in names.items())
+    listing = ", ".join(
+        f"{number}: {key.removeprefix('memory-')}" for number, key in zip(groups, rows, strict=True)
+    )
     yield f'<p class="muted small">{escaped(listing)}</p>'
 
 
@@ -232,7 +257,7 @@ def _speed_chart(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         "concurrency",
     )
     picture = intervals(words, [str(load) for load in loads], series, reference=1.0)
-    legend = _legend([each.name for each in series], first=1)
+    legend = _legend({each.colour: each.name for each in series})
     yield f'{legend}<div class="charts">{figure(words.title, words.unit, picture)}</div>'
 
 
@@ -261,9 +286,10 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], tune: Mapping[str, Any] | No
     return table(columns, shown, stacks=True)
 
 
-def _legend(names: Sequence[str], *, first: int = 0) -> str:
+def _legend(names: Mapping[int, str]) -> str:
+    """Which colour and mark is which."""
     lines = []
-    for colour, name in enumerate(names, start=first):
+    for colour, name in names.items():
         line = f'<line class="range line s{colour}" x1="0" x2="30" y1="7" y2="7"/>{mark(colour, 15, 7)}'
         lines.append(f'<li><svg viewBox="0 0 30 14" aria-hidden="true">{line}</svg>{escaped(name)}</li>')
     return f'<ul class="legend">{"".join(lines)}</ul>'
