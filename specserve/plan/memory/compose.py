@@ -160,6 +160,7 @@ def _draft_weights(
         return weigh(kinds, shape, settings=alone, weight_bytes=given).mtp
     mine, _ = _shape_of(draft)
     part = method if method in HEADS else "model"
+    part = "assistant" if method == "mtp" else part  # a model of its own, not layers of the target
     kinds = tallied(draft, part=part, online=None, target_hidden_size=shape.hidden_size)
     bytes_each = served_bytes(settings.dtype, given=mine.dtype if method == "draft_model" else shape.dtype)
     if method in HEADS:
@@ -236,6 +237,7 @@ def _notes(
     if (
         draft is not None
         and speculative.method in HEADS
+        and speculative.method != "mtp"
         and any("embed_tokens" in name for name in draft.tensors or ())
     ):
         notes.append(

@@ -175,6 +175,7 @@ def _settings(
         vendor=machine.accelerator.vendor,
         compute_capability=machine.accelerator.compute_capability,
         moe_backend=_moe_backend(engine),
+        has_encoders=engine.get("language_model_only") is not True,
     )
 
 
