@@ -120,7 +120,7 @@ def _draft_layers(
     """The caches of the draft's layers, in the target's blocks."""
     mixers: tuple[Mixer, ...] = ()
     given = cache.weight_bytes
-    if speculative.method is None or speculative.method in WITHOUT_CACHE:
+    if speculative.method is None or speculative.unknown or speculative.method in WITHOUT_CACHE:
         return []
     if speculative.draft is not None:
         shape = read_shape(speculative.draft.model, speculative.draft.config)
@@ -150,7 +150,7 @@ def _draft_weights(
 ) -> int:
     """Bytes of the draft on each GPU of the last stage."""
     method, draft, alone = speculative.method, speculative.draft, replace(settings, pipeline_parallel_size=1)
-    if method is None or (draft is None and method != "mtp"):
+    if method is None or speculative.unknown or (draft is None and method != "mtp"):
         return 0
     if draft is None:
         if weights.mtp:

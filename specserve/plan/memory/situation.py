@@ -46,6 +46,8 @@ class Situation:
     runner: Runner
     gpu_memory_utilization: float
     draft: ModelFacts | None = None
+    unknown_draft: str | None = None
+    """The name of a second model that could not be read: the figures are those of the target alone."""
     method: str | None = None
     num_speculative_tokens: int = 0
     is_probabilistic: bool = False
