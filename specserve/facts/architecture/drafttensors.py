@@ -1,6 +1,6 @@
 """The tensors of draft heads, and of multi-token prediction layers inside a target. Knows no sharding.
 
-What a head shares with its target (embeddings, and the output table of most) is left out.
+What a head shares with its target (embeddings of most, and the output table) is left out.
 """
 
 from __future__ import annotations
@@ -56,9 +56,16 @@ def head_tensors(
         sizes["lm_head.weight"] = (rows, hidden)
         if rows != shape.vocab_size:
             sizes["d2t"] = (rows,)
+        if brings_embeddings(config):
+            sizes["embed_tokens.weight"] = (shape.vocab_size, hidden)
     else:
         sizes["mask_embedding"] = (hidden,)
     return sizes
+
+
+def brings_embeddings(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint of an EAGLE-3 head has embeddings of its own: those of the speculators library have."""
+    return "transformer_layer_config" in config
 
 
 def _widened(name: str, size: tuple[int, ...], *, method: str, index: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specserve.errors import FactError
+from specserve.facts.architecture.drafttensors import brings_embeddings
 from specserve.facts.architecture.families import UnknownArchitecture
 from specserve.facts.architecture.quantized import quantization_of
 from specserve.facts.architecture.read import bare_shape, read_mtp, read_shape
@@ -234,13 +235,14 @@ def _notes(
             f"MXFP4 experts are padded for the MoE backend `{backend}`, assumed for this accelerator"
         )
     draft = speculative.draft
-    if (
-        draft is not None
-        and speculative.method in HEADS
-        and speculative.method != "mtp"
-        and any("embed_tokens" in name for name in draft.tensors or ())
-    ):
+    if draft is not None and speculative.method in HEADS - {"mtp"} and _has_embeddings(draft):
         notes.append(
             f"`{draft.model}` brings embeddings: counted, though vLLM drops them where they equal the target's"
         )
     return tuple(notes)
+
+
+def _has_embeddings(head: ModelFacts) -> bool:
+    if head.tensors is None:
+        return brings_embeddings(head.config)
+    return any("embed_tokens" in name for name in head.tensors)
