@@ -110,7 +110,8 @@ def _build_draft(config: Any, target: Any, *, lacks: frozenset[str]) -> Any:
         return _build(draft_config, prefix="draft_model")
     names = _attention_names(config)
     draft = _build(draft_config, model_config=speculative.draft_model_config)
-    if speculative.use_gemma4_mtp():
+    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # other versions may not have it
+    if is_gemma4 is not None and is_gemma4():
         _share_gemma4(draft, target, config, names=names)
         return draft
     _share(draft, target, lacks=lacks, is_mtp=speculative.method == "mtp")
@@ -122,11 +123,8 @@ def _share_gemma4(draft: Any, target: Any, config: Any, *, names: set[str]) -> N
     from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
 
     proposer = object.__new__(Gemma4Proposer)
-    proposer.model, proposer.vllm_config, proposer.speculative_config = (
-        draft,
-        config,
-        config.speculative_config,
-    )
+    proposer.model, proposer.vllm_config = draft, config
+    proposer.speculative_config = config.speculative_config
     proposer._setup_gemma4_kv_sharing(names)
     language = target.get_language_model() if hasattr(target, "get_language_model") else target
     draft.model.embed_tokens = language.model.embed_tokens

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specserve.errors import FactError
 from specserve.facts.architecture.fields import Fields
 
 Named = tuple[str, tuple[int, ...]]
+_MOST_LAYERS = 2000
+"""What a hostile config.json may make us list."""
 
 
 def encoder_tensors(encoder: Fields, *, model_type: str, hidden: int) -> Iterator[Named] | None:
@@ -21,14 +24,10 @@ def encoder_tensors(encoder: Fields, *, model_type: str, hidden: int) -> Iterato
 
 
 def _qwen(encoder: Fields) -> Iterator[Named]:
-    size, inner = (
-        encoder.integer("hidden_size", default=1152),
-        encoder.integer("intermediate_size", default=4304),
-    )
-    patch, frames = (
-        encoder.integer("patch_size", default=16),
-        encoder.integer("temporal_patch_size", default=2),
-    )
+    size = encoder.integer("hidden_size", default=1152)
+    inner = encoder.integer("intermediate_size", default=4304)
+    patch = encoder.integer("patch_size", default=16)
+    frames = encoder.integer("temporal_patch_size", default=2)
     merged = size * encoder.integer("spatial_merge_size", default=2) ** 2
     yield (
         "visual.patch_embed.proj.weight",
@@ -36,7 +35,7 @@ def _qwen(encoder: Fields) -> Iterator[Named]:
     )
     yield "visual.patch_embed.proj.bias", (size,)
     yield "visual.pos_embed.weight", (encoder.integer("num_position_embeddings", default=2304), size)
-    for index in range(encoder.integer("depth", default=27)):
+    for index in range(_depth(encoder, "depth", default=27)):
         block = f"visual.blocks.{index}."
         yield from _with_bias(f"{block}attn.qkv", 3 * size, size)
         yield from _with_bias(f"{block}attn.proj", size, size)
@@ -51,28 +50,31 @@ def _qwen(encoder: Fields) -> Iterator[Named]:
     )
 
 
+def _depth(encoder: Fields, key: str, *, default: int) -> int:
+    depth = encoder.integer(key, default=default)
+    if depth > _MOST_LAYERS:
+        raise FactError(
+            f"`{encoder.where}{key}` in config.json of `{encoder.model}` is {depth}: more than {_MOST_LAYERS}"
+        )
+    return depth
+
+
 def _with_bias(name: str, rows: int, columns: int) -> Iterator[Named]:
     yield f"{name}.weight", (rows, columns)
     yield f"{name}.bias", (rows,)
 
 
 def _gemma4(encoder: Fields, hidden: int) -> Iterator[Named]:
-    size, inner = (
-        encoder.integer("hidden_size", default=768),
-        encoder.integer("intermediate_size", default=3072),
-    )
-    heads, head_dim = (
-        encoder.integer("num_attention_heads", default=12),
-        encoder.integer("head_dim", default=64),
-    )
-    keys, patch = (
-        encoder.integer("num_key_value_heads", default=12),
-        encoder.integer("patch_size", default=16),
-    )
+    size = encoder.integer("hidden_size", default=768)
+    inner = encoder.integer("intermediate_size", default=3072)
+    head_dim = encoder.integer("head_dim", default=64)
+    heads = encoder.integer("num_attention_heads", default=12)
+    keys = encoder.integer("num_key_value_heads", default=12)
+    patch = encoder.integer("patch_size", default=16)
     yield "vision_tower.patch_embedder.input_proj.weight", (size, 3 * patch**2)
     positions = encoder.integer("position_embedding_size", default=10240)
     yield "vision_tower.patch_embedder.position_embedding_table", (2, positions, size)
-    for index in range(encoder.integer("num_hidden_layers", default=16)):
+    for index in range(_depth(encoder, "num_hidden_layers", default=16)):
         block = f"vision_tower.encoder.layers.{index}."
         for name, rows, columns in (
             ("self_attn.q_proj", heads * head_dim, size), ("self_attn.k_proj", keys * head_dim, size),

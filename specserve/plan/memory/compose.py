@@ -161,7 +161,8 @@ def _draft_weights(
         return weigh(kinds, shape, settings=alone, weight_bytes=given).mtp
     mine, _ = _shape_of(draft)
     part = method if method in HEADS else "model"
-    part = "assistant" if method == "mtp" else part  # a model of its own, not layers of the target
+    if draft.config.get("model_type") == "gemma4_assistant":
+        part = "assistant"
     kinds = tallied(draft, part=part, online=None, target_hidden_size=shape.hidden_size)
     bytes_each = served_bytes(settings.dtype, given=mine.dtype if method == "draft_model" else shape.dtype)
     if method in HEADS:

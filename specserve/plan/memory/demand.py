@@ -111,6 +111,8 @@ def demand(
     config.json lacks a figure or has one of a wrong type, and if neither headers nor a formula tell the weights. The
     KV cache of an unknown architecture is left out: nothing is guessed.
     """
+    if method == "mtp" and draft is not None and draft.model == target.model:
+        draft = None  # vLLM's own default: the layers lie in the target
     speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype, unknown_draft)
     made = compose(target, speculative, settings=settings)
     return Demand(

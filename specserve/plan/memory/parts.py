@@ -33,8 +33,8 @@ _TALLIES: OrderedDict[_Key, tuple[ModelFacts, Mapping[Kind, int]]] = OrderedDict
 def tallied(
     facts: ModelFacts, *, part: Literal["model", "mtp"] | str, online: str | None, target_hidden_size: int = 0
 ) -> Mapping[Kind, int]:
-    """The tensors of one part: `model`, `mtp` (layers inside a target), `assistant` (a second model of method `mtp`),
-    or the method of a head. Remembered: knobs ask again and again.
+    """The tensors of one part: `model`, `mtp` (prediction layers), `assistant` (Gemma 4's second model for `mtp`), or
+    the method of a head. Remembered: knobs ask again and again.
 
     Raises FactError where neither headers nor a formula tell them.
     """

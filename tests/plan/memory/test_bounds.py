@@ -60,8 +60,8 @@ def test_the_peak_of_the_sampler_is_what_logs_say(version: str, runner: Runner, 
 
 def test_what_no_log_supports_is_wider_than_what_many_do() -> None:
     known, unknown = (
-        activation(LLAMA_8B, settings=H100, regime=regime(version, runner=runner), drafting=Drafting())
-        for version, runner in (("0.19", "v1"), ("0.33", "v2"))
+        activation(LLAMA_8B, settings=H100, regime=rules, drafting=Drafting())
+        for rules in (regime("0.19", runner="v1"), regime("0.33", runner="v2"))
     )
     assert known.logs and known.logs >= 20 and unknown.logs == 0
     assert known.high - known.low < unknown.high - unknown.low

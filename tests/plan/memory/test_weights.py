@@ -121,6 +121,13 @@ def test_parameters_are_those_of_a_published_hybrid_with_encoder_and_prediction_
     assert stage.weights_bytes == pytest.approx(30.87e9, abs=0.005e9)  # the files of the FP8 release
 
 
+def test_an_encoder_of_absurd_depth_is_an_error_that_names_the_key() -> None:
+    known = facts_of("qwen3.5-vl").config
+    config = {**known, "vision_config": {**known["vision_config"], "depth": 10**9}}
+    with pytest.raises(FactError, match=r"`vision_config\.depth`"):
+        expected_tensors("hostile", config)
+
+
 def test_an_encoder_that_is_not_loaded_is_not_counted() -> None:
     facts = facts_of("qwen3.5-vl")
     text = {"architectures": ["Qwen3_5ForCausalLM"], **facts.config["text_config"]}
