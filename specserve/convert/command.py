@@ -31,6 +31,11 @@ class NoStart(UsageError):
     """The command starts no vLLM; whoever took it says how it is written."""
 
 
+def starts_worker(words: Iterable[str]) -> bool:
+    """Whether the command starts a node without an API server."""
+    return "--headless" in words
+
+
 def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
     """The profile that a command line amounts to, and what is wrong with the line itself.
 
