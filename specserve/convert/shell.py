@@ -108,7 +108,7 @@ class _Shell(Expander):
 
     def __init__(self, file: str, line: int, positional: list[str] | None, variables: dict[str, str]) -> None:
         super().__init__(file, line, positional, variables)
-        self.exported = set(variables)
+        self.exported = dict.fromkeys(variables)
         self.functions: dict[str, Node] = {}
         self.found: list[Command] = []
         self.documents: list[Word] = []
@@ -193,7 +193,7 @@ class _Shell(Expander):
         decided = f"the branch in line {self.line + row}, which only a run decides"
         if shifted and positional:
             self.assume(f"the script's own arguments are read without {decided}", row)
-        for name in {name for end in ends for name in end}:
+        for name in dict.fromkeys(name for end in ends for name in end):
             old, values = before.get(name), [end.get(name) for end in ends]
             said = [value for value in values if value is not None and not UNKNOWN.search("".join(value))]
             if all(value == old for value in values):
@@ -256,7 +256,7 @@ class _Shell(Expander):
                 self.run(child)
                 assigned[name_of(target)] = self.variables[name_of(target)]
             if node.children[0].type == "export":
-                self.exported.add(source_of(target))
+                self.exported[source_of(target)] = None
         self.variables = {**before, **assigned}
 
     def _unset_command(self, node: Node) -> None:

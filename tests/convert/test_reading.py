@@ -84,6 +84,12 @@ def test_exported_variables_are_those_of_the_engine_but_not_those_of_the_script(
     }
 
 
+def test_exported_variables_keep_their_order() -> None:
+    names = [f"VLLM_X{number}" for number in range(20)]
+    (given,) = found("".join(f"export {name}=1\n" for name in names) + "vllm serve a/b")
+    assert list(given.env) == names
+
+
 def test_a_switch_with_an_answer_of_old_means_what_it_meant() -> None:
     (given,) = found("vllm serve a/b --enable-chunked-prefill False --no-enable-prefix-caching true")
     assert given.settings["enable_chunked_prefill"].node.value is False
