@@ -132,7 +132,7 @@ def _scripted(text: Word, arguments: Sequence[Word], around: Invocation, *, nest
     given, place = [word.text for word in arguments], text.span
     inner = script(text.text, file=place.file, line=place.line, positional=given, variables=variables)
     found: list[Invocation] = []
-    for command in inner.commands:
+    for command in inner:
         env, notes = {**command.exported, **around.env}, [*around.notes, *command.notes]
         found += starts(command.words, replace(around, env=env, notes=notes), nested=nested + 1)
     return found

@@ -26,18 +26,6 @@ _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
 
 
-def number_of(text: str) -> int | None:
-    """The integer that a text such as `8000 + 1` amounts to; None for any other text."""
-    try:
-        source = Source(text.strip(), file="")
-    except UsageError:
-        return None
-    match source.tree.body:
-        case [ast.Expr(value=node)] if type(value := source.value(node)) is int:
-            return value
-    return None
-
-
 class Source:
     """A parsed source: its names with what each is assigned, in the function it stands in."""
 

@@ -126,18 +126,3 @@ def _whole(node: ast.expr, source: Source) -> tuple[list[Word], list[tuple[int, 
             said = f"{shown} is left out: it is added in a branch, which only a run decides"
             notes.append((line_of(later), said))
     return words, notes
-
-
-def command_texts(source: Source) -> list[Word]:
-    """The texts of a source that are command lines for a shell: `"vllm serve …"`, f-strings too."""
-    found: list[Word] = []
-    for node in ast.walk(source.tree):
-        around = source.parents.get(node)
-        said = isinstance(around, ast.Call) and _name(around) == "print"
-        if isinstance(node, (ast.Constant, ast.JoinedStr)) and not isinstance(
-            around, ast.Expr | ast.JoinedStr
-        ):
-            word = Word(str(source.value(node)), source.span(node))
-            words = [Word(part, word.span) for part in word.text.split()]
-            found += [word] if len(words) > 1 and not said and starts(words) else []
-    return found

@@ -11,10 +11,10 @@ from specserve.convert import sglang
 from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
 from specserve.convert.given import Given, Note, Setting, settings_of
-from specserve.convert.invocation import Invocation, starts
+from specserve.convert.invocation import STARTS, Invocation, starts
 from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.python import ENGINES, calls, command_lists, command_texts
+from specserve.convert.python import ENGINES, calls, command_lists
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word
@@ -55,6 +55,8 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
     if problems:
         raise problems[0]
     hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
+    if STARTS.search(text):
+        hint = "a command in a here-document, a ConfigMap or a text for another program is not read: convert it alone"
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
 
 
@@ -99,26 +101,16 @@ def _readers(text: str, *, file: str) -> list[_Reader]:
 
 def _from_python(text: str, *, file: str) -> list[Invocation] | list[Given]:
     source = Source(text, file=file)
-    texts = [(word.text, word.span.line) for word in command_texts(source)]
-    inner = (start for text, line in texts for start in _from_shell(text, file=file, line=line))
-    return calls(source) or command_lists(source) or list(inner)
+    return calls(source) or command_lists(source)
 
 
-def _from_shell(text: str, *, file: str, line: int = 1) -> list[Invocation]:
-    parsed = script(text, file=file, line=line)
+def _from_shell(text: str, *, file: str) -> list[Invocation]:
     found: list[Invocation] = []
-    for command in parsed.commands:
+    for command in script(text, file=file):
         for start in starts(command.words):
             exported = {} if start.image else _of_engine(command.exported, text)
             notes = [*start.notes, *command.notes]
             found.append(replace(start, env={**exported, **start.env}, notes=notes))
-    # `kubectl apply -f - <<EOF`, a script that is written first
-    for document in [] if found else parsed.documents:
-        try:
-            inner = containers(document.text, file=file)
-            found += inner or _from_shell(document.text, file=file, line=document.span.line)
-        except UsageError:
-            continue
     return found
 
 

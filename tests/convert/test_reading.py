@@ -164,23 +164,20 @@ bash run.sh
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(CONFIG_MAP, "map.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
-)
-def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
-    assert models(text, file=file) == ["org/m"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "file", "message"),
     [
-        (SKYPILOT, "is a task of SkyPilot"),
-        (HELM, "values or templates of Helm"),
-        (CHART, "templates of Helm"),
+        (SKYPILOT, "x.yaml", "starts no vLLM that specserve could find"),
+        (CONFIG_MAP, "map.yaml", "starts no vLLM that specserve could find"),
+        (KUBECTL, "deploy.sh", "starts no vLLM that specserve could find"),
+        (NESTED, "make.sh", "starts no vLLM that specserve could find"),
+        ("os.system('vllm serve org/m')", "x.py", "starts no vLLM that specserve could find"),
+        (HELM, "x.yaml", "values or templates of Helm"),
+        (CHART, "x.yaml", "templates of Helm"),
     ],
 )
-def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, message: str) -> None:
+def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, file: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        found(text, file="x.yaml")
+        found(text, file=file)
     assert error.value.hint
 
 
