@@ -12,9 +12,8 @@ from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
 from specserve.convert.given import Given, Note, Setting, settings_of
 from specserve.convert.invocation import STARTS, Invocation, starts
-from specserve.convert.literals import Source
 from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.python import ENGINES, calls, command_lists
+from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
 from specserve.convert.values import json_of_pairs, wrong_value
 from specserve.convert.words import UNKNOWN, Word
