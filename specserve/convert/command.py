@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.argumentfile import with_file
-from specserve.convert.given import Setting, left_over, settings_of
-from specserve.convert.invocation import STARTS, Invocation, invocation
+from specserve.convert.given import Given, Setting, command_settings, left_open
+from specserve.convert.invocation import STARTS, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.values import wrong_value
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
@@ -40,8 +38,9 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     """
     line, argv = argv_words(words)
     start = _started(argv)
-    found = [_open(word) for word in start.words if UNKNOWN.search(word.text)]
-    given = _known(_given(start, found), found)
+    found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
+    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
+    given = _known(command_settings(parsed, folder=Path.cwd(), found=found, unresolved=found), found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
@@ -57,7 +56,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 
 
-def _started(argv: Sequence[Word]) -> Invocation:
+def _started(argv: Sequence[Word]) -> Given:
     """The start of vLLM among the words, in the script of a shell too."""
     start = invocation(argv)
     if start is None:
@@ -73,22 +72,6 @@ def _started(argv: Sequence[Word]) -> Invocation:
         start.words = [replace(word, span=whole) for word in start.words]
         start.start = replace(start.start, span=whole)
     return start
-
-
-def _open(word: Word) -> Finding:
-    """An error about a word that the script in a command line leaves open."""
-    name = UNKNOWN.sub(r"$\1", word.text)
-    return wrong_value(f"the command does not say what {quoted(name)} is", word.span, help="write its value")
-
-
-def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:
-    """Every argument of the command line over those of its `--config` file."""
-    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
-    model = left_over(parsed, found)
-    given = settings_of(parsed.options, found)
-    if model is not None:
-        given["model"] = Setting("model", model, str(model.value))
-    return with_file(given, folder=Path.cwd(), found=found)
 
 
 def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
@@ -132,7 +115,7 @@ def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> se
     return strange | {(item.path, item.kind) for item in problems(profile, known)}
 
 
-def _open_to_all(profile: Profile, start: Invocation) -> list[Finding]:
+def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
     """vLLM listens on every interface where no host is said."""
     if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
         return []

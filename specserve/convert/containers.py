@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from specserve.convert.invocation import STARTS, Invocation, around_notes, in_container, is_image
+from specserve.convert.given import Given
+from specserve.convert.invocation import STARTS, around_notes, in_container, is_image
 from specserve.convert.words import Word, unknown
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
@@ -32,7 +33,7 @@ _READ = (
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
-def containers(text: str, *, file: str) -> list[Invocation]:
+def containers(text: str, *, file: str) -> list[Given]:
     """Every engine that a YAML file starts. Raises UsageError for what is no YAML, or a form that is not read."""
     documents = _documents(text, file=file)
     if _TEMPLATE.search(text) or any(
@@ -42,7 +43,7 @@ def containers(text: str, *, file: str) -> list[Invocation]:
         raise UsageError(
             f"`{file}` holds values or templates of Helm, which specserve does not read", hint=hint
         )
-    found: list[Invocation] = []
+    found: list[Given] = []
     for root in documents:
         for mapping in _mappings(root):
             found += _started(mapping, compose=isinstance(root, dict) and "services" in root)
@@ -84,7 +85,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _mappings(item)
 
 
-def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Invocation]:
+def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
     """What a container starts; nothing if the mapping is no container of an engine."""
     image = mapping.get("image")
     parts = [_listed(mapping.get(key)) for key in _COMMAND]
@@ -107,7 +108,7 @@ def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Invocation]:
         items = _listed(value)
         command += items if isinstance(value, Word) else [resolved(item, shell=shell) for item in items]
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
-    found = Invocation("vllm", place, env=env)
+    found = Given("vllm", place, env=env)
     found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
     folders = [word.text for key in ("volumes", "volumeMounts") for word in _places(mapping.get(key))]
     found.notes = around_notes(folders, [key for key in mapping if key not in _READ], line=place.span.line)

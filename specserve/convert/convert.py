@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
 from specserve.convert.values import wrong_value
-from specserve.convert.words import UNKNOWN, unresolved
+from specserve.convert.words import UNKNOWN, Note, Word, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
@@ -103,15 +103,12 @@ def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
     return replace(tree, value=sections)
 
 
-def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
+def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, Node]:
     """The variables that a profile may hold; every other one is noted, without its value."""
     kept: dict[str, Node] = {}
-    for name, node in env.items():
-        text = node.raw if node.raw is not None else str(node.value)
-        why = None
-        if not isinstance(node.value, str | int | float):
-            why = "it has no value"
-        elif not ENV_NAME.fullmatch(name):
+    for name, word in env.items():
+        text, why = word.text, None
+        if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
             why = "it is a secret; export it where you start the server"
@@ -120,9 +117,9 @@ def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, N
         elif name == "HF_ENDPOINT":
             why = "a profile never says where tokens are sent"
         if why:
-            notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
+            notes.append(Note("", f"{quoted(name)} is left out: {why}", word.span.line))
         else:
-            kept[name] = Node(text, node.span, key=node.key)
+            kept[name] = word.node()
     return kept
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from specserve.convert.words import UNKNOWN, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -39,16 +39,16 @@ class Expander:
         self.file, self.line, self.positional = file, line, positional
         self.variables: dict[str, Value] = {**variables}
         self.read: set[str] = set()
-        self.assumed: list[tuple[str, int, str]] = []
-        """The variable that an assumption is about, its line, and what is assumed."""
+        self.assumed: list[tuple[str, Note]] = []
+        """The variable that an assumption is about, and what is assumed."""
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"`{self.file}` is no shell text: {what}")
 
     def assume(self, said: str, row: int = 0, name: str = "") -> None:
-        row += self.line
-        if (name, row, said) not in self.assumed:
-            self.assumed.append((name, row, said))
+        assumption = (name, Note("", said, self.line + row))
+        if assumption not in self.assumed:
+            self.assumed.append(assumption)
 
     # Words: each piece is a text, a text to be split at blanks, or the end of a word.
 

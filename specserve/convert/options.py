@@ -52,6 +52,8 @@ class Parsed:
 
     options: list[Option] = field(default_factory=list)
     loose: list[tuple[Word, Option | None]] = field(default_factory=list)
+    positional: bool = True
+    """Whether the program takes a model among these."""
 
 
 def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool]]:
@@ -64,7 +66,7 @@ def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Pa
 
     `positional`: False for a program without positional arguments, where each word belongs to the option before it.
     """
-    parsed, at = Parsed(), 0
+    parsed, at = Parsed(positional=positional), 0
     while at < len(words):
         word = words[at]
         at += 1

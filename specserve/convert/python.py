@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.convert.given import Given, Setting
-from specserve.convert.invocation import Invocation, starts
-from specserve.convert.words import Word, unknown
+from specserve.convert.invocation import starts
+from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
@@ -183,7 +183,7 @@ def calls(source: Source) -> list[Given]:
     newest = table(known_versions()[-1])
     arguments = {**newest.frontend, **newest.engine}
     found: list[Given] = []
-    env: dict[str, Node] = {}
+    env: dict[str, Word] = {}
     for node in source.nodes:
         match node:
             case (
@@ -195,14 +195,15 @@ def calls(source: Source) -> list[Given]:
                     args=[ast.Constant(value=str(name)), value],
                 )
             ) if ast.unparse(holder).endswith("environ"):
-                env[name] = _tree(source.value(value), source.span(value))
+                env[name] = Word(text_of(source.value(value)), source.span(value))
             case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in ENGINES:
                 said = {
                     key: Setting(key, held, key, arguments.get(key))
                     for key, held in _keywords(node, source).items()
                 }
                 if said:
-                    found.append(Given(ENGINES[name], f"{name}(…)", source.span(node), said, dict(env)))
+                    start = Word(f"{name}(…)", source.span(node))
+                    found.append(Given(ENGINES[name], start, settings=said, env=dict(env)))
     return found
 
 
@@ -221,9 +222,9 @@ def _keywords(node: ast.Call, source: Source) -> dict[str, Node]:
     return keywords
 
 
-def command_lists(source: Source) -> list[Invocation]:
+def command_lists(source: Source) -> list[Given]:
     """The engines that lists of words start, in the order of the source, with what is added to a list later."""
-    found: list[Invocation] = []
+    found: list[Given] = []
     for node in source.nodes:
         if isinstance(node, (ast.List, ast.Tuple)) and starts(_words(node, source)):
             words, notes = _whole(node, source)
@@ -242,7 +243,7 @@ def _words(node: ast.expr, source: Source) -> list[Word]:
     return words
 
 
-def _whole(node: ast.expr, source: Source) -> tuple[list[Word], list[tuple[int, str]]]:
+def _whole(node: ast.expr, source: Source) -> tuple[list[Word], list[Note]]:
     """The words of a list with what its block adds to it, and notes about what a branch adds."""
     while isinstance(around := source.parents[node], ast.BinOp):  # `["vllm", "serve"] + more`
         node = around
@@ -254,7 +255,7 @@ def _whole(node: ast.expr, source: Source) -> tuple[list[Word], list[tuple[int, 
         else:
             shown = quoted(" ".join(word.text for word in added))
             said = f"{shown} is left out: it is added in a branch, which only a run decides"
-            notes.append((line_of(later), said))
+            notes.append(Note("", said, line_of(later)))
     return words, notes
 
 

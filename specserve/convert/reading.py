@@ -8,20 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert import sglang
-from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, Note, Setting, settings_of
-from specserve.convert.invocation import STARTS, Invocation, starts
-from specserve.convert.options import Option, Parsed, known_options, parse
+from specserve.convert.given import Given, command_settings
+from specserve.convert.invocation import STARTS, starts
+from specserve.convert.options import Parsed, known_options, parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.values import json_of_pairs, wrong_value
-from specserve.convert.words import UNKNOWN, Word
+from specserve.convert.values import json_of_pairs
+from specserve.convert.words import Note, Word
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
-from specserve.profile.tree import Node
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
@@ -50,7 +48,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
             problems.append(error)
             continue
         if found:
-            return [start if isinstance(start, Given) else _given(start, folder=folder) for start in found]
+            return [_with_settings(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
     hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
@@ -66,7 +64,7 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
     if not found:
         what = quoted(words[0].text) if words else "nothing"
         raise UsageError(f"{what} is no command that starts vLLM or SGLang")
-    return _given(found[0], folder=folder)
+    return _with_settings(found[0], folder=folder)
 
 
 def _code_of(text: str) -> str:
@@ -80,7 +78,7 @@ def _code_of(text: str) -> str:
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
-_Reader = Callable[..., "list[Invocation] | list[Given]"]
+_Reader = Callable[..., list[Given]]
 
 
 def _readers(text: str, *, file: str) -> list[_Reader]:
@@ -98,13 +96,13 @@ def _readers(text: str, *, file: str) -> list[_Reader]:
     return [*(reader for pattern, reader in likely if pattern.search(text)), _from_shell]
 
 
-def _from_python(text: str, *, file: str) -> list[Invocation] | list[Given]:
+def _from_python(text: str, *, file: str) -> list[Given]:
     source = Source(text, file=file)
     return calls(source) or command_lists(source)
 
 
-def _from_shell(text: str, *, file: str) -> list[Invocation]:
-    found: list[Invocation] = []
+def _from_shell(text: str, *, file: str) -> list[Given]:
+    found: list[Given] = []
     for command in script(text, file=file):
         for start in starts(command.words):
             exported = {} if start.image else _of_engine(command.exported, text)
@@ -123,68 +121,40 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
     }
 
 
-def _given(start: Invocation, *, folder: Path) -> Given:
-    """The settings of a command line; what is wrong with it becomes notes."""
-    sglangs = start.engine == "sglang"
+def _with_settings(given: Given, *, folder: Path) -> Given:
+    """The start with the settings of its command line; what is wrong with that becomes notes."""
+    if given.is_call:
+        return given
+    sglangs = given.engine == "sglang"
     tables = [table(version) for version in known_versions()]
     known = sglang.options(tables[-1]) if sglangs else known_options(tables)
-    parsed = parse(start.words, known, positional=not sglangs)
+    parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
-    notes = [Note("", text, line) for line, text in dict.fromkeys(start.notes)]
-    settings = settings_of([_without_pairs(option, notes) for option in parsed.options], found)
-    text = start.start.text
-    program = "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
-    what = "SGLang's launch_server" if sglangs else f"`{program}`"
-    given = Given(
-        start.engine,
-        what,
-        start.start.span,
-        settings,
-        {name: word.node() for name, word in start.env.items()},
-        notes,
-    )
-    given.image, given.published, given.words = start.image, start.published, start.words
-    _place_loose(parsed, given)
-    config = settings["config"].node if "config" in settings else None
-    if config and (unknown := UNKNOWN.search(str(config.value))):
-        message = f"the source does not say `--config`: it reads `${unknown[1]}`"
-        given.unresolved.append(wrong_value(message, config.span, help="write its value"))
-        del settings["config"]
-    if not sglangs:
-        given.settings = with_file(settings, folder=folder, found=found)
-    notes += [Note("", finding.message, finding.span.line) for finding in found]
-    if start.devices and (listed := re.search(r"device=([\w,-]+)", start.devices.text)):
-        given.env.setdefault("CUDA_VISIBLE_DEVICES", Node(listed[1], start.devices.span))
-    return given
+    notes = list(dict.fromkeys(given.notes))
+    _cure(parsed, notes)
+    settings = command_settings(parsed, folder=folder, found=found, unresolved=given.unresolved)
+    for finding in found:
+        more = ", and is left out" if finding.code == "SD102" else ""
+        notes.append(Note("", finding.message + more, finding.span.line))
+    if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
+        given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
+    return replace(given, settings=settings, notes=notes)
 
 
-def _without_pairs(option: Option, notes: list[Note]) -> Option:
-    """`--limit-mm-per-prompt image=4` as JSON."""
-    json = option.argument is not None and option.argument.form == "json" and not option.keys
-    pairs = json_of_pairs(option.values[0].text) if json and option.values else None
-    if pairs is None:
-        return option
-    word = option.values[0]
-    notes.append(Note("", f"`{option.flag} {word.text}` of old is JSON today", word.span.line))
-    return replace(option, values=(Word(pairs, word.span),))
-
-
-def _place_loose(parsed: Parsed, given: Given) -> None:
-    """The words of no option: the model, and the answers that switches of old took."""
-    for word, before in parsed.loose:
-        answer, line = word.text.lower(), word.span.line
-        switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        unknown = UNKNOWN.search(word.text)
-        if before and switch and answer in (*_NO, *_YES):
-            setting = given.settings[before.name]
-            value = (answer in _YES) is not before.negative
-            given.settings[before.name] = replace(setting, node=replace(setting.node, value=value))
-            text = f"`{before.flag} {word.text}` of old: a switch no longer takes a value"
-            given.notes.append(Note("", text, line))
-        elif "model" not in given.settings:
-            given.settings["model"] = Setting("model", word.node(), word.text)
-        elif unknown:
-            message = f"the source does not say what `${unknown[1]}` is"
-            given.unresolved.append(wrong_value(message, word.span, help="write its value"))
-        else:
-            given.notes.append(Note("", f"{quoted(word.text)} is left out: it belongs to no option", line))
+def _cure(parsed: Parsed, notes: list[Note]) -> None:
+    """Writes the forms of earlier vLLMs as those of today: `image=4` as JSON, `--switch False` as `--no-switch`."""
+    answers = {
+        id(before): word for word, before in parsed.loose if before and word.text.lower() in (*_NO, *_YES)
+    }
+    for at, option in enumerate(parsed.options):
+        form = option.argument.form if option.argument and not option.keys else ""
+        answer, value = answers.get(id(option)), next(iter(option.values), None)
+        if form == "json" and value and (pairs := json_of_pairs(value.text)):
+            notes.append(Note("", f"`{option.flag} {value.text}` of old is JSON today", value.span.line))
+            parsed.options[at] = replace(option, values=(Word(pairs, value.span),))
+        elif form == "flag" and answer:
+            negative = option.negative is (answer.text.lower() in _YES)
+            parsed.options[at] = replace(option, negative=negative)
+            parsed.loose.remove((answer, option))
+            text = f"`{option.flag} {answer.text}` of old: a switch no longer takes a value"
+            notes.append(Note("", text, answer.span.line))

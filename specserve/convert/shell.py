@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specserve.convert.expansion import LONGEST, Expander, Value, as_ascii, name_of, source_of
-from specserve.convert.words import UNKNOWN, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -32,7 +32,7 @@ class Command:
 
     words: list[Word]
     exported: dict[str, Word] = field(default_factory=dict)
-    notes: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
 
 def script(
@@ -70,7 +70,7 @@ def script(
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
     for command in shell.found:
-        command.notes += [(at, said) for name, at, said in shell.assumed if not name or name in shell.read]
+        command.notes += [note for name, note in shell.assumed if not name or name in shell.read]
     return shell.found
 
 
@@ -265,7 +265,7 @@ class _Shell(Expander):
         elif name.startswith("-") and self.found:
             said = f"`{name}` belongs to the command above, though no `\\` ends the line before"
             self.found[-1].words += words
-            self.found[-1].notes.append((words[0].span.line, said))
+            self.found[-1].notes.append(Note("", said, words[0].span.line))
         else:
             values = {name: self.variables.get(name) for name in self.exported}
             place = words[0].span

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note, Setting
+from specserve.convert.given import Given, Setting
+from specserve.convert.words import Note
 from specserve.plan.support import UnknownVersion, known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.profile.problems import quoted

@@ -48,6 +48,17 @@ class Word:
         return Node(self.text, self.span, key=self.span, raw=self.text)
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a profile says otherwise than the text it comes from, and why."""
+
+    path: str
+    """Where the profile's comment stands: a dotted path, or `` for the head of the file."""
+    text: str
+    line: int = 0
+    """Of the text; 0 where it has no lines."""
+
+
 def unresolved(text: str) -> str | None:
     """What a text leaves open, such as the name of a variable; None if it is complete."""
     match = UNKNOWN.search(text)

@@ -107,13 +107,15 @@ def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
 def test_one_known_value_is_taken_with_a_note_if_it_stands_in_a_branch(text: str) -> None:
     (command,) = [item for item in script(text, file="x.sh") if item.words[0].text == "vllm"]
     assert command.words[-1].text == "1"
-    assert [said.split(" ", 1)[0] for _, said in command.notes] == ["`X`"] * ("else" not in text)
+    assert [said.split(" ", 1)[0] for said in (note.text for note in command.notes)] == ["`X`"] * (
+        "else" not in text
+    )
 
 
 def test_arguments_that_a_branch_takes_away_are_noted() -> None:
     (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"])[1:]
     assert command.words[-1].text == "a"
-    assert "own arguments are read without the branch in line 1" in command.notes[0][1]
+    assert "own arguments are read without the branch in line 1" in command.notes[0].text
 
 
 NAMES = ["A", "B", "M"]

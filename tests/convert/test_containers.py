@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.containers import containers
-from specserve.convert.invocation import Invocation
+from specserve.convert.given import Given
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
-def only(text: str) -> Invocation:
+def only(text: str) -> Given:
     (found,) = containers(text, file="x.yaml")
     return found
 
@@ -83,7 +83,7 @@ def test_what_stands_around_the_engine_is_kept() -> None:
     start = only(f"{SERVICE}{ports}\n    command: a/b")
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
     assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
-    assert [text for _, text in start.notes] == [
+    assert [note.text for note in start.notes] == [
         "the volumes `./m:/m` are left out: vLLM sees the paths of its own machine",
         "what the container says of itself is left out: `restart`",
     ]

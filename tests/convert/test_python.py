@@ -65,7 +65,7 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 def test_variables_set_before_the_engine_are_its_environment() -> None:
     text = "os.environ['VLLM_USE_V1'] = '0'\nLLM('m')\nos.environ['LATER'] = '1'"
     (call,) = calls(Source(text, file="x.py"))
-    assert {name: node.value for name, node in call.env.items()} == {"VLLM_USE_V1": "0"}
+    assert {name: word.text for name, word in call.env.items()} == {"VLLM_USE_V1": "0"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
