@@ -10,6 +10,7 @@ from specserve.convert.given import Given, Setting, command_settings, left_open
 from specserve.convert.invocation import STARTS, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
+from specserve.convert.surroundings import first_version
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
@@ -100,10 +101,7 @@ def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
     if profile.vllm is not None:
         return profile
-    refused = [_refused(profile, given, version) for version in known_versions()]
-    first = len(refused) - 1
-    while first > 0 and refused[first - 1] <= refused[-1]:
-        first -= 1
+    first = first_version([_refused(profile, given, version) for version in known_versions()])
     return replace(profile, vllm=f">={known_versions()[first]}") if first else profile
 
 

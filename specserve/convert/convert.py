@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from specserve.convert.given import Given
 from specserve.convert.profiletree import profile_tree
-from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
+from specserve.convert.surroundings import first_version, image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
 from specserve.convert.values import wrong_value
 from specserve.convert.words import UNKNOWN, Note, Word, unresolved
@@ -30,7 +30,8 @@ from specserve.profile.validate import validate
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
 _ROUNDS = 5
-_Removed = list[tuple[str, Node, str]]
+_Removed = list[tuple[str, str, Node]]
+"""The path, the key and the value of what is taken out of a tree."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", "exec", "env", "sudo")
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
@@ -139,45 +140,46 @@ def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     """The tree without secrets, which are noted, and without what the source leaves open, which is an error."""
     removed: _Removed = []
-    tree = _without_texts(tree, lambda text: looks_secret(text) or unresolved(text), removed) or tree
-    target = (tree.mapping or {}).get("target")
-    model = (target.mapping or {}).get("model") if target else None
-    if model and (model.value in _PROGRAMS or not isinstance(meaning(str(model.value)), str)):
-        removed.append(("target.model", model, str(model.value)))
-        tree = _without(tree, ["target", "model"])
-    for path, node, text in removed:
+    tree = _without(tree, _is_open_or_secret, removed) or tree
+    for path, key, node in removed:
+        text = str(node.value) if isinstance(node.value, str) else key
         if looks_secret(text):
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
-            message = f"the source does not say `{path}`: it reads {quoted(_harmless(text))}"
+            message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
             found.append(wrong_value(message, node.span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
 
 
-def _without_texts(
-    node: Node, wrong: Callable[[str], object], removed: _Removed, path: str = ""
-) -> Node | None:
-    """The tree without the texts and keys that are wrong, and what they leave empty.
+def _is_open_or_secret(path: str, key: str, node: Node) -> bool:
+    """Whether a value or its key is a secret or left open, or whether a model is a program or a number."""
+    texts = [key, node.value] if isinstance(node.value, str) else [key]
+    if any(looks_secret(text) or unresolved(text) for text in texts):
+        return True
+    return path == "target.model" and (
+        node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
+    )
 
-    `removed` collects them with their paths.
-    """
-    if isinstance(node.value, str) and wrong(node.value):
-        removed.append((path, node, node.value))
+
+def _without(
+    node: Node, wrong: Callable[[str, str, Node], bool], removed: _Removed, path: str = "", key: str = ""
+) -> Node | None:
+    """The tree without the values that are wrong by path, key and value, and what they leave empty."""
+    if wrong(path, key, node):
+        removed.append((path, key, node))
         return None
     if isinstance(node.value, list):
-        items = [_without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
-        kept_items = [item for item in items if item]
-        return replace(node, value=kept_items) if kept_items or not items else None
+        cleaned = (_without(item, wrong, removed, f"{path}[]") for item in node.value)
+        items = [item for item in cleaned if item]
+        return replace(node, value=items) if items or not node.value else None
     if node.mapping is None:
         return node
     kept: dict[str, Node] = {}
-    for key, child in node.mapping.items():
-        if wrong(key):
-            removed.append((path, child, key))
-        elif clean := _without_texts(child, wrong, removed, f"{path}.{key}" if path else key):
-            kept[key] = clean
+    for name, child in node.mapping.items():
+        if clean := _without(child, wrong, removed, f"{path}.{name}" if path else name, name):
+            kept[name] = clean
     return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
@@ -189,41 +191,26 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
         if profile:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
-        cut = [item for item in wrong if item[0] not in _KEPT]
+        cut = {path.partition("[")[0]: (message, span) for path, message, span in wrong if path not in _KEPT}
         if not cut:
             return tree, None if wrong else profile
-        for path, message, span in cut:
-            smaller = _without(tree, path.split("."))
-            if smaller is not tree:
-                tree = smaller
-                notes.append(Note("", f"`{path}` is left out: {message}", span.line))
+        removed: _Removed = []
+        tree = _without(tree, lambda path, _key, _node: path in cut, removed) or tree  # noqa: B023
+        for path, _, _ in removed:
+            notes.append(Note("", f"`{path}` is left out: {cut[path][0]}", cut[path][1].line))
     return tree, None
-
-
-def _without(tree: Node, keys: list[str]) -> Node:
-    """The tree without the value at this path; the tree itself if there is none."""
-    values, name = tree.mapping, keys[0].partition("[")[0]
-    if values is None or name not in values:
-        return tree
-    if len(keys) == 1 or name != keys[0]:
-        return replace(tree, value={key: node for key, node in values.items() if key != name})
-    inner = _without(values[name], keys[1:])
-    return tree if inner is values[name] else replace(tree, value={**values, name: inner})
 
 
 def _for_versions(tree: Node, profile: Profile | None, versions: str | None, notes: list[Note]) -> Node:
     """With the range of the image's vLLM, or of those vLLMs that take all that the newest takes."""
     minors = known_versions() if profile and versions is None else []
     refused = [{item.path for item in problems(profile, table(minor))} for minor in minors if profile]
-    for older, minor in zip(reversed(refused[:-1]), reversed(minors[1:]), strict=True):
-        missing = sorted(older - refused[-1])
-        if missing:
-            versions = f">={minor}"
-            notes.append(Note("vllm", f"the first known version that has `{missing[0]}` as it is used here"))
-            break
-    return (
-        replace(tree, value={"vllm": Node(versions, Span("")), **(tree.mapping or {})}) if versions else tree
-    )
+    if first := first_version(refused):
+        versions = f">={minors[first]}"
+        missing = min(refused[first - 1] - refused[-1])
+        notes.append(Note("vllm", f"the first known version that has `{missing}` as it is used here"))
+    range_ = {"vllm": Node(versions, Span(""))} if versions else {}
+    return replace(tree, value={**range_, **(tree.mapping or {})})
 
 
 def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specserve.convert.given import Given, Setting
 from specserve.convert.words import Note
@@ -44,6 +45,14 @@ def image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]
         text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
     notes.append(Note("vllm", text, image.span.line))
     return newest, None
+
+
+def first_version(refused: Sequence[set[Any]]) -> int:
+    """The place of the first version from which on each takes what the newest takes, by what each one refuses."""
+    first = len(refused) - 1
+    while first > 0 and refused[first - 1] <= refused[-1]:
+        first -= 1
+    return max(first, 0)
 
 
 def keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:
