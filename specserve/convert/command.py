@@ -10,13 +10,12 @@ from specserve.convert.given import Given, Setting, command_settings, left_open
 from specserve.convert.invocation import STARTS, invocation
 from specserve.convert.options import known_options, parse
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.surroundings import first_version
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.replacements import KEYS, advice
-from specserve.plan.support import known_versions, table
+from specserve.plan.support import first_version, known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
 from specserve.profile.problems import ordered, quoted

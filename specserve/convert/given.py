@@ -6,8 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specserve.convert.options import Option, Parsed, known_options
-from specserve.convert.values import NotJson, json_node, merged, node_of, wrong_value
+from specserve.convert.options import (
+    NotJson,
+    Option,
+    Parsed,
+    json_node,
+    known_options,
+    merged,
+    node_of,
+    wrong_value,
+)
 from specserve.convert.words import UNKNOWN, Note, Word
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.plan.support import known_versions, table

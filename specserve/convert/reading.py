@@ -11,10 +11,9 @@ from specserve.convert import sglang
 from specserve.convert.containers import containers
 from specserve.convert.given import Given, command_settings
 from specserve.convert.invocation import STARTS, starts
-from specserve.convert.options import Parsed, known_options, parse
+from specserve.convert.options import Parsed, json_of_pairs, known_options, parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.values import json_of_pairs
 from specserve.convert.words import Note, Word
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError

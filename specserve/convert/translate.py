@@ -9,8 +9,8 @@ from typing import Any
 
 from specserve.convert import sglang
 from specserve.convert.given import Given, Setting
+from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
-from specserve.convert.values import merged
 from specserve.convert.words import Note, Word, unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.plan.table import VllmTable
