@@ -10,7 +10,7 @@ from specserve.convert.given import Given, Setting
 from specserve.convert.options import wrong_value
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
-from specserve.convert.words import UNKNOWN, Note, Word, unresolved
+from specserve.convert.words import Note, Word, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
@@ -83,8 +83,7 @@ def converted(given: Given, *, origin: str) -> Converted:
 
 def _harmless(text: str) -> str:
     """A text without secrets, and without the marks of what the source leaves open."""
-    named = UNKNOWN.sub(lambda match: f"${match[1]}" if match[1].isidentifier() else "$(…)", text)
-    return hushed(_PRIVATE_USE.sub("…", named))
+    return hushed(_PRIVATE_USE.sub("…", readable(text)))
 
 
 def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:

@@ -16,7 +16,7 @@ from specserve.convert.options import (
     node_of,
     wrong_value,
 )
-from specserve.convert.words import UNKNOWN, Note, Word
+from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.plan.support import known_versions, table
 from specserve.plan.table import Argument
@@ -125,8 +125,8 @@ def command_settings(
 
 def left_open(word: Word) -> Finding:
     """An error about a word that the source does not say."""
-    name = UNKNOWN.sub(r"$\1", word.text)
-    return wrong_value(f"the source does not say what {quoted(name)} is", word.span, help="write its value")
+    name = quoted(readable(word.text))
+    return wrong_value(f"the source does not say what {name} is", word.span, help="write its value")
 
 
 def settings_of(options: Iterable[Option], found: list[Finding]) -> dict[str, Setting]:

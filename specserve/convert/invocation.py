@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from specserve.convert.given import Given
 from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, readable, unknown
 from specserve.profile.problems import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
@@ -90,7 +90,7 @@ def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:
 def _before(words: Sequence[Word]) -> list[Note]:
     """A note about the wrappers before a program."""
     shown = [
-        UNKNOWN.sub(r"$\1", word.text)
+        readable(word.text)
         for word in words
         if word.text.rpartition("/")[2] not in _QUIET
         and not ASSIGNMENT.fullmatch(word.text)
@@ -160,7 +160,7 @@ def _container(words: Sequence[Word], found: Given, *, nested: int) -> list[Give
 
 def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> list[Note]:
     """What a container says and a profile does not."""
-    shown = [", ".join(quoted(UNKNOWN.sub(r"$\1", text)) for text in texts) for texts in (folders, other)]
+    shown = [", ".join(quoted(readable(text)) for text in texts) for texts in (folders, other)]
     notes = []
     if folders:
         notes.append(

@@ -77,22 +77,13 @@ def _code_of(text: str) -> str:
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
-_Reader = Callable[..., list[Given]]
-
-
-def _readers(text: str, *, file: str) -> list[_Reader]:
+def _readers(text: str, *, file: str) -> list[Callable[..., list[Given]]]:
     """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
-    named: dict[str, _Reader] = {
-        ".py": _from_python,
-        ".yaml": containers,
-        ".yml": containers,
-        ".sh": _from_shell,
-    }
-    suffix = Path(file).suffix.lower()
-    if suffix in named:
-        return [named[suffix]]
-    likely: list[tuple[re.Pattern[str], _Reader]] = [(_PYTHON, _from_python), (_YAML, containers)]
-    return [*(reader for pattern, reader in likely if pattern.search(text)), _from_shell]
+    readers = {".py": _from_python, ".yaml": containers, ".yml": containers, ".sh": _from_shell}
+    named = readers.get(Path(file).suffix.lower())
+    python = [_from_python] if _PYTHON.search(text) else []
+    yaml = [containers] if _YAML.search(text) else []
+    return [named] if named else [*python, *yaml, _from_shell]
 
 
 def _from_python(text: str, *, file: str) -> list[Given]:

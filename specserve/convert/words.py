@@ -59,12 +59,14 @@ class Note:
     """Of the text; 0 where it has no lines."""
 
 
-def unresolved(text: str) -> str | None:
-    """What a text leaves open, such as the name of a variable; None if it is complete."""
-    match = UNKNOWN.search(text)
-    if match:
-        return match[1] or "a variable"
-    return text if _PRIVATE.search(text) else None
+def unresolved(text: str) -> bool:
+    """Whether a text leaves something open, such as a variable."""
+    return bool(_PRIVATE.search(text))
+
+
+def readable(text: str) -> str:
+    """A text with a name such as `$X` for each thing that it leaves open."""
+    return UNKNOWN.sub(lambda match: f"${match[1]}" if match[1].isidentifier() else "$(…)", text)
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:
