@@ -95,7 +95,8 @@ def test_every_document_of_a_file_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "a: !x {", "[" * 500, "&a [*a]: x", "a: " + "[" * 5000 + "]" * 5000]
+    "text",
+    ["a: [", "a: !x {", "a: 1\na: 2", "? [a]\n: b", "[" * 500, "&a [*a]: x", "a: " + "[" * 5000 + "]" * 5000],
 )
 def test_what_is_no_yaml_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.yaml` is not YAML"):

@@ -240,3 +240,25 @@ def test_values_that_stick_to_an_option_of_docker_are_read() -> None:
 def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
     (given,) = found("export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH PYTHONPATH=/y\nvllm serve a/b")
     assert given.env["PYTHONPATH"].text == "/y" and "LD_LIBRARY_PATH" in given.env
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm serve a/b --config missing.yaml", "cannot read the arguments in `missing.yaml`"),
+        ("vllm serve a/b --config $CONFIG", "does not say what `$CONFIG` is"),
+        ("vllm serve a/b --enforce-eager $MORE", "does not say what `$MORE` is"),
+    ],
+)
+def test_arguments_that_cannot_be_known_are_refused(text: str, message: str) -> None:
+    (given,) = found(text)
+    assert any(message in finding.message for finding in given.unresolved)
+    assert "config" not in given.settings
+
+
+def test_a_word_of_no_option_is_never_the_model_of_an_engine_that_has_one() -> None:
+    (given,) = found("python -m sglang.launch_server --model-path a/b --tp 2 4")
+    assert "model" not in given.settings and any(
+        "`4` belongs to no option" in note.text for note in given.notes
+    )
+    assert models("vllm serve --model a/b --quantization fp8 c") == ["a/b"]
