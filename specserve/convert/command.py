@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specserve.convert.given import Given, Setting, command_settings, left_open
 from specserve.convert.invocation import STARTS, invocation
-from specserve.convert.options import known_options, parse
+from specserve.convert.options import known_options, parse, refused_spellings
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
@@ -50,7 +50,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = validate(tree, file=COMMAND)
     if profile:
-        profile = _for_versions(profile, given)
+        profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
     told = [*found, *(_explained(finding) for finding in more)]
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
@@ -96,20 +96,16 @@ def _explained(finding: Finding) -> Finding:
     return replace(finding, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
-def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
+def _for_versions(profile: Profile) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
     if profile.vllm is not None:
         return profile
-    first = first_version([_refused(profile, given, version) for version in known_versions()])
+    refused = []
+    for known in map(table, known_versions()):
+        problems_there = [*problems(profile, known), *refused_spellings(profile, known)]
+        refused.append({(item.path, item.kind) for item in problems_there})
+    first = first_version(refused)
     return replace(profile, vllm=f">={known_versions()[first]}") if first else profile
-
-
-def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> set[tuple[str, str]]:
-    """What one version would not take: arguments and values, and the spelling of an option."""
-    known = table(version)
-    flags = {setting.written for setting in given.values() if setting.written.startswith("-")}
-    strange = {("", flag) for flag in flags - known.options().keys()}
-    return strange | {(item.path, item.kind) for item in problems(profile, known)}
 
 
 def _open_to_all(profile: Profile, start: Given) -> list[Finding]:

@@ -101,12 +101,12 @@ def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
         return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
-    values = [mapping.get(key) for key in _COMMAND]
-    texts = [resolved(value, shell=shell) if isinstance(value, Word) else value for value in values]
     command: list[Word] = []
-    for value in texts:
-        items = _listed(value)
-        command += items if isinstance(value, Word) else [resolved(item, shell=shell) for item in items]
+    for value in (mapping.get(key) for key in _COMMAND):
+        if isinstance(value, Word):
+            command += _listed(resolved(value, shell=shell))
+        else:
+            command += [resolved(item, shell=shell) for item in _listed(value)]
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
     found = Given("vllm", place, env=env)
     found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
