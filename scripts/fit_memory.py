@@ -61,6 +61,8 @@ Kind = Literal[
 ]
 _POOLED: frozenset[Kind] = frozenset({"layers", "one_gpu_gib", "pcie_gpus_gib", "graph_mib"})
 """What depends neither on the version nor on the runner."""
+_SAME_SAMPLER = frozenset({"0.17", "0.21"})
+"""Versions of the V1 runner whose sampler holds the same: since 0.17 it no longer sorts."""
 _BEFORE_V1 = "0.5"
 """The engine before V1 is by itself."""
 _ASSUMED: Mapping[Kind, tuple[float, float]] = {
@@ -142,20 +144,22 @@ def fitted(points: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, Kind], I
     found: dict[tuple[str, str, Kind], Interval] = {}
     for rules in regimes():
         for kind in get_args(Kind) if rules.runner != "cpu" else ():
-            seen = [
-                sample
-                for sample in samples
-                if sample.kind == kind
-                and (
-                    (sample.since == rules.since and sample.runner == rules.runner)
-                    or (kind in _POOLED and _BEFORE_V1 not in (sample.since, rules.since))
-                )
-            ]
+            seen = [sample for sample in samples if sample.kind == kind and _supports(sample, rules)]
             if kind == "draft_bytes" and rules.runner != "v2":
                 continue
             assumed = _READ.get((rules.runner, rules.since, kind)) or _ASSUMED[kind]
             found[rules.runner, rules.since, kind] = _bounds(seen, assumed=assumed)
     return found
+
+
+def _supports(sample: Sample, rules: Regime) -> bool:
+    """Whether a log of one regime says something of the same constant of another."""
+    if (sample.since, sample.runner) == (rules.since, rules.runner):
+        return True
+    if sample.kind in _POOLED:
+        return _BEFORE_V1 not in (sample.since, rules.since)
+    is_v1 = sample.runner == rules.runner == "v1"
+    return sample.kind == "sampler_bytes" and is_v1 and {sample.since, rules.since} <= _SAME_SAMPLER
 
 
 def _bounds(seen: Sequence[Sample], *, assumed: tuple[float, float]) -> Interval:

@@ -4,6 +4,8 @@ Each case of `tests/plan/memory/cases.json` is built by the installed vLLM on th
 alone; the figures go to `tests/plan/memory/recorded.json`. Run it anew when a case or the vLLM version changes:
 
     python scripts/record_memory.py [CASE…]
+
+vLLM imports Qwen3.5 only where torchvision is installed.
 """
 
 from __future__ import annotations

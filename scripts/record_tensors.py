@@ -15,17 +15,20 @@ from typing import Any
 from record_memory import CONFIGS, FOLDER
 
 TENSORS = FOLDER / "tensors.json"
+_LEFT_OUT = ("eagle", "dflash", "draft", "llama-8b", "gemma4-assistant")
+"""Heads and drafts, and a model whose size alone is compared."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
 def tensors_of(config: dict[str, Any]) -> list[list[Any]]:
     """The state of one model, built without memory."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(config))
+        kind = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
+        model = kind.from_config(CONFIG_MAPPING[config["model_type"]].from_dict(config))
     rows: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for name, tensor in model.state_dict().items():
         found = _LAYER.search(name)
@@ -39,7 +42,7 @@ def main() -> None:
     rows = {}
     for path in sorted(CONFIGS.glob("*.json")):
         config = json.loads(path.read_text())
-        if "quantization_config" in config or path.stem.startswith(("eagle", "dflash", "draft", "llama-8b")):
+        if "quantization_config" in config or path.stem.startswith(_LEFT_OUT):
             continue
         rows[path.stem] = tensors_of(config)
     lines = [f"{json.dumps(name)}: {json.dumps(kept, separators=(',', ':'))}" for name, kept in rows.items()]

@@ -221,7 +221,7 @@ def _arm(profile: Path, tokens: int | None) -> Arm:
         plan=plan,
         is_baseline=tokens is None,
         model=loaded.target.model,
-        memory_bytes=memory_bytes(loaded),
+        memory_bytes=memory_bytes(loaded, plan),
     )
 
 

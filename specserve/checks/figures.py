@@ -43,6 +43,8 @@ def parts(memory: MemoryEstimate, machine: Machine) -> str:
     weights = gib(per_gpu.target_weights)
     if per_gpu.draft_weights:
         weights += f" + {gib(per_gpu.draft_weights)} of the draft"
+    if memory.unknown_draft:
+        weights += " without the draft"
     where, total = "per GPU", gib(per_gpu.total)
     if machine.is_cpu:
         where = f"each of {memory.ranks} ranks on this host" if memory.ranks > 1 else "on this host"

@@ -222,22 +222,31 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
 def _weighed(
     context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
 ) -> Context:
-    """The context with the memory of each arm; a model whose shape is not known leaves the group out.
+    """The context with the memory of each arm: of the target alone where the draft is not known.
 
-    `shapes`: the models by the dotted path that names them.
+    A target whose shape is not known leaves the group out. `shapes`: the models by the dotted path that names them.
     """
     try:
-        arms = tuple(
-            replace(arm, memory=_estimate(context, arm, wanted, shapes))
-            if arm.speculation.model is None or f"{arm.path}.model" in shapes
-            else arm
-            for arm in context.arms
-        )
+        arms = tuple(replace(arm, memory=_arm_estimate(context, arm, wanted, shapes)) for arm in context.arms)
         alone = None if context.profile.speculation else _estimate(context, None, wanted, shapes)
     except FactError as error:
         missing["hardware"] = error.message
         return context
     return replace(context, arms=arms, memory=alone)
+
+
+def _arm_estimate(
+    context: Context, arm: Arm, wanted: Wanted, shapes: Mapping[str, ModelFacts]
+) -> MemoryEstimate:
+    """The memory of one way to speculate. Raises FactError where the target does not say enough."""
+    draft = f"{arm.path}.model"
+    try:
+        return _estimate(context, arm, wanted, shapes)
+    except FactError:
+        if draft not in shapes:
+            raise
+        target_only = {path: facts for path, facts in shapes.items() if path != draft}
+        return _estimate(context, arm, wanted, target_only)
 
 
 def _estimate(
@@ -256,6 +265,8 @@ def _estimate(
         speculation=arm.speculation if arm else None,
         draft=draft,
     )
+    if arm and arm.speculation.model and draft is None:
+        found = replace(found, unknown_draft=arm.speculation.model)
     needed = _asked(found, wanted) if wanted.ask_vllm else None
     estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
@@ -275,7 +286,7 @@ def _asked(found: Situation, wanted: Wanted) -> Demand:
         found.target,
         found.draft,
         settings=found.settings,
-        method=found.method,
+        method=None if found.unknown_draft else found.method,
         num_speculative_tokens=found.num_speculative_tokens,
         draft_kv_cache_dtype=found.draft_kv_cache_dtype,
     )

@@ -98,7 +98,7 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
         return capacity(memory)
     if weights >= per_gpu.budget:
         each = "" if machine.is_cpu else " per GPU"
-        return f"the weights take {gib(weights)} of {gib(per_gpu.budget)}{each}"
+        return f"the weights take {gib(weights)}{each}, and vLLM may use {gib(per_gpu.budget)}"
     if not per_gpu.kv_cache.high:
         return "nothing is left for the KV cache"
     return capacity(memory)
@@ -111,8 +111,8 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
     ## Why is this bad?
     Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication
     buffers. It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies
-    outside of vLLM's share, or if a promised concurrency has no room. If the architecture is not known, so that
-    its KV cache cannot be computed, this finding is an info.
+    outside of vLLM's share, or if a promised concurrency has no room. If only a model is not known, the draft or
+    an architecture whose KV cache cannot be computed, this finding is an info.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
@@ -138,7 +138,7 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
                 help=advice(memory)
                 if memory.is_kv_known
                 else "`--ask-vllm` lets the installed vLLM compute it",
-                severity=None if memory.is_kv_known else Severity.INFO,
+                severity=Severity.INFO if memory.is_only_in_doubt else None,
             )
 
 

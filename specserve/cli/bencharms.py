@@ -137,7 +137,7 @@ def _devices(profile: Profile) -> tuple[str, ...] | None:
 def _memory(profile: Profile, plan: LaunchPlan) -> int | None:
     from specserve.measure.bench.fit import memory_bytes
 
-    return memory_bytes(profile) if plan.platform == "cpu" else None
+    return memory_bytes(profile, plan) if plan.platform == "cpu" else None
 
 
 def _local_models(profile: Profile) -> tuple[str, ...]:

@@ -54,14 +54,14 @@ def is_command(words: Sequence[str]) -> bool:
 
 def remember(words: Sequence[str], *, asked: str = "check") -> str:
     """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
-    from specserve.convert.command import NoStart, profile_of
+    from specserve.convert.command import NoStart, profile_of, starts_worker
     from specserve.convert.words import COMMAND
     from specserve.profile.load import made_by
 
     words = list(words)
-    if asked in _LAUNCH and "--headless" in words:
+    if asked in _LAUNCH and starts_worker(words):
         raise UsageError(
-            f"`--headless` starts a worker that answers no requests; `{asked}` is for a server that answers",
+            f"this command starts a worker that answers no requests; `{asked}` is for a server that answers",
             hint="give the first node's command; `specserve check -- …` judges this one",
         )
     _REMEMBERED[COMMAND] = words

@@ -60,7 +60,7 @@ def arm(
         api_key_env=plan.api_key_env,
         ranks=world_size(profile),
         devices=tuple(map(str, named)) if named else None,
-        memory_bytes=memory_bytes(profile) if plan.platform == "cpu" else None,
+        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
     )
     return planned, profile
 

@@ -6,18 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.argumentfile import with_file
-from specserve.convert.given import Setting, left_over, settings_of
-from specserve.convert.invocation import STARTS, Invocation, invocation
-from specserve.convert.options import known_options, parse
+from specserve.convert.given import Given, Setting, command_settings, left_open
+from specserve.convert.invocation import STARTS, invocation
+from specserve.convert.options import known_options, parse, refused_spellings
 from specserve.convert.profiletree import SECRETS, profile_tree
-from specserve.convert.values import wrong_value
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.replacements import KEYS, advice
-from specserve.plan.support import known_versions, table
+from specserve.plan.support import first_version, known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
 from specserve.profile.problems import ordered, quoted
@@ -31,6 +29,11 @@ class NoStart(UsageError):
     """The command starts no vLLM; whoever took it says how it is written."""
 
 
+def starts_worker(words: Iterable[str]) -> bool:
+    """Whether the command starts a node without an API server."""
+    return "--headless" in words
+
+
 def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[Profile | None, list[Finding]]:
     """The profile that a command line amounts to, and what is wrong with the line itself.
 
@@ -40,8 +43,9 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     """
     line, argv = argv_words(words)
     start = _started(argv)
-    found = [_open(word) for word in start.words if UNKNOWN.search(word.text)]
-    given = _known(_given(start, found), found)
+    found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
+    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
+    given = _known(command_settings(parsed, folder=Path.cwd(), found=found, unresolved=found), found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
@@ -51,13 +55,13 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = validate(tree, file=COMMAND)
     if profile:
-        profile = _for_versions(profile, given)
+        profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
     told = [*found, *(_explained(finding) for finding in more)]
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 
 
-def _started(argv: Sequence[Word]) -> Invocation:
+def _started(argv: Sequence[Word]) -> Given:
     """The start of vLLM among the words, in the script of a shell too."""
     start = invocation(argv)
     if start is None:
@@ -73,22 +77,6 @@ def _started(argv: Sequence[Word]) -> Invocation:
         start.words = [replace(word, span=whole) for word in start.words]
         start.start = replace(start.start, span=whole)
     return start
-
-
-def _open(word: Word) -> Finding:
-    """An error about a word that the script in a command line leaves open."""
-    name = UNKNOWN.sub(r"$\1", word.text)
-    return wrong_value(f"the command does not say what {quoted(name)} is", word.span, help="write its value")
-
-
-def _given(start: Invocation, found: list[Finding]) -> Mapping[str, Setting]:
-    """Every argument of the command line over those of its `--config` file."""
-    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
-    model = left_over(parsed, found)
-    given = settings_of(parsed.options, found)
-    if model is not None:
-        given["model"] = Setting("model", model, str(model.value))
-    return with_file(given, folder=Path.cwd(), found=found)
 
 
 def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
@@ -113,26 +101,19 @@ def _explained(finding: Finding) -> Finding:
     return replace(finding, help=f"write `{old.now}`: {old.why}" if old.now else f"leave it out: {old.why}")
 
 
-def _for_versions(profile: Profile, given: Mapping[str, Setting]) -> Profile:
+def _for_versions(profile: Profile) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
     if profile.vllm is not None:
         return profile
-    refused = [_refused(profile, given, version) for version in known_versions()]
-    first = len(refused) - 1
-    while first > 0 and refused[first - 1] <= refused[-1]:
-        first -= 1
+    refused = []
+    for known in map(table, known_versions()):
+        problems_there = [*problems(profile, known), *refused_spellings(profile, known)]
+        refused.append({(item.path, item.kind) for item in problems_there})
+    first = first_version(refused)
     return replace(profile, vllm=f">={known_versions()[first]}") if first else profile
 
 
-def _refused(profile: Profile, given: Mapping[str, Setting], version: str) -> set[tuple[str, str]]:
-    """What one version would not take: arguments and values, and the spelling of an option."""
-    known = table(version)
-    flags = {setting.written for setting in given.values() if setting.written.startswith("-")}
-    strange = {("", flag) for flag in flags - known.options().keys()}
-    return strange | {(item.path, item.kind) for item in problems(profile, known)}
-
-
-def _open_to_all(profile: Profile, start: Invocation) -> list[Finding]:
+def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
     """vLLM listens on every interface where no host is said."""
     if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
         return []

@@ -5,90 +5,76 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from specserve.convert.invocation import STARTS, Invocation, around_notes, in_container, is_image, starts
-from specserve.convert.words import UNKNOWN, Word, unknown
-from specserve.diagnostics import Span
+import yaml
+
+from specserve.convert.given import Given
+from specserve.convert.invocation import STARTS, around_notes, in_container, is_image
+from specserve.convert.words import Word, unknown
+from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
-from specserve.profile.build import MAX_DEPTH, MAX_VALUES
+from specserve.profile.build import Builder
+from specserve.profile.problems import Stop
+from specserve.profile.tree import Node
 
 _INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
 _OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
 _UNSET = re.compile(r"\$\{?(\w+)\}?")
 _HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
 _TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
-_TASK = ("resources", "envs", "setup", "num_nodes", "file_mounts", "service")
+_SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh -[a-z]*c ")
+_COMMAND = ("entrypoint", "command", "args")
 _READ = (
-    "image", "entrypoint", "command", "args", "environment", "env", "ports", "volumes", "volumeMounts", "name",
-    "container_name", "build", "stdin_open", "tty",
+    "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name",
+    "build", "stdin_open", "tty",
 )  # fmt: skip
-_OF_THE_PARSER = (
-    ValueError,
-    AttributeError,
-    AssertionError,
-    TypeError,
-)  # what ruamel.yaml raises for odd texts
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
-def containers(text: str, *, file: str) -> list[Invocation]:
+def containers(text: str, *, file: str) -> list[Given]:
     """Every engine that a YAML file starts. Raises UsageError for what is no YAML, or a form that is not read."""
     documents = _documents(text, file=file)
-    mappings = [mapping for document in documents for mapping in _mappings(document)]
-    roots = [document for document in documents if isinstance(document, dict)]
-    if _TEMPLATE.search(text) or any(key in mapping for mapping in mappings for key in _HELM):
+    if _TEMPLATE.search(text) or any(
+        key in item for root in documents for item in _mappings(root) for key in _HELM
+    ):
         hint = "render the chart with `helm template`, and convert the manifest that it prints"
         raise UsageError(
             f"`{file}` holds values or templates of Helm, which specserve does not read", hint=hint
         )
-    if any("run" in root and any(key in root for key in _TASK) for root in roots):
-        hint = "convert the command that stands behind `run:`"
-        raise UsageError(f"`{file}` is a task of SkyPilot, which specserve does not read", hint=hint)
-    found: list[Invocation] = []
-    for root in roots:
+    found: list[Given] = []
+    for root in documents:
         for mapping in _mappings(root):
-            found += _started(mapping, compose="services" in root)
-    return found or [start for mapping in mappings for start in _in_texts(mapping)]
+            found += _started(mapping, compose=isinstance(root, dict) and "services" in root)
+    return found
 
 
 def _documents(text: str, *, file: str) -> list[Any]:
     """The documents as dictionaries, lists and words: each scalar as it is written, with its place."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
+    findings: list[Finding] = []
     try:
-        budget = [MAX_VALUES]
-        return [
-            _plain(node, file, budget, 0) for node in YAML(typ="safe", pure=True).compose_all(text) if node
-        ]
-    except (YAMLError, RecursionError, LookupError, *_OF_THE_PARSER) as error:
+        builder = Builder(file, findings)
+        roots = [builder.build(root) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root]
+        reason = findings[0].message if findings else ""
+    except (yaml.YAMLError, RecursionError, ValueError, Stop) as error:
         reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise UsageError(f"`{file}` is not YAML: {reason}") from error
+    if reason:
+        raise UsageError(f"`{file}` is not YAML that specserve reads: {reason}")
+    return [_plain(root, text.split("\n")) for root in roots]
 
 
-def _plain(node: Any, file: str, budget: list[int], depth: int) -> Any:
-    budget[0] -= 1
-    if budget[0] < 0 or depth > MAX_DEPTH:
-        raise ValueError("it is too large, or nested too deeply")
-    if node.id == "sequence":
-        return [_plain(item, file, budget, depth + 1) for item in node.value]
-    if node.id == "mapping":
-        mapping: dict[str, Any] = {}
-        for key, item in node.value:
-            if key.id != "scalar":
-                raise ValueError("a key is no text")
-            value = _plain(item, file, budget, depth + 1)
-            if key.value != "<<":
-                mapping[key.value] = value
-            for merged in (value if isinstance(value, list) else [value]) if key.value == "<<" else []:
-                mapping = {**merged, **mapping} if isinstance(merged, dict) else mapping
-        return mapping
-    if node.tag.endswith(":null") or (node.value in ("", "null", "~") and not node.style):
+def _plain(node: Node, lines: list[str]) -> Any:
+    if node.mapping is not None:
+        return {key: _plain(item, lines) for key, item in node.mapping.items()}
+    if isinstance(node.value, list):
+        return [_plain(item, lines) for item in node.value]
+    if node.value is None:
         return None
-    start, end = node.start_mark, node.end_mark
-    line = start.line + (2 if node.style in ("|", ">") else 1)  # a block begins on the line below
-    return Word(node.value, Span(file, line, start.column + 1, end.line + 1, end.column + 1))
+    span, text = node.span, str(node.value) if node.raw is None else node.raw
+    if lines[span.line - 1][span.column - 1 :].startswith((">", "|")):  # a block begins on the line below
+        span = replace(span, line=span.line + 1)
+    return Word(text, span)
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -99,15 +85,15 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _mappings(item)
 
 
-def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Invocation]:
+def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
     """What a container starts; nothing if the mapping is no container of an engine."""
     image = mapping.get("image")
-    parts = [_listed(mapping.get(key)) for key in ("entrypoint", "command", "args")]
+    parts = [_listed(mapping.get(key)) for key in _COMMAND]
     text = " ".join(word.text for part in parts for word in part)
     named = isinstance(image, Word) and is_image(_UNSET.sub(r"\1", image.text))
     if not (named or STARTS.search(text)) or not (image is None or isinstance(image, Word)):
         return []
-    shell = bool(re.search(r"(?:^|[ /])(?:ba|z|da)?sh -[a-z]*c ", text))
+    shell = bool(_SHELL.search(text))
     env: dict[str, Word] = {}
 
     def resolved(value: Word, *, shell: bool = False) -> Word:
@@ -115,14 +101,14 @@ def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Invocation]:
         return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
 
     env.update({name: resolved(word) for name, word in _environment(mapping)})
-    values = [mapping.get(key) for key in ("entrypoint", "command", "args")]
-    texts = [resolved(value, shell=shell) if isinstance(value, Word) else value for value in values]
     command: list[Word] = []
-    for value in texts:
-        items = _listed(value)
-        command += items if isinstance(value, Word) else [resolved(item, shell=shell) for item in items]
+    for value in (mapping.get(key) for key in _COMMAND):
+        if isinstance(value, Word):
+            command += _listed(resolved(value, shell=shell))
+        else:
+            command += [resolved(item, shell=shell) for item in _listed(value)]
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
-    found = Invocation("vllm", place, env=env)
+    found = Given("vllm", place, env=env)
     found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
     folders = [word.text for key in ("volumes", "volumeMounts") for word in _places(mapping.get(key))]
     found.notes = around_notes(folders, [key for key in mapping if key not in _READ], line=place.span.line)
@@ -189,12 +175,3 @@ def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
     """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
     text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], text)
     return text if shell else _UNSET.sub(lambda match: unknown(match[1]), text)
-
-
-def _in_texts(mapping: Mapping[str, Any]) -> Iterator[Invocation]:
-    """The engines of scripts that stand in YAML: a ConfigMap's, a step's of a workflow."""
-    env = {name: word for name, word in _environment(mapping) if not UNKNOWN.search(word.text)}
-    for value in mapping.values():
-        if isinstance(value, Word) and STARTS.search(value.text):
-            around = Invocation("vllm", value, env=env)
-            yield from starts([Word("sh", value.span), Word("-c", value.span), value], around)

@@ -6,22 +6,21 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given, Setting
+from specserve.convert.options import wrong_value
 from specserve.convert.profiletree import profile_tree
-from specserve.convert.surroundings import image_table, keep_on_loopback, use_hardware_nodes
 from specserve.convert.translate import translated
-from specserve.convert.values import wrong_value
-from specserve.convert.words import UNKNOWN, unresolved
+from specserve.convert.words import Note, Word, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.support import known_versions, table
+from specserve.plan.support import UnknownVersion, first_version, known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
@@ -30,12 +29,18 @@ from specserve.profile.validate import validate
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
 _ROUNDS = 5
-_Removed = list[tuple[str, Node, str]]
+_Removed = list[tuple[str, str, Node]]
+"""The path, the key and the value of what is taken out of a tree."""
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", "exec", "env", "sudo")
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
 _KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
 """What is never cut: the target, and what makes a block of speculation."""
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_SGLANG_PORT = 30_000
+_TAG = re.compile(r"vllm-openai[\w-]*:v?(\d+)\.(\d+)[\w.+-]*")
+_PUBLISHED = re.compile(r"(?:(\[[^]]*\]|\d+\.[\d.]+):)?(?:(\d+):)?(\d+)(?:/\w+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ def converted(given: Given, *, origin: str) -> Converted:
         hint = "vLLM would serve its default, Qwen3-0.6B"
         raise UsageError(f"{given.what} in {origin} names no model", hint=hint)
     notes: list[Note] = []
-    known, versions = image_table(given, notes)
+    known, versions = _image_table(given, notes)
     given = translated(given, table=known)
     notes += given.notes
     found = list(given.unresolved)
@@ -78,8 +83,7 @@ def converted(given: Given, *, origin: str) -> Converted:
 
 def _harmless(text: str) -> str:
     """A text without secrets, and without the marks of what the source leaves open."""
-    named = UNKNOWN.sub(lambda match: f"${match[1]}" if match[1].isidentifier() else "$(…)", text)
-    return hushed(_PRIVATE_USE.sub("…", named))
+    return hushed(_PRIVATE_USE.sub("…", readable(text)))
 
 
 def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
@@ -95,23 +99,20 @@ def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
     server = dict(sections["server"].mapping or {}) if "server" in sections else {}
     if "VLLM_API_KEY" in given.env:
         server.setdefault("api_key_env", Node("VLLM_API_KEY", given.place))
-    notes += keep_on_loopback(server, given, settings)
+    notes += _keep_on_loopback(server, given, settings)
     if server:
         sections["server"] = Node(server, given.place)
-    use_hardware_nodes(sections, headless, notes)
+    _use_hardware_nodes(sections, headless, notes)
     _match_draft_size(sections, notes)
     return replace(tree, value=sections)
 
 
-def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, Node]:
+def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, Node]:
     """The variables that a profile may hold; every other one is noted, without its value."""
     kept: dict[str, Node] = {}
-    for name, node in env.items():
-        text = node.raw if node.raw is not None else str(node.value)
-        why = None
-        if not isinstance(node.value, str | int | float):
-            why = "it has no value"
-        elif not ENV_NAME.fullmatch(name):
+    for name, word in env.items():
+        text, why = word.text, None
+        if not ENV_NAME.fullmatch(name):
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
             why = "it is a secret; export it where you start the server"
@@ -120,9 +121,9 @@ def _kept_environment(env: Mapping[str, Node], notes: list[Note]) -> dict[str, N
         elif name == "HF_ENDPOINT":
             why = "a profile never says where tokens are sent"
         if why:
-            notes.append(Note("", f"{quoted(name)} is left out: {why}", node.span.line))
+            notes.append(Note("", f"{quoted(name)} is left out: {why}", word.span.line))
         else:
-            kept[name] = Node(text, node.span, key=node.key)
+            kept[name] = word.node()
     return kept
 
 
@@ -142,45 +143,46 @@ def _match_draft_size(sections: dict[str, Node], notes: list[Note]) -> None:
 def _complete(tree: Node, notes: list[Note], found: list[Finding]) -> Node:
     """The tree without secrets, which are noted, and without what the source leaves open, which is an error."""
     removed: _Removed = []
-    tree = _without_texts(tree, lambda text: looks_secret(text) or unresolved(text), removed) or tree
-    target = (tree.mapping or {}).get("target")
-    model = (target.mapping or {}).get("model") if target else None
-    if model and (model.value in _PROGRAMS or not isinstance(meaning(str(model.value)), str)):
-        removed.append(("target.model", model, str(model.value)))
-        tree = _without(tree, ["target", "model"])
-    for path, node, text in removed:
+    tree = _without(tree, _is_open_or_secret, removed) or tree
+    for path, key, node in removed:
+        text = str(node.value) if isinstance(node.value, str) else key
         if looks_secret(text):
             notes.append(Note("", f"`{path}` is left out: it looks like a secret"))
         else:
-            message = f"the source does not say `{path}`: it reads {quoted(_harmless(text))}"
+            message = f"the source does not say `{_harmless(path)}`: it reads {quoted(_harmless(text))}"
             found.append(wrong_value(message, node.span, help="write its value"))
     if any(isinstance(node.value, str) and node.value.startswith(("./", "../")) for _, node in tree.walk()):
         notes.append(Note("", "paths that start with `./` or `../` are relative to the profile's own folder"))
     return tree
 
 
-def _without_texts(
-    node: Node, wrong: Callable[[str], object], removed: _Removed, path: str = ""
-) -> Node | None:
-    """The tree without the texts and keys that are wrong, and what they leave empty.
+def _is_open_or_secret(path: str, key: str, node: Node) -> bool:
+    """Whether a value or its key is a secret or left open, or whether a model is a program or a number."""
+    texts = [key, node.value] if isinstance(node.value, str) else [key]
+    if any(looks_secret(text) or unresolved(text) for text in texts):
+        return True
+    return path == "target.model" and (
+        node.value in _PROGRAMS or not isinstance(meaning(str(node.value)), str)
+    )
 
-    `removed` collects them with their paths.
-    """
-    if isinstance(node.value, str) and wrong(node.value):
-        removed.append((path, node, node.value))
+
+def _without(
+    node: Node, wrong: Callable[[str, str, Node], bool], removed: _Removed, path: str = "", key: str = ""
+) -> Node | None:
+    """The tree without the values that are wrong by path, key and value, and what they leave empty."""
+    if wrong(path, key, node):
+        removed.append((path, key, node))
         return None
     if isinstance(node.value, list):
-        items = [_without_texts(child, wrong, removed, f"{path}[]") for child in node.value]
-        kept_items = [item for item in items if item]
-        return replace(node, value=kept_items) if kept_items or not items else None
+        cleaned = (_without(item, wrong, removed, f"{path}[]") for item in node.value)
+        items = [item for item in cleaned if item]
+        return replace(node, value=items) if items or not node.value else None
     if node.mapping is None:
         return node
     kept: dict[str, Node] = {}
-    for key, child in node.mapping.items():
-        if wrong(key):
-            removed.append((path, child, key))
-        elif clean := _without_texts(child, wrong, removed, f"{path}.{key}" if path else key):
-            kept[key] = clean
+    for name, child in node.mapping.items():
+        if clean := _without(child, wrong, removed, f"{path}.{name}" if path else name, name):
+            kept[name] = clean
     return replace(node, value=kept) if kept or not node.mapping or not path else None
 
 
@@ -192,41 +194,26 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
         if profile:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
-        cut = [item for item in wrong if item[0] not in _KEPT]
+        cut = {path.partition("[")[0]: (message, span) for path, message, span in wrong if path not in _KEPT}
         if not cut:
             return tree, None if wrong else profile
-        for path, message, span in cut:
-            smaller = _without(tree, path.split("."))
-            if smaller is not tree:
-                tree = smaller
-                notes.append(Note("", f"`{path}` is left out: {message}", span.line))
+        removed: _Removed = []
+        tree = _without(tree, lambda path, _key, _node: path in cut, removed) or tree  # noqa: B023
+        for path, _, _ in removed:
+            notes.append(Note("", f"`{path}` is left out: {cut[path][0]}", cut[path][1].line))
     return tree, None
-
-
-def _without(tree: Node, keys: list[str]) -> Node:
-    """The tree without the value at this path; the tree itself if there is none."""
-    values, name = tree.mapping, keys[0].partition("[")[0]
-    if values is None or name not in values:
-        return tree
-    if len(keys) == 1 or name != keys[0]:
-        return replace(tree, value={key: node for key, node in values.items() if key != name})
-    inner = _without(values[name], keys[1:])
-    return tree if inner is values[name] else replace(tree, value={**values, name: inner})
 
 
 def _for_versions(tree: Node, profile: Profile | None, versions: str | None, notes: list[Note]) -> Node:
     """With the range of the image's vLLM, or of those vLLMs that take all that the newest takes."""
     minors = known_versions() if profile and versions is None else []
     refused = [{item.path for item in problems(profile, table(minor))} for minor in minors if profile]
-    for older, minor in zip(reversed(refused[:-1]), reversed(minors[1:]), strict=True):
-        missing = sorted(older - refused[-1])
-        if missing:
-            versions = f">={minor}"
-            notes.append(Note("vllm", f"the first known version that has `{missing[0]}` as it is used here"))
-            break
-    return (
-        replace(tree, value={"vllm": Node(versions, Span("")), **(tree.mapping or {})}) if versions else tree
-    )
+    if first := first_version(refused):
+        versions = f">={minors[first]}"
+        missing = min(refused[first - 1] - refused[-1])
+        notes.append(Note("vllm", f"the first known version that has `{missing}` as it is used here"))
+    range_ = {"vllm": Node(versions, Span(""))} if versions else {}
+    return replace(tree, value={**range_, **(tree.mapping or {})})
 
 
 def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
@@ -239,3 +226,95 @@ def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
             path = path.rpartition(".")[0]
         comments.setdefault(path, []).append(note.text)
     return comments
+
+
+def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]:
+    """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
+    newest, image = table(known_versions()[-1]), given.image
+    if image is None:
+        return newest, None
+    tag = _TAG.search(image.text)
+    if given.engine == "sglang":
+        text = f"the image {quoted(image.text)} is left out: a profile is for vLLM"
+    elif tag is None:
+        text = f"the image {quoted(image.text)} does not say which vLLM it has"
+    else:
+        major, minor = int(tag[1]), int(tag[2])
+        try:
+            found = table(f"{major}.{minor}")
+            if found.exact:
+                notes.append(Note("vllm", f"from the image {quoted(image.text)}", image.span.line))
+                return found, f">={major}.{minor},<{major}.{minor + 1}"
+        except UnknownVersion:
+            pass
+        known = ", ".join(known_versions())
+        text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
+    notes.append(Note("vllm", text, image.span.line))
+    return newest, None
+
+
+def _keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:
+    """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
+    if given.is_call or "uds" in settings:
+        return []
+    notes: list[Note] = []
+    line = given.place.line
+    if given.engine == "sglang" and "port" not in server:
+        server["port"] = Node(_SGLANG_PORT, given.place)
+        notes.append(Note("server.port", "SGLang's default", line))
+    host, keyed = server.get("host"), "api_key_env" in server
+    published = [(word, _PUBLISHED.fullmatch(word.text)) for word in given.published]
+    local = bool(published) and all(match and match[1] in _LOOPBACK for _, match in published)
+    parts = []
+    if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
+        default = Server().host
+        said = f"`--host {host.value}`" if host and host.value else "no `--host`"
+        parts.append(f"the source listens on every interface ({said}), this profile on {default} only")
+        if host:
+            server["host"] = replace(host, value=default, raw=default)
+        if not local:
+            key = "" if keyed else ", api_key_env: NAME"
+            about = "" if keyed else " with the variable of a key"
+            parts.append(f"to open it, write `server: {{host: 0.0.0.0{key}}}`{about}")
+    if published:
+        parts.append(f"the container publishes {', '.join(quoted(word.text) for word, _ in published)}")
+    number = str(server["port"].value if "port" in server else Server().port)
+    moved = [match[2] for _, match in published if match and match[3] == number and match[2] != number]
+    if moved and moved[0]:
+        parts.append(f"clients used port {moved[0]}: write `server: {{port: {moved[0]}}}` to keep it")
+    return [*notes, Note("server.host", "; ".join(parts), line)] if parts else notes
+
+
+def _use_hardware_nodes(sections: dict[str, Node], headless: Setting | None, notes: list[Note]) -> None:
+    """Moves the nodes of vLLM's own executor to `hardware`; `up` then says which of them it starts."""
+    engine, target = (
+        dict(sections[name].mapping or {}) if name in sections else {} for name in ("engine", "target")
+    )
+    nodes, rank = engine.get("nnodes"), engine.get("node_rank")
+    world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
+    executor = engine.get("distributed_executor_backend")
+    others = _count(engine.get("data_parallel_size")) > 1 or (
+        executor is not None and executor.value == "ray"
+    )
+    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not others:
+        rest = {name: node for name, node in engine.items() if name not in ("nnodes", "node_rank")}
+        hardware = dict(sections["hardware"].mapping or {}) if "hardware" in sections else {}
+        hardware["count"] = Node(world // _count(nodes), nodes.span)
+        hardware["nodes"] = nodes
+        sections["hardware"] = Node(hardware, nodes.span)
+        sections["engine"] = replace(sections["engine"], value=rest)
+        if not rest:
+            del sections["engine"]
+        words = f"--node-rank {rank.value if rank else 0}"
+        text = f"from `--nnodes`; the source starts the node of `specserve up PROFILE {words}`"
+        notes.append(Note("hardware.nodes", text, nodes.span.line))
+        if headless:
+            text = "`--headless` is left out: `up` adds it to every node but the first"
+            notes.append(Note("", text, headless.place.line))
+    elif headless:
+        text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
+        notes.append(Note("", text, headless.place.line))
+
+
+def _count(node: Node | None) -> int:
+    return node.value if node and isinstance(node.value, int) else 1

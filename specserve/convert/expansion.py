@@ -6,11 +6,9 @@ Source: Bash manual, section 3.5. What only a run could know stays a mark (`word
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from specserve.convert.literals import number_of
-from specserve.convert.words import UNKNOWN, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 
@@ -18,12 +16,16 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
-_DOCUMENT = re.compile("\ue005(\\d+)")
 _BLANKS = re.compile("[ \t\n]+(?![^\ue000]*\ue001)")  # not within a mark
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
-_ARITHMETIC_NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _TEXT, _SPLIT, _END = "text", "to be split at blanks", "end of a word"
+_COMPUTED = {
+    "arithmetic_expansion": "a calculation",
+    "command_substitution": "a command",
+    "process_substitution": "a command",
+    "brace_expression": "a command",
+}
 _LEAVES = {"word", "string_content", "variable_name", "number", "regex", "test_operator"}
 Value = str | list[str]
 LONGEST = 100_000
@@ -37,18 +39,16 @@ class Expander:
         self.file, self.line, self.positional = file, line, positional
         self.variables: dict[str, Value] = {**variables}
         self.read: set[str] = set()
-        self.given: list[int] = []
-        """The here-documents given to commands so far."""
-        self.assumed: list[tuple[str, int, str]] = []
-        """The variable that an assumption is about, its line, and what is assumed."""
+        self.assumed: list[tuple[str, Note]] = []
+        """The variable that an assumption is about, and what is assumed."""
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"`{self.file}` is no shell text: {what}")
 
     def assume(self, said: str, row: int = 0, name: str = "") -> None:
-        row += self.line
-        if (name, row, said) not in self.assumed:
-            self.assumed.append((name, row, said))
+        assumption = (name, Note("", said, self.line + row))
+        if assumption not in self.assumed:
+            self.assumed.append(assumption)
 
     # Words: each piece is a text, a text to be split at blanks, or the end of a word.
 
@@ -57,10 +57,7 @@ class Expander:
         return Span(self.file, self.line + row, column + 1, self.line + end_row, end_column + 1)
 
     def words(self, node: Node) -> list[Word]:
-        held = _DOCUMENT.fullmatch(source_of(node))
-        if held:
-            self.given.append(int(held[1]))
-        return [] if held else [Word(text, self.span(node)) for text in self.fields(node)]
+        return [Word(text, self.span(node)) for text in self.fields(node)]
 
     def text(self, node: Node) -> str:
         """One text, as in an assignment, where nothing is split."""
@@ -91,11 +88,8 @@ class Expander:
             return [(escaped.decode("unicode_escape", "replace"), _TEXT)]
         if kind in ("simple_expansion", "expansion"):
             return self._expanded(node, quoted=quoted)
-        if kind == "arithmetic_expansion":
-            digits = _ARITHMETIC_NAME.sub(lambda match: "".join(self.values(match[1]) or ["?"]), text[3:-2])
-            return [(str(number_of(digits) or unknown("a calculation")), _TEXT)]
-        if kind in ("command_substitution", "process_substitution", "brace_expression"):
-            return [(unknown("a command"), _TEXT)]
+        if kind in _COMPUTED:
+            return [(unknown(_COMPUTED[kind]), _TEXT)]
         quoted = quoted or kind in ("string", "translated_string")
         if kind not in _LEAVES and node.children:
             ends = kind == "string" and not _ALL.fullmatch(text)  # `"$@"` of nothing is no word
@@ -145,9 +139,7 @@ class Expander:
                 self.variables[name] = "".join(text for text, _ in pieces)
             return pieces
         if operator.strip(":") != "?" and operator:
-            pattern = "".join(self.text(child) for child in rest)
-            known = operator[0] in "#%" and not UNKNOWN.search("".join(values or [unknown(name)]))
-            values = [_cut(value, operator, pattern) for value in values or []] if known else [unknown(name)]
+            values = [unknown(name)]
         return self._kept([unknown(name)] if values is None else values, name, index, kind)
 
     def _kept(self, values: list[str], name: str, index: str, kind: str) -> list[tuple[str, str]]:
@@ -202,13 +194,3 @@ def _begins(node: Node) -> bool:
     if before is not None and before.type == '"' and around is not None:
         before, around = around.prev_sibling, around.parent
     return around is None or around.type != "concatenation" or before is None
-
-
-def _cut(value: str, operator: str, pattern: str) -> str:
-    """The value without the beginning (`#`) or the end (`%`) that matches; a doubled sign cuts the longest."""
-    head = operator[0] == "#"
-    places = range(len(value) + 1)
-    for at in places if head is (len(operator) == 1) else reversed(places):
-        if fnmatchcase(value[:at] if head else value[at:], pattern):
-            return value[at:] if head else value[:at]
-    return value

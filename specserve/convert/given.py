@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from specserve.convert.options import Option, Parsed
-from specserve.convert.values import merged, node_of
-from specserve.convert.words import Word
+from specserve.convert.options import (
+    NotJson,
+    Option,
+    Parsed,
+    json_node,
+    known_options,
+    merged,
+    node_of,
+    wrong_value,
+)
+from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.plan.support import known_versions, table
 from specserve.plan.table import Argument
 from specserve.profile.problems import quoted
+from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
 
 _ANSWERS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none")
@@ -36,42 +47,86 @@ class Setting:
         return self.node.key or self.node.span
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that a profile says otherwise than the text it comes from, and why."""
-
-    path: str
-    """Where the profile's comment stands: a dotted path, or `` for the head of the file."""
-    text: str
-    line: int = 0
-    """Of the text; 0 where it has no lines."""
-
-
 @dataclass(slots=True)
 class Given:
-    """One start of an engine as it was written."""
+    """One start of an engine as it was written: its arguments, and what stands around it."""
 
     engine: str
     """`vllm` or `sglang`."""
-    what: str
-    """`vllm serve`, `LLM(…)`."""
-    place: Span
+    start: Word
+    """The word that names the program, or `LLM(…)`."""
+    words: list[Word] = field(default_factory=list)
+    """The words after the program; none for a call in Python."""
     settings: dict[str, Setting] = field(default_factory=dict)
-    env: dict[str, Node] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    env: dict[str, Word] = field(default_factory=dict)
+    devices: Word | None = None
+    """`--gpus` of a container."""
     image: Word | None = None
     """The container's image, its tag included."""
     published: list[Word] = field(default_factory=list)
     """Ports that a container opens to the host, as written: `9000:8000`."""
+    notes: list[Note] = field(default_factory=list)
     unresolved: list[Finding] = field(default_factory=list)
     """What the text does not say: `converted` refuses it."""
-    words: list[Word] = field(default_factory=list)
-    """The words after the program; none for a call in Python."""
+
+    @property
+    def what(self) -> str:
+        """The program for a person: `vllm serve`, `LLM(…)`."""
+        if self.is_call:
+            return self.start.text
+        if self.engine == "sglang":
+            return "SGLang's launch_server"
+        program = "api_server" if self.start.text == "-m" else self.start.text
+        return "`vllm serve`" if program.endswith("vllm") else f"`{program}`"
+
+    @property
+    def place(self) -> Span:
+        """Where the program stands."""
+        return self.start.span
 
     @property
     def is_call(self) -> bool:
         """Whether this is an engine in a Python program, which has no port."""
-        return self.what.endswith("(…)")
+        return self.start.text.endswith("(…)")
+
+
+def command_settings(
+    parsed: Parsed, *, folder: Path, found: list[Finding], unresolved: list[Finding]
+) -> dict[str, Setting]:
+    """Every argument of a command line over those of its `--config` file, which begins at `folder`.
+
+    `found` gets what vLLM's parser refuses or overrides, `unresolved` what the text does not say.
+    """
+    settings = settings_of(parsed.options, found)
+    taken = False
+    for word, before in parsed.loose:
+        switch = before is not None and before.argument is not None and before.argument.form == "flag"
+        follows = before is not None and ("model" in settings or word.text.lower() in _ANSWERS)
+        if parsed.positional and not taken and not follows:
+            taken = True
+            settings["model"] = Setting("model", word.node(), word.text)
+        elif UNKNOWN.search(word.text):
+            unresolved.append(left_open(word))
+        else:
+            message = f"{quoted(word.text)} belongs to no option"
+            help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
+            found.append(
+                Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text)
+            )
+    config = settings.pop("config", None)
+    if config is None or not isinstance(config.node.value, str):
+        return settings
+    if config.inline:  # vLLM 0.26 to 0.33, `_pull_args_from_config` of vllm/utils/argparse_utils.py
+        text = "vLLM ignores `--config=FILE`: it reads `--config FILE` only"
+        found.append(_about_file(config, text, help="write it as two words"))
+        return settings
+    return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
+
+
+def left_open(word: Word) -> Finding:
+    """An error about a word that the source does not say."""
+    name = quoted(readable(word.text))
+    return wrong_value(f"the source does not say what {name} is", word.span, help="write its value")
 
 
 def settings_of(options: Iterable[Option], found: list[Finding]) -> dict[str, Setting]:
@@ -108,15 +163,37 @@ def said_twice(earlier: Span, later: Setting, *, refused: bool = False) -> Findi
     return Finding(code, name, severity, message, later.place, related=related, help="leave one of them out")
 
 
-def left_over(parsed: Parsed, found: list[Finding]) -> Node | None:
-    """The model among the words that belong to no option; `found` gets every other such word."""
-    model: Node | None = None
-    for word, before in parsed.loose:
-        if model is None and (before is None or word.text.lower() not in _ANSWERS):
-            model = Node(word.text, word.span, key=word.span, raw=word.text)
-            continue
-        switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        message = f"{quoted(word.text)} belongs to no option"
-        help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
-        found.append(Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text))
-    return model
+def _about_file(config: Setting, message: str, *, help: str) -> Finding:
+    return Finding("SD103", "misplaced-argument", Severity.ERROR, message, config.node.span, help=help)
+
+
+def _file_settings(
+    config: Setting, name: str, folder: Path, found: list[Finding], unresolved: list[Finding]
+) -> dict[str, Setting]:
+    """The keys of a file of arguments: `tensor-parallel-size: 4` is `--tensor-parallel-size 4`."""
+    if UNKNOWN.search(name):
+        unresolved.append(left_open(Word(name, config.node.span)))
+        return {}
+    try:
+        with (folder / name).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        text = f"cannot read the arguments in {quoted(name)}: {reason}"
+        unresolved.append(_about_file(config, text, help="put the arguments on the command line"))
+        return {}
+    tree, problems = parse(data, file=name)
+    unresolved += problems
+    options = known_options([table(version) for version in known_versions()])
+    settings: dict[str, Setting] = {}
+    for key, node in ((tree.mapping if tree else None) or {}).items():
+        argument, negative = options.get("--" + key.replace("_", "-"), (None, False))
+        held = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
+        if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
+            try:
+                held = replace(json_node(Word(node.value, node.span)), key=node.key)
+            except NotJson as error:
+                found.append(wrong_value(f"the value of `{key}` is no JSON: {error}", node.span))
+        called = argument.name if argument else key.replace("-", "_")
+        settings[called] = Setting(called, held, key, argument)
+    return settings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from specserve.convert.given import Given
 from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Word, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, readable, unknown
 from specserve.profile.problems import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
@@ -37,31 +38,11 @@ _MOST_NESTED = 4
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
 
 
-@dataclass(slots=True)
-class Invocation:
-    """One start of an engine: its own arguments, and the environment set for it."""
-
-    engine: str
-    """`vllm` or `sglang`."""
-    start: Word
-    """The word that names the program."""
-    words: list[Word] = field(default_factory=list)
-    env: dict[str, Word] = field(default_factory=dict)
-    devices: Word | None = None
-    """`--gpus` of a container."""
-    image: Word | None = None
-    """The container's image, its tag included."""
-    published: list[Word] = field(default_factory=list)
-    """Ports that a container opens to the host, as written: `9000:8000`."""
-    notes: list[tuple[int, str]] = field(default_factory=list)
-    """What stands around the engine and has no place in a profile, with its line."""
-
-
-def starts(words: Sequence[Word], around: Invocation | None = None, *, nested: int = 0) -> list[Invocation]:
+def starts(words: Sequence[Word], around: Given | None = None, *, nested: int = 0) -> list[Given]:
     """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
     if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
         return []
-    found = around or Invocation("vllm", words[0])
+    found = around or Given("vllm", words[0])
     env, at = dict(found.env), 0
     while at < len(words):
         word = words[at]
@@ -77,13 +58,15 @@ def starts(words: Sequence[Word], around: Invocation | None = None, *, nested: i
         elif program := _program(words, at):
             engine, rest = program
             notes = [*found.notes, *_before(words[:at])]
-            notes += [(word.span.line, DYNAMO)] * (rest == at + 2 and words[at + 1].text == "dynamo.vllm")
+            notes += [Note("", DYNAMO, word.span.line)] * (
+                rest == at + 2 and words[at + 1].text == "dynamo.vllm"
+            )
             return [replace(found, engine=engine, start=word, words=list(words[rest:]), env=env, notes=notes)]
         at += 1
     return []
 
 
-def invocation(words: Sequence[Word]) -> Invocation | None:
+def invocation(words: Sequence[Word]) -> Given | None:
     """The engine that one command starts, or None if it starts none."""
     return next(iter(starts(words)), None)
 
@@ -104,16 +87,17 @@ def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:
     return ("sglang", at + 1) if name == "launch_server.py" else None
 
 
-def _before(words: Sequence[Word]) -> list[tuple[int, str]]:
+def _before(words: Sequence[Word]) -> list[Note]:
     """A note about the wrappers before a program."""
     shown = [
-        UNKNOWN.sub(r"$\1", word.text)
+        readable(word.text)
         for word in words
         if word.text.rpartition("/")[2] not in _QUIET
         and not ASSIGNMENT.fullmatch(word.text)
         and not UNKNOWN.search(word.text)
     ]
-    return [(words[0].span.line, f"{quoted(' '.join(shown))} before the engine is left out")] if shown else []
+    said = f"{quoted(' '.join(shown))} before the engine is left out"
+    return [Note("", said, words[0].span.line)] if shown else []
 
 
 def _script(words: Sequence[Word], at: int) -> int | None:
@@ -126,19 +110,22 @@ def _script(words: Sequence[Word], at: int) -> int | None:
     return None
 
 
-def _scripted(text: Word, arguments: Sequence[Word], around: Invocation, *, nested: int) -> list[Invocation]:
+def _scripted(text: Word, arguments: Sequence[Word], around: Given, *, nested: int) -> list[Given]:
     """The engines of a script after `sh -c`; the words behind it are its positional parameters."""
     variables = {name: word.text for name, word in around.env.items() if not UNKNOWN.search(word.text)}
     given, place = [word.text for word in arguments], text.span
     inner = script(text.text, file=place.file, line=place.line, positional=given, variables=variables)
-    found: list[Invocation] = []
-    for command in inner.commands:
-        env, notes = {**command.exported, **around.env}, [*around.notes, *command.notes]
+    found: list[Given] = []
+    for command in inner:
+        env, notes = (
+            {**command.exported, **around.env},
+            [*around.notes, *command.notes],
+        )
         found += starts(command.words, replace(around, env=env, notes=notes), nested=nested + 1)
     return found
 
 
-def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list[Invocation]:
+def _container(words: Sequence[Word], found: Given, *, nested: int) -> list[Given]:
     """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
     entry, other, folders = None, [], []
     found = replace(found, published=[], env={})
@@ -171,20 +158,22 @@ def _container(words: Sequence[Word], found: Invocation, *, nested: int) -> list
     return in_container(words[at], list(words[at + 1 :]), entry, found, nested=nested)
 
 
-def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> list[tuple[int, str]]:
+def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> list[Note]:
     """What a container says and a profile does not."""
-    shown = [", ".join(quoted(UNKNOWN.sub(r"$\1", text)) for text in texts) for texts in (folders, other)]
+    shown = [", ".join(quoted(readable(text)) for text in texts) for texts in (folders, other)]
     notes = []
     if folders:
-        notes.append((line, f"the volumes {shown[0]} are left out: vLLM sees the paths of its own machine"))
+        notes.append(
+            Note("", f"the volumes {shown[0]} are left out: vLLM sees the paths of its own machine", line)
+        )
     if other:
-        notes.append((line, f"what the container says of itself is left out: {shown[1]}"))
+        notes.append(Note("", f"what the container says of itself is left out: {shown[1]}", line))
     return notes
 
 
 def in_container(
-    image: Word | None, words: list[Word], entry: Word | None, found: Invocation, *, nested: int = 0
-) -> list[Invocation]:
+    image: Word | None, words: list[Word], entry: Word | None, found: Given, *, nested: int = 0
+) -> list[Given]:
     """What a container of this image starts with these words; its own entry point is the server."""
     found.image = image
     program = [entry, *words] if entry is not None and entry.text else words

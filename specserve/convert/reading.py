@@ -8,21 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert import sglang
-from specserve.convert.argumentfile import with_file
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, Note, Setting, settings_of
-from specserve.convert.invocation import Invocation, starts
-from specserve.convert.literals import Source
-from specserve.convert.options import Option, Parsed, known_options, parse
-from specserve.convert.python import ENGINES, calls, command_lists, command_texts
+from specserve.convert.given import Given, command_settings
+from specserve.convert.invocation import STARTS, starts
+from specserve.convert.options import Parsed, json_of_pairs, known_options, parse
+from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.values import json_of_pairs, wrong_value
-from specserve.convert.words import UNKNOWN, Word
+from specserve.convert.words import Note, Word
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
-from specserve.profile.tree import Node
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
@@ -51,10 +47,12 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
             problems.append(error)
             continue
         if found:
-            return [start if isinstance(start, Given) else _given(start, folder=folder) for start in found]
+            return [_with_settings(start, folder=folder) for start in found]
     if problems:
         raise problems[0]
     hint = "it reads `vllm serve`, `docker run`, compose, Kubernetes, `LLM(…)` in Python, and SGLang's launch_server"
+    if STARTS.search(text):
+        hint = "a command in a here-document, a ConfigMap or a text for another program is not read: convert it alone"
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
 
 
@@ -65,7 +63,7 @@ def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
     if not found:
         what = quoted(words[0].text) if words else "nothing"
         raise UsageError(f"{what} is no command that starts vLLM or SGLang")
-    return _given(found[0], folder=folder)
+    return _with_settings(found[0], folder=folder)
 
 
 def _code_of(text: str) -> str:
@@ -79,46 +77,27 @@ def _code_of(text: str) -> str:
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
-_Reader = Callable[..., "list[Invocation] | list[Given]"]
-
-
-def _readers(text: str, *, file: str) -> list[_Reader]:
+def _readers(text: str, *, file: str) -> list[Callable[..., list[Given]]]:
     """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
-    named: dict[str, _Reader] = {
-        ".py": _from_python,
-        ".yaml": containers,
-        ".yml": containers,
-        ".sh": _from_shell,
-    }
-    suffix = Path(file).suffix.lower()
-    if suffix in named:
-        return [named[suffix]]
-    likely: list[tuple[re.Pattern[str], _Reader]] = [(_PYTHON, _from_python), (_YAML, containers)]
-    return [*(reader for pattern, reader in likely if pattern.search(text)), _from_shell]
+    readers = {".py": _from_python, ".yaml": containers, ".yml": containers, ".sh": _from_shell}
+    named = readers.get(Path(file).suffix.lower())
+    python = [_from_python] if _PYTHON.search(text) else []
+    yaml = [containers] if _YAML.search(text) else []
+    return [named] if named else [*python, *yaml, _from_shell]
 
 
-def _from_python(text: str, *, file: str) -> list[Invocation] | list[Given]:
+def _from_python(text: str, *, file: str) -> list[Given]:
     source = Source(text, file=file)
-    texts = [(word.text, word.span.line) for word in command_texts(source)]
-    inner = (start for text, line in texts for start in _from_shell(text, file=file, line=line))
-    return calls(source) or command_lists(source) or list(inner)
+    return calls(source) or command_lists(source)
 
 
-def _from_shell(text: str, *, file: str, line: int = 1) -> list[Invocation]:
-    parsed = script(text, file=file, line=line)
-    found: list[Invocation] = []
-    for command in parsed.commands:
+def _from_shell(text: str, *, file: str) -> list[Given]:
+    found: list[Given] = []
+    for command in script(text, file=file):
         for start in starts(command.words):
             exported = {} if start.image else _of_engine(command.exported, text)
             notes = [*start.notes, *command.notes]
             found.append(replace(start, env={**exported, **start.env}, notes=notes))
-    # `kubectl apply -f - <<EOF`, a script that is written first
-    for document in [] if found else parsed.documents:
-        try:
-            inner = containers(document.text, file=file)
-            found += inner or _from_shell(document.text, file=file, line=document.span.line)
-        except UsageError:
-            continue
     return found
 
 
@@ -132,68 +111,40 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
     }
 
 
-def _given(start: Invocation, *, folder: Path) -> Given:
-    """The settings of a command line; what is wrong with it becomes notes."""
-    sglangs = start.engine == "sglang"
+def _with_settings(given: Given, *, folder: Path) -> Given:
+    """The start with the settings of its command line; what is wrong with that becomes notes."""
+    if given.is_call:
+        return given
+    sglangs = given.engine == "sglang"
     tables = [table(version) for version in known_versions()]
     known = sglang.options(tables[-1]) if sglangs else known_options(tables)
-    parsed = parse(start.words, known, positional=not sglangs)
+    parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
-    notes = [Note("", text, line) for line, text in dict.fromkeys(start.notes)]
-    settings = settings_of([_without_pairs(option, notes) for option in parsed.options], found)
-    text = start.start.text
-    program = "vllm serve" if text.endswith("vllm") else "api_server" if text == "-m" else text
-    what = "SGLang's launch_server" if sglangs else f"`{program}`"
-    given = Given(
-        start.engine,
-        what,
-        start.start.span,
-        settings,
-        {name: word.node() for name, word in start.env.items()},
-        notes,
-    )
-    given.image, given.published, given.words = start.image, start.published, start.words
-    _place_loose(parsed, given)
-    config = settings["config"].node if "config" in settings else None
-    if config and (unknown := UNKNOWN.search(str(config.value))):
-        message = f"the source does not say `--config`: it reads `${unknown[1]}`"
-        given.unresolved.append(wrong_value(message, config.span, help="write its value"))
-        del settings["config"]
-    if not sglangs:
-        given.settings = with_file(settings, folder=folder, found=found)
-    notes += [Note("", finding.message, finding.span.line) for finding in found]
-    if start.devices and (listed := re.search(r"device=([\w,-]+)", start.devices.text)):
-        given.env.setdefault("CUDA_VISIBLE_DEVICES", Node(listed[1], start.devices.span))
-    return given
+    notes = list(dict.fromkeys(given.notes))
+    _cure(parsed, notes)
+    settings = command_settings(parsed, folder=folder, found=found, unresolved=given.unresolved)
+    for finding in found:
+        more = ", and is left out" if finding.code == "SD102" else ""
+        notes.append(Note("", finding.message + more, finding.span.line))
+    if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
+        given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
+    return replace(given, settings=settings, notes=notes)
 
 
-def _without_pairs(option: Option, notes: list[Note]) -> Option:
-    """`--limit-mm-per-prompt image=4` as JSON."""
-    json = option.argument is not None and option.argument.form == "json" and not option.keys
-    pairs = json_of_pairs(option.values[0].text) if json and option.values else None
-    if pairs is None:
-        return option
-    word = option.values[0]
-    notes.append(Note("", f"`{option.flag} {word.text}` of old is JSON today", word.span.line))
-    return replace(option, values=(Word(pairs, word.span),))
-
-
-def _place_loose(parsed: Parsed, given: Given) -> None:
-    """The words of no option: the model, and the answers that switches of old took."""
-    for word, before in parsed.loose:
-        answer, line = word.text.lower(), word.span.line
-        switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        unknown = UNKNOWN.search(word.text)
-        if before and switch and answer in (*_NO, *_YES):
-            setting = given.settings[before.name]
-            value = (answer in _YES) is not before.negative
-            given.settings[before.name] = replace(setting, node=replace(setting.node, value=value))
-            text = f"`{before.flag} {word.text}` of old: a switch no longer takes a value"
-            given.notes.append(Note("", text, line))
-        elif "model" not in given.settings:
-            given.settings["model"] = Setting("model", word.node(), word.text)
-        elif unknown:
-            message = f"the source does not say what `${unknown[1]}` is"
-            given.unresolved.append(wrong_value(message, word.span, help="write its value"))
-        else:
-            given.notes.append(Note("", f"{quoted(word.text)} is left out: it belongs to no option", line))
+def _cure(parsed: Parsed, notes: list[Note]) -> None:
+    """Writes the forms of earlier vLLMs as those of today: `image=4` as JSON, `--switch False` as `--no-switch`."""
+    answers = {
+        id(before): word for word, before in parsed.loose if before and word.text.lower() in (*_NO, *_YES)
+    }
+    for at, option in enumerate(parsed.options):
+        form = option.argument.form if option.argument and not option.keys else ""
+        answer, value = answers.get(id(option)), next(iter(option.values), None)
+        if form == "json" and value and (pairs := json_of_pairs(value.text)):
+            notes.append(Note("", f"`{option.flag} {value.text}` of old is JSON today", value.span.line))
+            parsed.options[at] = replace(option, values=(Word(pairs, value.span),))
+        elif form == "flag" and answer:
+            negative = option.negative is (answer.text.lower() in _YES)
+            parsed.options[at] = replace(option, negative=negative)
+            parsed.loose.remove((answer, option))
+            text = f"`{option.flag} {answer.text}` of old: a switch no longer takes a value"
+            notes.append(Note("", text, answer.span.line))

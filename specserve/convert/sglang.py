@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specserve.convert.given import Given, Note
+from specserve.convert.given import Given
 from specserve.convert.profiletree import inferred_method
-from specserve.convert.words import unresolved
+from specserve.convert.words import Note, unresolved
 from specserve.plan.replacements import SGLANG, Replacement
 from specserve.plan.table import Argument, VllmTable, flag_of
 from specserve.profile.tree import Node

@@ -6,14 +6,12 @@ Source: Bash manual, section 3.5 (expansions). What only a run could know stays 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specserve.convert.expansion import LONGEST, Expander, Value, as_ascii, name_of, source_of
-from specserve.convert.words import UNKNOWN, Word, unknown
-from specserve.diagnostics import Span
+from specserve.convert.words import UNKNOWN, Note, Word, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -25,8 +23,6 @@ _PROMPT = re.compile(
     re.M,
 )
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
-_HEREDOC = re.compile(r"(?<!<)<<(-?)[ \t]*(['\"]?)(\w+)\2(?!<)(.*)\n((?:.*\n)*?)[ \t]*\3[ \t]*$", re.M)
-_REFERENCE = re.compile(r"\\\$|\$(?:(\w+)|\{(\w+)\}|\{(\w+)[^}]*\})")
 _MOST_PROSE, _MOST_STEPS, _DEEPEST = 50, 20_000, 30
 
 
@@ -36,14 +32,7 @@ class Command:
 
     words: list[Word]
     exported: dict[str, Word] = field(default_factory=dict)
-    notes: list[tuple[int, str]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Script:
-    commands: list[Command]
-    documents: list[Word]
-    """Its here-documents."""
+    notes: list[Note] = field(default_factory=list)
 
 
 def script(
@@ -53,7 +42,7 @@ def script(
     line: int = 1,
     positional: list[str] | None = None,
     variables: Mapping[str, str] | None = None,
-) -> Script:
+) -> list[Command]:
     """The commands of a script in their order, with assignments, arrays, functions and loops over words resolved.
 
     `positional`: the words after the script, None if nobody says them. Raises UsageError if it cannot be parsed.
@@ -61,7 +50,6 @@ def script(
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
     shell = _Shell(file, line, positional, dict(variables or {}))
-    text = _HEREDOC.sub(shell.take_document, text)
     root = _parsed(text)
     for _ in range(_MOST_PROSE):  # prose around a command may hold an apostrophe
         if not root.has_error:
@@ -82,8 +70,8 @@ def script(
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
     for command in shell.found:
-        command.notes += [(at, said) for name, at, said in shell.assumed if not name or name in shell.read]
-    return Script(shell.found, [shell.document(number) for number in dict.fromkeys(shell.given)])
+        command.notes += [note for name, note in shell.assumed if not name or name in shell.read]
+    return shell.found
 
 
 def _parsed(text: str) -> Node:
@@ -108,19 +96,10 @@ class _Shell(Expander):
 
     def __init__(self, file: str, line: int, positional: list[str] | None, variables: dict[str, str]) -> None:
         super().__init__(file, line, positional, variables)
-        self.exported = set(variables)
+        self.exported = dict.fromkeys(variables)
         self.functions: dict[str, Node] = {}
         self.found: list[Command] = []
-        self.documents: list[Word] = []
-        self.plain: list[bool] = []
         self.steps, self.depth = 0, 0
-
-    def take_document(self, match: re.Match[str]) -> str:
-        """A here-document out of the text before it is parsed; a mark stands in its place."""
-        line = self.line + match.string.count("\n", 0, match.start()) + 1
-        self.documents.append(Word(textwrap.dedent(match[5]), Span(self.file, line, 1, line, 1)))
-        self.plain.append(bool(match[2]))
-        return f" \ue005{len(self.documents) - 1} {match[4]}" + "\n" * match[0].count("\n")
 
     def run(self, node: Node) -> None:
         """Walks one statement."""
@@ -193,7 +172,7 @@ class _Shell(Expander):
         decided = f"the branch in line {self.line + row}, which only a run decides"
         if shifted and positional:
             self.assume(f"the script's own arguments are read without {decided}", row)
-        for name in {name for end in ends for name in end}:
+        for name in dict.fromkeys(name for end in ends for name in end):
             old, values = before.get(name), [end.get(name) for end in ends]
             said = [value for value in values if value is not None and not UNKNOWN.search("".join(value))]
             if all(value == old for value in values):
@@ -215,18 +194,6 @@ class _Shell(Expander):
             elif self.found:  # `> log --more options`
                 targets = [item for item in child.named_children if item.type != "file_descriptor"]
                 self.found[-1].words += [word for item in targets[1:] for word in self.words(item)]
-
-    def document(self, number: int) -> Word:
-        """A here-document with its variables."""
-
-        def value(match: re.Match[str]) -> str:
-            name = match[1] or match[2]
-            values = self.values(name) if name else None
-            return "$" if match[0] == "\\$" else " ".join(values or [unknown(name or match[3])])
-
-        document = self.documents[number]
-        text = document.text if self.plain[number] else _REFERENCE.sub(value, document.text)
-        return replace(document, text=text)
 
     def _variable_assignment(self, node: Node) -> None:
         target, *values = node.named_children
@@ -256,7 +223,7 @@ class _Shell(Expander):
                 self.run(child)
                 assigned[name_of(target)] = self.variables[name_of(target)]
             if node.children[0].type == "export":
-                self.exported.add(source_of(target))
+                self.exported[source_of(target)] = None
         self.variables = {**before, **assigned}
 
     def _unset_command(self, node: Node) -> None:
@@ -298,7 +265,7 @@ class _Shell(Expander):
         elif name.startswith("-") and self.found:
             said = f"`{name}` belongs to the command above, though no `\\` ends the line before"
             self.found[-1].words += words
-            self.found[-1].notes.append((words[0].span.line, said))
+            self.found[-1].notes.append(Note("", said, words[0].span.line))
         else:
             values = {name: self.variables.get(name) for name in self.exported}
             place = words[0].span

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.convert import sglang
-from specserve.convert.given import Given, Note, Setting
+from specserve.convert.given import Given, Setting
+from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
-from specserve.convert.values import merged
-from specserve.convert.words import unresolved
+from specserve.convert.words import Note, Word, unresolved
 from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
 from specserve.plan.table import VllmTable
 from specserve.profile.scalars import meaning
@@ -116,7 +116,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
         whole = config.node if config else Node(None, given.place, key=given.place)
         node = _current_block(whole, made.block, made.notes, old_flags=not (written or made.foreign))
         made.settings["speculative_config"] = Setting("speculative_config", node, "speculative_config")
-    env = {name: node for name, node in given.env.items() if not _is_replaced(name, node, table)}
+    env = {name: word for name, word in given.env.items() if not _is_replaced(name, word, table)}
     return replace(given, settings=made.settings, env=env, notes=made.notes)
 
 
@@ -133,13 +133,13 @@ def _with_variables(given: Given, table: VllmTable) -> Iterator[Setting]:
             yield replace(setting, name=bare, node=replace(setting.node, value=not setting.node.value))
         else:
             yield setting
-    for name, node in given.env.items():
-        if _is_replaced(name, node, table):
-            yield Setting(name, node, name)
+    for name, word in given.env.items():
+        if _is_replaced(name, word, table):
+            yield Setting(name, word.node(), name)
 
 
-def _is_replaced(name: str, node: Node, table: VllmTable) -> bool:
-    return name in VARIABLES and name not in table.env and not unresolved(str(node.value))
+def _is_replaced(name: str, word: Word, table: VllmTable) -> bool:
+    return name in VARIABLES and name not in table.env and not unresolved(word.text)
 
 
 def _replaced_key(name: str, key: str, node: Node, table: VllmTable) -> Replacement | None:

@@ -48,12 +48,25 @@ class Word:
         return Node(self.text, self.span, key=self.span, raw=self.text)
 
 
-def unresolved(text: str) -> str | None:
-    """What a text leaves open, such as the name of a variable; None if it is complete."""
-    match = UNKNOWN.search(text)
-    if match:
-        return match[1] or "a variable"
-    return text if _PRIVATE.search(text) else None
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a profile says otherwise than the text it comes from, and why."""
+
+    path: str
+    """Where the profile's comment stands: a dotted path, or `` for the head of the file."""
+    text: str
+    line: int = 0
+    """Of the text; 0 where it has no lines."""
+
+
+def unresolved(text: str) -> bool:
+    """Whether a text leaves something open, such as a variable."""
+    return bool(_PRIVATE.search(text))
+
+
+def readable(text: str) -> str:
+    """A text with a name such as `$X` for each thing that it leaves open."""
+    return UNKNOWN.sub(lambda match: f"${match[1]}" if match[1].isidentifier() else "$(…)", text)
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:

@@ -108,9 +108,33 @@ def _build_draft(config: Any, target: Any, *, lacks: frozenset[str]) -> Any:
     draft_config = proposer._create_draft_vllm_config()
     if is_draft_model:
         return _build(draft_config, prefix="draft_model")
+    names = _attention_names(config)
     draft = _build(draft_config, model_config=speculative.draft_model_config)
+    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # other versions may not have it
+    if is_gemma4 is not None and is_gemma4():
+        _share_gemma4(draft, target, config, names=names)
+        return draft
     _share(draft, target, lacks=lacks, is_mtp=speculative.method == "mtp")
     return draft
+
+
+def _share_gemma4(draft: Any, target: Any, config: Any, *, names: set[str]) -> None:
+    """Gemma 4's assistant reads the target's cache and embeddings, and keeps its own output table."""
+    from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
+
+    proposer = object.__new__(Gemma4Proposer)
+    proposer.model, proposer.vllm_config = draft, config
+    proposer.speculative_config = config.speculative_config
+    proposer._setup_gemma4_kv_sharing(names)
+    language = target.get_language_model() if hasattr(target, "get_language_model") else target
+    draft.model.embed_tokens = language.model.embed_tokens
+
+
+def _attention_names(config: Any) -> set[str]:
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    return set(get_layers_from_vllm_config(config, AttentionLayerBase))
 
 
 def _share(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: bool) -> None:
@@ -190,7 +214,7 @@ def _stage(
     config.compilation_config.static_forward_context.clear()
     with _as_rank(config, stage=stage), set_current_vllm_config(config):
         target = _build(config)
-        names = set(get_layers_from_vllm_config(config, AttentionLayerBase))
+        names = _attention_names(config)
         is_last = stage == config.parallel_config.pipeline_parallel_size - 1
         speculative = config.speculative_config
         has_draft = speculative is not None and is_last and _has_model(speculative)

@@ -52,16 +52,16 @@ def _checkpoint_bytes(facts: ModelFacts) -> int | None:
 
 
 def memory_values(estimate: MemoryEstimate) -> dict[str, Written]:
-    """The estimate's figures by name: bytes are those of the fullest GPU, intervals have two ends."""
+    """The estimate's figures by name: bytes are those of the fullest GPU, intervals have two ends; None: not known."""
     gpu = estimate.per_gpu_bytes
     exact: dict[str, Any] = {
         "verdict": estimate.verdict,
         "total_bytes": gpu.total,
         "budget_bytes": gpu.budget,
         "target_weights_bytes": gpu.target_weights,
-        "draft_weights_bytes": gpu.draft_weights,
+        "draft_weights_bytes": None if estimate.unknown_draft else gpu.draft_weights,
         "target_kv_bytes_per_token": estimate.target_kv_bytes_per_token,
-        "draft_kv_bytes_per_token": estimate.draft_kv_bytes_per_token,
+        "draft_kv_bytes_per_token": None if estimate.unknown_draft else estimate.draft_kv_bytes_per_token,
         "max_model_len": estimate.max_model_len,
     }
     bounds = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
 from specserve.plan.table import Section, VllmTable, dumps, loads
@@ -180,3 +180,11 @@ def _keep(file: Path, content: VllmTable) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(dumps(content))
         Path(temporary).replace(file)
+
+
+def first_version(refused: list[set[Any]]) -> int:
+    """The place of the first version from which on each takes what the newest takes, by what each one refuses."""
+    first = len(refused) - 1
+    while first > 0 and refused[first - 1] <= refused[-1]:
+        first -= 1
+    return max(first, 0)

@@ -116,6 +116,7 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     rows = [
         ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
         ("draft weights", _gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
+        ("draft", "not known", "", "not counted"),
         ("activations", _range(per_gpu.activation), "", _estimated(per_gpu.activation)),
         ("other", _range(per_gpu.other), "", _estimated(per_gpu.other)),
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
@@ -124,7 +125,9 @@ def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
     if is_fixed(estimate):  # vLLM then takes no share of what there is
         who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
         rows[-1] = ("capacity", _gib(per_gpu.total), "", f"{who} fixes the KV cache")
-    shown = [row for row in rows if row[0] != "draft weights" or per_gpu.draft_weights]
+    left_out = {"draft weights"} if not per_gpu.draft_weights else set()
+    left_out |= {"draft"} if not estimate.unknown_draft else set()
+    shown = [row for row in rows if row[0] not in left_out]
     lines = [f"{where}, GiB: {styled(words, colour, stream=sys.stdout)}"]
     lines += [f"  {name:<15}{size:>13}  {share:>4}  {note}".rstrip() for name, size, share, note in shown]
     alone = estimate.without_speculation_kv_cache_tokens

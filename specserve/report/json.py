@@ -83,7 +83,7 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
             "total": per_gpu.total,
             "budget": per_gpu.budget,
             "target_weights": per_gpu.target_weights,
-            "draft_weights": per_gpu.draft_weights,
+            "draft_weights": None if estimate.unknown_draft else per_gpu.draft_weights,
             "activation": _bytes(per_gpu.activation),
             "other": _bytes(per_gpu.other),
             "kv_cache": _bytes(per_gpu.kv_cache),
@@ -102,15 +102,15 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
 
 
 def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
-    """What the KV cache holds; nulls for an architecture whose cache is not known."""
+    """What the KV cache holds; nulls for what is not known: the draft, or an architecture's cache."""
     content: dict[str, Any] = {
         "kv_bytes_per_token": {
             "target": estimate.target_kv_bytes_per_token,
-            "draft": estimate.draft_kv_bytes_per_token,
+            "draft": None if estimate.unknown_draft else estimate.draft_kv_bytes_per_token,
         },
         "kv_bytes_per_request_fixed": {
             "target": estimate.target_kv_bytes_fixed,
-            "draft": estimate.draft_kv_bytes_fixed,
+            "draft": None if estimate.unknown_draft else estimate.draft_kv_bytes_fixed,
         },
         "largest_max_model_len": _bytes(estimate.largest_max_model_len),
         "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),

@@ -83,7 +83,8 @@ def find(word: str) -> Page:
     found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
     if found:
         return found
-    guess = did_you_mean(word, [*everything, *names])
+    digits = word.strip().upper().translate(str.maketrans("OIL", "011"))  # letters that look like digits
+    guess = digits if digits in everything else did_you_mean(word, [*everything, *names])
     hint = f"did you mean `specserve explain {guess}`?" if guess else "`specserve rules` lists them"
     raise UsageError(f"there is no rule {quoted(word)}", hint=hint)
 

@@ -7,20 +7,19 @@ import unicodedata
 from collections.abc import Iterable
 
 from specserve.diagnostics import Span
+from specserve.profile.secrets import hushed
 from specserve.profile.texts import recall
 from specserve.report.console import clean
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
 _LEAD = 30
-# keys whose values are not shown, whatever they hold; shapes of well-known tokens, wherever they stand.
-# `max_num_batched_tokens: 131072` is a number of tokens, and no secret
-_SECRETS = re.compile(
+_NAMED = re.compile(
     r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
           |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
-        (?P<named>[^\s"'#,{}\[\]]{6,})
-      | (?P<shaped>(?<![a-z0-9])(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abp]-|akia)[\w-]{10,})"""
+        (?P<value>[^\s"'#,{}\[\]]{6,})"""
 )
+"""Keys whose values are not shown, whatever they hold; `max_num_batched_tokens: 131072` is a number of tokens."""
 
 
 class Sources:
@@ -49,18 +48,17 @@ class Sources:
                 start = span.column - 1 if span.line == place.line else 0
                 end = span.end_column - 1 if span.end_line == place.line else len(text)
                 text = text[:start] + "*" * (len(text[start:end])) + text[end:]
-        return _SECRETS.sub(_starred, text)
+        return _without_secrets(text)
 
 
 def masked(key: str, value: str) -> str:
     """A value as it may be shown beside its key: starred out where key or value look like a secret's."""
     prefix = f"{key}: "
-    return _SECRETS.sub(_starred, prefix + value).removeprefix(prefix)
+    return _without_secrets(prefix + value).removeprefix(prefix)
 
 
-def _starred(match: re.Match[str]) -> str:
-    secret = match["named"] or match["shaped"]
-    return match[0].replace(secret, "*" * len(secret))
+def _without_secrets(text: str) -> str:
+    return hushed(_NAMED.sub(lambda match: match[0].replace(match["value"], "*" * len(match["value"])), text))
 
 
 def snippet(text: str, marks: Iterable[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:

@@ -72,7 +72,7 @@ def case_of(name: str) -> Mapping[str, Any]:
 @pytest.mark.parametrize(
     "name",
     ["llama-tp4", "llama+draft-tp2", "llama+eagle3-tp2", "gemma3-tp1", "gpt-oss+draft", "deepseek-v3+mtp-tp2",
-     "llama4-tp2", "llama-tied-pp2", "mistral-window-tp2", "qwen3-moe-ep2"],
+     "llama4-tp2", "llama-tied-pp2", "mistral-window-tp2", "qwen3-moe-ep2", "gemma4+mtp-tp2", "qwen3.5+mtp-tp2"],
 )  # fmt: skip
 def test_vllms_answer_becomes_the_demand_with_vllm_as_its_basis(name: str, tmp_path: Path) -> None:
     case, answer = case_of(name), RECORDED[name]

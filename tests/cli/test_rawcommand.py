@@ -135,4 +135,4 @@ def test_the_spelling_of_a_switch_is_judged_by_the_version(
 @pytest.mark.parametrize("asked", [["up", "--dry-run"], ["plan"], ["verify"], ["render", "--to", "compose"]])
 def test_a_worker_is_not_launched_as_a_server(asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert _run([*asked, "--", "vllm", "serve", "org/m", "--headless"]) == 2
-    assert "`--headless` starts a worker that answers no requests" in capsys.readouterr().err
+    assert "this command starts a worker that answers no requests" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def by_bash(text: str, folder: Path) -> list[list[str]]:
 
 def by_us(text: str) -> list[list[str]]:
     found = []
-    for command in script(text, file="x.sh").commands:
+    for command in script(text, file="x.sh"):
         words = [word.text for word in command.words]
         words = words[next((at for at, word in enumerate(words) if not re.match(r"\w+=", word)), 0) :]
         found += [words[1:]] if words[0] == "vllm" else []
@@ -56,8 +56,7 @@ def by_us(text: str) -> list[list[str]]:
         ': "${M:=org/m}"\nvllm serve $M',
         'set -- a "b c"\nvllm serve "$@" $1 $#',
         'f() { vllm serve "$1" "${@}" "$*"; shift; vllm serve $1; }\nf org/m "x y"',
-        "for m in org/a org/b; do vllm serve $m --port $((8000 + 1)); done",
-        "P=org/name\nvllm serve $P --served-model-name ${P##*/} ${P%/*}",
+        "for m in org/a org/b; do vllm serve $m; done",
         'X=\'{"a": "b c"}\'\nvllm serve m --config "$X" $X',
         "A=(1 '2 3')\nvllm serve ${A[@]} \"${A[*]}\" ${A[1]} $A",
         'while [[ $# -gt 0 ]]; do M=$1; shift; done\nM=${M:-org/m}\nvllm serve "$M"',
@@ -82,6 +81,9 @@ def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
         "case org/m in org/*) X=1 ;; *) X=2 ;; esac\nvllm serve $X",
         'X=$(echo a b)\nvllm serve $X "$X"',
         "for X in $(seq 2); do vllm serve $X; done",
+        "vllm serve org/m --port $((8000 + 1))",
+        "P=org/m\nvllm serve ${P##*/}",
+        "P=org/m\nvllm serve ${P/org/me}",
     ],
 )
 def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
@@ -103,17 +105,17 @@ def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
     ],
 )
 def test_one_known_value_is_taken_with_a_note_if_it_stands_in_a_branch(text: str) -> None:
-    (command,) = [item for item in script(text, file="x.sh").commands if item.words[0].text == "vllm"]
+    (command,) = [item for item in script(text, file="x.sh") if item.words[0].text == "vllm"]
     assert command.words[-1].text == "1"
-    assert [said.split(" ", 1)[0] for _, said in command.notes] == ["`X`"] * ("else" not in text)
+    assert [said.split(" ", 1)[0] for said in (note.text for note in command.notes)] == ["`X`"] * (
+        "else" not in text
+    )
 
 
 def test_arguments_that_a_branch_takes_away_are_noted() -> None:
-    (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"]).commands[
-        1:
-    ]
+    (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"])[1:]
     assert command.words[-1].text == "a"
-    assert "own arguments are read without the branch in line 1" in command.notes[0][1]
+    assert "own arguments are read without the branch in line 1" in command.notes[0].text
 
 
 NAMES = ["A", "B", "M"]
@@ -169,7 +171,7 @@ def recipes() -> Iterator[tuple[str, str]]:
 def test_bash_starts_recipes_as_they_are_read(tmp_path: Path) -> None:
     compared = 0
     for source, text in recipes():
-        noted = any(command.notes for command in script(text, file="x.sh").commands)
+        noted = any(command.notes for command in script(text, file="x.sh"))
         for ours, theirs in zip(by_us(text), by_bash(text, tmp_path), strict=True):
             open_words = any(UNKNOWN.search(word) for word in ours)
             assert ours == theirs or noted or open_words, source

@@ -15,7 +15,7 @@ from specserve.convert.command import profile_of
 from specserve.convert.convert import Converted, converted
 from specserve.convert.given import Given
 from specserve.convert.reading import read
-from specserve.convert.words import unresolved
+from specserve.convert.words import Word, unresolved
 from specserve.diagnostics import Severity, Span
 from specserve.errors import SpecserveError
 from specserve.plan.launch import launch
@@ -37,7 +37,7 @@ def starts(corpus: str, folder: Path) -> list[Given]:
         try:
             found += read(entry["text"], file=NAMES.get(entry.get("form", ""), "serve.sh"), folder=folder)
         except SpecserveError:
-            found.append(Given("form that convert refuses", "unread", Span("x")))
+            found.append(Given("form that convert refuses", Word("unread", Span("x"))))
     return found
 
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.containers import containers
-from specserve.convert.invocation import Invocation
+from specserve.convert.given import Given
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
-def only(text: str) -> Invocation:
+def only(text: str) -> Given:
     (found,) = containers(text, file="x.yaml")
     return found
 
@@ -83,7 +83,7 @@ def test_what_stands_around_the_engine_is_kept() -> None:
     start = only(f"{SERVICE}{ports}\n    command: a/b")
     assert start.image is not None and start.image.text == "vllm/vllm-openai:v0.26.0"
     assert [port.text for port in start.published] == ["9000:8000", "9001:8001"]
-    assert [text for _, text in start.notes] == [
+    assert [note.text for note in start.notes] == [
         "the volumes `./m:/m` are left out: vLLM sees the paths of its own machine",
         "what the container says of itself is left out: `restart`",
     ]
@@ -94,7 +94,10 @@ def test_every_document_of_a_file_counts() -> None:
     assert words(text) == ["--model", "a/b"]
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: !x {", "[" * 500, "&a [*a]: x", "a: " + "[" * 60 + "]" * 60])
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: !x {", "a: 1\na: 2", "? [a]\n: b", "[" * 500, "&a [*a]: x", "a: " + "[" * 5000 + "]" * 5000],
+)
 def test_what_is_no_yaml_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.yaml` is not YAML"):
         containers(text, file="x.yaml")

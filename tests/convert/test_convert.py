@@ -153,7 +153,7 @@ def test_a_text_that_names_no_model_is_an_error() -> None:
         ("vllm serve org/m --max-num-seqs $N", "engine.max_num_seqs"),
         ("vllm serve org/m --spec-method eagle3 --spec-tokens 3 --spec-model $D", "speculation.model"),
         ("vllm serve org/m --chat-template '$HOME/x.jinja'", "frontend.chat_template"),
-        ("""vllm serve org/m --hf-overrides "{\\"$KEY\\": 1}" """, "engine.hf_overrides"),
+        ("""vllm serve org/m --hf-overrides "{\\"$KEY\\": 1}" """, "engine.hf_overrides.$KEY"),
         ("python -m sglang.launch_server --model-path $MODEL", "target.model"),
     ],
 )  # fmt: skip

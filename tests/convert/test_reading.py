@@ -78,10 +78,16 @@ def test_the_form_is_told_by_the_name_or_else_by_the_text() -> None:
 def test_exported_variables_are_those_of_the_engine_but_not_those_of_the_script() -> None:
     text = "export MODEL=a/b VLLM_LOGGING_LEVEL=DEBUG\nexport PATH=/x:$PATH\nHF_HOME=/h vllm serve $MODEL"
     (given,) = found(text)
-    assert {name: node.value for name, node in given.env.items()} == {
+    assert {name: word.text for name, word in given.env.items()} == {
         "VLLM_LOGGING_LEVEL": "DEBUG",
         "HF_HOME": "/h",
     }
+
+
+def test_exported_variables_keep_their_order() -> None:
+    names = [f"VLLM_X{number}" for number in range(20)]
+    (given,) = found("".join(f"export {name}=1\n" for name in names) + "vllm serve a/b")
+    assert list(given.env) == names
 
 
 def test_a_switch_with_an_answer_of_old_means_what_it_meant() -> None:
@@ -158,23 +164,20 @@ bash run.sh
 
 
 @pytest.mark.parametrize(
-    ("text", "file"), [(CONFIG_MAP, "map.yaml"), (KUBECTL, "deploy.sh"), (NESTED, "make.sh")]
-)
-def test_a_start_inside_another_text_is_seen(text: str, file: str) -> None:
-    assert models(text, file=file) == ["org/m"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "file", "message"),
     [
-        (SKYPILOT, "is a task of SkyPilot"),
-        (HELM, "values or templates of Helm"),
-        (CHART, "templates of Helm"),
+        (SKYPILOT, "x.yaml", "starts no vLLM that specserve could find"),
+        (CONFIG_MAP, "map.yaml", "starts no vLLM that specserve could find"),
+        (KUBECTL, "deploy.sh", "starts no vLLM that specserve could find"),
+        (NESTED, "make.sh", "starts no vLLM that specserve could find"),
+        ("os.system('vllm serve org/m')", "x.py", "starts no vLLM that specserve could find"),
+        (HELM, "x.yaml", "values or templates of Helm"),
+        (CHART, "x.yaml", "templates of Helm"),
     ],
 )
-def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, message: str) -> None:
+def test_a_form_that_is_not_read_is_refused_in_one_sentence(text: str, file: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as error:
-        found(text, file="x.yaml")
+        found(text, file=file)
     assert error.value.hint
 
 
@@ -230,10 +233,32 @@ def test_a_program_of_a_container_is_no_model(text: str) -> None:
 
 def test_values_that_stick_to_an_option_of_docker_are_read() -> None:
     (given,) = found("docker run -it -p9000:8000 -eA=b -v/m:/m --gpus=all vllm/vllm-openai a/b")
-    assert [word.text for word in given.published] == ["9000:8000"] and given.env["A"].value == "b"
+    assert [word.text for word in given.published] == ["9000:8000"] and given.env["A"].text == "b"
     assert any("`/m:/m`" in note.text for note in given.notes)
 
 
 def test_libraries_and_paths_that_are_exported_are_kept_or_left_to_be_noted() -> None:
     (given,) = found("export LD_LIBRARY_PATH=/x:$LD_LIBRARY_PATH PYTHONPATH=/y\nvllm serve a/b")
-    assert given.env["PYTHONPATH"].value == "/y" and "LD_LIBRARY_PATH" in given.env
+    assert given.env["PYTHONPATH"].text == "/y" and "LD_LIBRARY_PATH" in given.env
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("vllm serve a/b --config missing.yaml", "cannot read the arguments in `missing.yaml`"),
+        ("vllm serve a/b --config $CONFIG", "does not say what `$CONFIG` is"),
+        ("vllm serve a/b --enforce-eager $MORE", "does not say what `$MORE` is"),
+    ],
+)
+def test_arguments_that_cannot_be_known_are_refused(text: str, message: str) -> None:
+    (given,) = found(text)
+    assert any(message in finding.message for finding in given.unresolved)
+    assert "config" not in given.settings
+
+
+def test_a_word_of_no_option_is_never_the_model_of_an_engine_that_has_one() -> None:
+    (given,) = found("python -m sglang.launch_server --model-path a/b --tp 2 4")
+    assert "model" not in given.settings and any(
+        "`4` belongs to no option" in note.text for note in given.notes
+    )
+    assert models("vllm serve --model a/b --quantization fp8 c") == ["a/b"]

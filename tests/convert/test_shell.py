@@ -14,7 +14,7 @@ from specserve.errors import UsageError
 
 
 def words(text: str) -> list[list[str]]:
-    return [[word.text for word in command.words] for command in script(text, file="x.sh").commands]
+    return [[word.text for word in command.words] for command in script(text, file="x.sh")]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_text_becomes_the_words_of_its_commands(text: str, expected: list[list[s
 
 def test_each_word_knows_its_line_through_continuations_and_json() -> None:
     text = "# one\nvllm serve a \\\n  --b '{\n \"c\": 1}' \\\n  --d"
-    (command,) = script(text, file="x.sh").commands
+    (command,) = script(text, file="x.sh")
     assert [word.span.line for word in command.words] == [2, 2, 2, 3, 3, 5]
 
 
@@ -89,7 +89,7 @@ def test_any_text_becomes_words_or_a_clear_error(text: str) -> None:
 def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
     """tree-sitter/tree-sitter-bash#337: its scanner asks the C library about characters beyond its tables."""
     text = "NAME='\U00031860 名前'\nvllm serve org/modèle --served-model-name \"$NAME\" {\U00031860\n"
-    (command,) = script(text, file="x").commands
+    (command,) = script(text, file="x")
     assert [word.text for word in command.words[2:]] == [
         "org/modèle", "--served-model-name", "\U00031860 名前", "{\U00031860",
     ]  # fmt: skip

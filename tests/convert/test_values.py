@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.values import NotJson, json_node
+from specserve.convert.options import NotJson, json_node
 from specserve.convert.words import Word, argv_words
 from specserve.profile.tree import Node
 

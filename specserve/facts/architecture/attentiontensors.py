@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from specserve.facts.architecture.fields import Fields
 from specserve.facts.architecture.recipes import Recipe
 from specserve.facts.architecture.shape import Attention, Latent, Shape
+from specserve.facts.architecture.states import GATED_DELTA
 
 Named = tuple[str, tuple[int, ...]]
 
@@ -19,8 +20,10 @@ def attention_tensors(
         yield from _latent(fields, shape, mixer)
         return
     hidden, queries, keys = shape.hidden_size, mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
-    gate = 2 if shape.model_type == "qwen3_next" else 1  # a gate beside each query
-    rows = {"q_proj": queries * gate, "k_proj": keys, "v_proj": mixer.kv_heads * mixer.head_dim_v}
+    has_gate = shape.model_type in GATED_DELTA and fields.flag("attn_output_gate", default=True)
+    rows = {"q_proj": queries * 2 if has_gate else queries}  # a gate beside each query
+    if not mixer.is_shared:  # Gemma 4's keys may be its values: vLLM holds both all the same
+        rows |= {"k_proj": keys, "v_proj": mixer.kv_heads * mixer.head_dim_v}
     for name, size in rows.items():
         yield f"self_attn.{name}.weight", (size, hidden)
         if recipe.has(recipe.qkv_bias, fields):
@@ -38,10 +41,8 @@ def _query_key_norms(fields: Fields, shape: Shape, recipe: Recipe, mixer: Attent
     if shape.model_type == "glm4_moe" and fields.flag("use_qk_norm", default=False):
         wide = "head"
     if wide == "head":
-        yield from (
-            ("self_attn.q_norm.weight", (mixer.head_dim,)),
-            ("self_attn.k_norm.weight", (mixer.head_dim,)),
-        )
+        names = ("q_norm",) if mixer.is_shared else ("q_norm", "k_norm")
+        yield from ((f"self_attn.{name}.weight", (mixer.head_dim,)) for name in names)
     elif wide == "full":
         yield "self_attn.q_norm.weight", (mixer.heads * mixer.head_dim,)
         yield "self_attn.k_norm.weight", (mixer.kv_heads * mixer.head_dim,)

@@ -1,6 +1,6 @@
 """The tensors of draft heads, and of multi-token prediction layers inside a target. Knows no sharding.
 
-What a head shares with its target (embeddings, and the output table of most) is left out.
+What a head shares with its target (embeddings of most, and the output table) is left out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any
 
 from specserve.facts.architecture.defaults import text_fields
 from specserve.facts.architecture.fields import Fields
+from specserve.facts.architecture.gemma4tensors import assistant_tables
 from specserve.facts.architecture.read import read_mtp, read_shape
 from specserve.facts.architecture.recipes import RECIPES
 from specserve.facts.architecture.shape import Shape
+from specserve.facts.architecture.states import GATED_DELTA
 from specserve.facts.architecture.tensors import layer_tensors
 
 Sizes = dict[str, tuple[int, ...]]
@@ -26,17 +28,20 @@ def head_tensors(
 ) -> Sizes | None:
     """A head's tensors by its config.json; None for a kind that is not known.
 
-    Source: llama_eagle.py, llama_eagle3.py, qwen3_dflash.py in vllm/model_executor/models 0.32.
+    Source: llama_eagle.py, llama_eagle3.py, qwen3_dflash.py, gemma4_mtp.py in vllm/model_executor/models 0.32.
     """
     fields, model_type = text_fields(model, config)
     recipe = RECIPES.get(model_type)
-    if recipe is None or method not in ("eagle", "eagle3", "dflash"):
+    is_assistant = method == "mtp" and config.get("model_type") == "gemma4_assistant"
+    if recipe is None or not (is_assistant or method in ("eagle", "eagle3", "dflash")):
         return None
     shape = read_shape(model, config)
     sizes: Sizes = {}
     for index in range(len(shape.layers)):
         for name, size in layer_tensors(fields, shape, recipe, index=index):
             sizes[f"layers.{index}.{name}"] = _widened(name, size, method=method, index=index)
+    if is_assistant:
+        return sizes | dict(assistant_tables(Fields(model, config), shape))
     hidden = shape.hidden_size
     if method == "eagle":
         sizes.pop("layers.0.input_layernorm.weight", None)
@@ -51,9 +56,16 @@ def head_tensors(
         sizes["lm_head.weight"] = (rows, hidden)
         if rows != shape.vocab_size:
             sizes["d2t"] = (rows,)
+        if brings_embeddings(config):
+            sizes["embed_tokens.weight"] = (shape.vocab_size, hidden)
     else:
         sizes["mask_embedding"] = (hidden,)
     return sizes
+
+
+def brings_embeddings(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint of an EAGLE-3 head has embeddings of its own: those of the speculators library have."""
+    return "transformer_layer_config" in config
 
 
 def _widened(name: str, size: tuple[int, ...], *, method: str, index: int) -> tuple[int, ...]:
@@ -89,7 +101,7 @@ def mtp_tensors(model: str, config: Mapping[str, Any]) -> Sizes | None:
             prefix + name: size for name, size in layer_tensors(fields, whole, recipe, index=count + place)
         }
         sizes |= dict(_around(prefix, shape, hidden=hidden))
-    if shape.model_type == "qwen3_next":
+    if shape.model_type in GATED_DELTA:
         sizes |= {"mtp.fc.weight": (hidden, 2 * hidden), "mtp.norm.weight": (hidden,)}
         sizes |= {f"mtp.pre_fc_norm_{name}.weight": (hidden,) for name in ("hidden", "embedding")}
     return sizes
@@ -97,7 +109,7 @@ def mtp_tensors(model: str, config: Mapping[str, Any]) -> Sizes | None:
 
 def _around(prefix: str, shape: Shape, *, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """What DeepSeek and GLM put around each prediction layer."""
-    if shape.model_type == "qwen3_next":
+    if shape.model_type in GATED_DELTA:
         return
     yield f"{prefix}eh_proj.weight", (hidden, 2 * hidden)
     yield from ((f"{prefix}{name}.weight", (hidden,)) for name in ("enorm", "hnorm", "shared_head.norm"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from specserve.errors import FactError
 from specserve.facts.architecture.fields import Fields
+from specserve.facts.architecture.gemma4tensors import gemma4_layer
 from specserve.facts.architecture.recipes import Recipe
 from specserve.facts.architecture.shape import Shape
 
@@ -19,6 +20,9 @@ _MOST_EXPERTS = 200_000
 def feed_forward(fields: Fields, shape: Shape, recipe: Recipe, *, index: int) -> Iterator[Named]:
     """What a layer has beside its attention or state."""
     if shape.model_type == "mamba2" or (shape.model_type == "nemotron_h" and shape.layers[index]):
+        return
+    if shape.model_type == "gemma4_text":
+        yield from gemma4_layer(fields, shape, index=index)
         return
     if shape.model_type == "granitemoehybrid":
         width = fields.integer("shared_intermediate_size")
@@ -117,7 +121,7 @@ def _experts(fields: Fields, shape: Shape, *, index: int) -> Iterator[Named]:
         shared = width
     if shared:
         yield from gated("mlp.shared_expert.", hidden=hidden, width=shared)
-    if shape.model_type in ("qwen2_moe", "qwen3_next"):
+    if shape.model_type in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
         yield "mlp.shared_expert_gate.weight", (1, hidden)
 
 

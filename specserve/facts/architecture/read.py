@@ -16,7 +16,7 @@ from specserve.facts.architecture.fields import Fields
 from specserve.facts.architecture.heads import LATENT_TYPES, SHARING, attention, attention_layers
 from specserve.facts.architecture.quantized import is_mxfp4
 from specserve.facts.architecture.shape import Mixer, Shape
-from specserve.facts.architecture.states import layer_kinds, state
+from specserve.facts.architecture.states import GATED_DELTA, layer_kinds, state
 
 _MOST_LAYERS = 2000
 _NOT_READ = (
@@ -119,7 +119,7 @@ def read_mtp(model: str, config: Mapping[str, Any]) -> tuple[Mixer, ...]:
     _refuse_unknown(fields, model_type)
     count = fields.integer(
         "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "n_predict",
-        default=1 if model_type == "qwen3_next" else 0, least=0,
+        default=1 if model_type in GATED_DELTA else 0, least=0,
     )  # fmt: skip
     if count == 0:
         raise FactError(f"config.json of `{model}` names no multi-token prediction layers")

@@ -60,6 +60,9 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma": Recipe(),
     "gemma2": Recipe(norms=_GEMMA_NORMS),
     "gemma3_text": Recipe(norms=_GEMMA_NORMS, qk_norm="head"),
+    "gemma4_text": Recipe(
+        norms=_GEMMA_NORMS, qk_norm="head", qkv_bias="attention_bias", out_bias="attention_bias"
+    ),
     "gpt_oss": Recipe(qkv_bias="attention_bias", out_bias="attention_bias"),
     "olmo2": _OLMO,
     "olmo3": _OLMO,
@@ -129,6 +132,8 @@ RECIPES: Mapping[str, Recipe] = {
     "glm4_moe_lite": Recipe(),
     "granitemoehybrid": Recipe(),
     "qwen3_next": _QWEN3,
+    "qwen3_5_text": _QWEN3,
+    "qwen3_5_moe_text": _QWEN3,
     "falcon_h1": Recipe(("input_layernorm", "pre_ff_layernorm")),
     "nemotron_h": Recipe(("norm",), mlp="plain"),
     "mamba2": Recipe(("norm",)),

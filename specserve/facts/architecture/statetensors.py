@@ -24,8 +24,13 @@ def state_tensors(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]
 def _gated_delta(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
     heads, value_dim, _key_dim = mixer.recurrent
     hidden, values = shape.hidden_size, heads * value_dim
-    yield "linear_attn.in_proj_qkvz.weight", (mixer.conv_dim + values, hidden)
-    yield "linear_attn.in_proj_ba.weight", (2 * heads, hidden)
+    if shape.model_type == "qwen3_next":
+        yield "linear_attn.in_proj_qkvz.weight", (mixer.conv_dim + values, hidden)
+        yield "linear_attn.in_proj_ba.weight", (2 * heads, hidden)
+    else:
+        yield "linear_attn.in_proj_qkv.weight", (mixer.conv_dim, hidden)
+        yield "linear_attn.in_proj_z.weight", (values, hidden)
+        yield from ((f"linear_attn.in_proj_{name}.weight", (heads, hidden)) for name in "ba")
     yield "linear_attn.conv1d.weight", (mixer.conv_dim, 1, mixer.conv_kernel)
     yield "linear_attn.A_log", (heads,)
     yield "linear_attn.dt_bias", (heads,)

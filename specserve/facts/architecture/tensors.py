@@ -10,20 +10,22 @@ from typing import Any
 
 from specserve.facts.architecture.attentiontensors import attention_tensors
 from specserve.facts.architecture.defaults import text_fields
+from specserve.facts.architecture.encodertensors import encoder_tensors
 from specserve.facts.architecture.experts import feed_forward
 from specserve.facts.architecture.fields import Fields
+from specserve.facts.architecture.gemma4tensors import gemma4_tables
 from specserve.facts.architecture.read import read_shape
 from specserve.facts.architecture.recipes import RECIPES, Recipe
 from specserve.facts.architecture.shape import Attention, Latent, Shape, State
 from specserve.facts.architecture.statetensors import state_tensors
 
-_TOWERS = ("vision_config", "audio_config", "vision_tower", "visual")
-"""Encoders beside the language model, whose tensors are not listed here."""
+_TOWERS = ("audio_config", "vision_tower", "visual")
+"""Encoders beside the language model that are not known."""
 Named = tuple[str, tuple[int, ...]]
 
 
 def expected_tensors(model: str, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]] | None:
-    """Name → shape of every tensor, unquantised; None for what is not known: other model types, encoders of images.
+    """Name → shape of every tensor, unquantised; None for what is not known: other model types, other encoders.
 
     Multi-token prediction layers are left out. Raises FactError for a config.json that does not make sense.
     """
@@ -33,6 +35,12 @@ def expected_tensors(model: str, config: Mapping[str, Any]) -> dict[str, tuple[i
         return None
     shape = read_shape(model, config)
     named = dict(_tables(fields, shape, recipe))
+    encoder = Fields(model, config).section("vision_config")
+    if encoder is not None:
+        listed = encoder_tensors(encoder, model_type=model_type, hidden=shape.hidden_size)
+        if listed is None:
+            return None
+        named |= dict(listed)
     for index in range(len(shape.layers)):
         prefix = f"model.layers.{index}."
         named |= {prefix + name: size for name, size in layer_tensors(fields, shape, recipe, index=index)}
@@ -72,6 +80,8 @@ def _tables(fields: Fields, shape: Shape, recipe: Recipe) -> Iterator[Named]:
             ("word_embeddings_layernorm.weight", (hidden,)),
             ("word_embeddings_layernorm.bias", (hidden,)),
         )
+    if shape.model_type == "gemma4_text":
+        yield from gemma4_tables(fields, shape)
     if recipe.final_norm:
         yield "model.norm.weight", (hidden,)
         if recipe.norm_bias:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specserve.errors import FactError
 from specserve.measure.bench.arms import Arm
-from specserve.plan.launchplan import Json
+from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
 
@@ -68,8 +68,11 @@ def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
     return Fit(1, told if len(kinds) < 2 else f"{told}, of different kinds")
 
 
-def memory_bytes(profile: Profile) -> int | None:
-    """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown."""
+def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
+    """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown.
+
+    The size of the KV cache is the plan's, which has one where the profile sets none.
+    """
     weights = _weights(profile.target.model, profile.target.revision)
     block = profile.speculation
     draft = (
@@ -77,12 +80,13 @@ def memory_bytes(profile: Profile) -> int | None:
         if block and block.keys.get("model")
         else 0
     )
-    cache = _kv_bytes(profile.engine.get("kv_cache_memory_bytes"))
+    cache = _kv_bytes(plan)
     if cache is None:
         from specserve.facts.accelerators import this_cpu
+        from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION
 
-        share = profile.engine.get("gpu_memory_utilization")
-        share = float(share) if isinstance(share, int | float) else 0.92
+        share = plan.engine_kwargs.get("gpu_memory_utilization")
+        share = float(share) if isinstance(share, int | float) else GPU_MEMORY_UTILIZATION
         return int(share * this_cpu().accelerator.total_bytes)
     if weights is None or draft is None:
         return None
@@ -104,7 +108,12 @@ def _weights(model: str, revision: str | None) -> int | None:
         return None
 
 
-def _kv_bytes(value: Json) -> int | None:
+def _kv_bytes(plan: LaunchPlan) -> int | None:
+    """The size of the KV cache that a plan sets; None where vLLM takes a share of the memory."""
+    value = plan.engine_kwargs.get("kv_cache_memory_bytes")
+    space = plan.env.get("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if isinstance(value, str):
         return human_int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(space) << 30 if isinstance(space, str) and space.strip().isdigit() and int(space) else None

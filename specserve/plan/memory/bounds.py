@@ -76,7 +76,9 @@ def activation(
     low, high = low + 0.8 * experts, highest.high + 1.25 * experts
     if shape.experts_per_token and shape.is_quantized:
         low, high = low * _UNSURE.low, high * _UNSURE.high
-    return Interval(low, high + (_ENCODER if shape.is_multimodal else 0), highest.logs)
+    return Interval(
+        low, high + (_ENCODER if shape.is_multimodal and settings.has_encoders else 0), highest.logs
+    )
 
 
 def _scaled(factor: Interval, size: float, *, plus: Interval = _NOTHING) -> Interval:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specserve.errors import FactError
+from specserve.facts.architecture.drafttensors import brings_embeddings
 from specserve.facts.architecture.families import UnknownArchitecture
 from specserve.facts.architecture.quantized import quantization_of
 from specserve.facts.architecture.read import bare_shape, read_mtp, read_shape
@@ -120,7 +121,7 @@ def _draft_layers(
     """The caches of the draft's layers, in the target's blocks."""
     mixers: tuple[Mixer, ...] = ()
     given = cache.weight_bytes
-    if speculative.method is None or speculative.method in WITHOUT_CACHE:
+    if speculative.method is None or speculative.unknown or speculative.method in WITHOUT_CACHE:
         return []
     if speculative.draft is not None:
         shape = read_shape(speculative.draft.model, speculative.draft.config)
@@ -150,7 +151,7 @@ def _draft_weights(
 ) -> int:
     """Bytes of the draft on each GPU of the last stage."""
     method, draft, alone = speculative.method, speculative.draft, replace(settings, pipeline_parallel_size=1)
-    if method is None or (draft is None and method != "mtp"):
+    if method is None or speculative.unknown or (draft is None and method != "mtp"):
         return 0
     if draft is None:
         if weights.mtp:
@@ -160,6 +161,8 @@ def _draft_weights(
         return weigh(kinds, shape, settings=alone, weight_bytes=given).mtp
     mine, _ = _shape_of(draft)
     part = method if method in HEADS else "model"
+    if draft.config.get("model_type") == "gemma4_assistant":
+        part = "assistant"
     kinds = tallied(draft, part=part, online=None, target_hidden_size=shape.hidden_size)
     bytes_each = served_bytes(settings.dtype, given=mine.dtype if method == "draft_model" else shape.dtype)
     if method in HEADS:
@@ -233,12 +236,14 @@ def _notes(
             f"MXFP4 experts are padded for the MoE backend `{backend}`, assumed for this accelerator"
         )
     draft = speculative.draft
-    if (
-        draft is not None
-        and speculative.method in HEADS
-        and any("embed_tokens" in name for name in draft.tensors or ())
-    ):
+    if draft is not None and speculative.method in HEADS - {"mtp"} and _has_embeddings(draft):
         notes.append(
             f"`{draft.model}` brings embeddings: counted, though vLLM drops them where they equal the target's"
         )
     return tuple(notes)
+
+
+def _has_embeddings(head: ModelFacts) -> bool:
+    if head.tensors is None:
+        return brings_embeddings(head.config)
+    return any("embed_tokens" in name for name in head.tensors)

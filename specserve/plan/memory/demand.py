@@ -102,14 +102,18 @@ def demand(
     method: str | None = None,
     num_speculative_tokens: int = 0,
     draft_kv_cache_dtype: str | None = None,
+    unknown_draft: str | None = None,
 ) -> Demand:
     """Weights and KV cache of a target, with the draft of a speculative method.
 
     `draft` is the second model or head of the method; None for methods without one (ngram, suffix, an `mtp` that
-    lies in the target). Raises FactError if config.json lacks a figure or has one of a wrong type, and if neither
-    headers nor a formula tell the weights. The KV cache of an unknown architecture is left out: nothing is guessed.
+    lies in the target); `unknown_draft` names one that could not be read, and is not counted. Raises FactError if
+    config.json lacks a figure or has one of a wrong type, and if neither headers nor a formula tell the weights. The
+    KV cache of an unknown architecture is left out: nothing is guessed.
     """
-    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
+    if method == "mtp" and draft is not None and draft.model == target.model:
+        draft = None  # vLLM's own default: the layers lie in the target
+    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype, unknown_draft)
     made = compose(target, speculative, settings=settings)
     return Demand(
         made.stages,

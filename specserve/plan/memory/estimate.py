@@ -101,5 +101,9 @@ class MemoryEstimate:
     """None for a model without recurrent states, or if vLLM does not compare their number with the blocks."""
     is_short_of_states_only: bool = False
     """Whether the verdict would be better but for the states."""
+    unknown_draft: str | None = None
+    """The name of a second model that could not be read: the figures are those of the target alone."""
+    is_only_in_doubt: bool = False
+    """Whether it is tight only because a model is not known."""
     is_kv_known: bool = True
     """False for an unknown architecture: the figures of the KV cache's tokens are zeros then, and mean nothing."""

@@ -13,7 +13,7 @@ from specserve.plan.memory.knobs import knobs
 from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
 from specserve.plan.memory.situation import Situation, situation
 from specserve.plan.memory.stateblocks import state_blocks
-from specserve.plan.memory.verdict import certain, reason, verdict, verdict_without_states
+from specserve.plan.memory.verdict import certain, is_only_in_doubt, reason, verdict, verdict_without_states
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
@@ -48,6 +48,9 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
     found = verdict(s, r)
     at = r.poorest
     stage, demand = r.demand.stages[at], r.demand
+    is_all_known = demand.is_kv_known and s.unknown_draft is None
+    if s.unknown_draft:
+        notes.append(f"`{s.unknown_draft}` is not known: its weights and KV cache are not counted")
     if s.not_modelled:
         notes.append(f"not modelled, and not counted: {', '.join(f'`{name}`' for name in s.not_modelled)}")
     return MemoryEstimate(
@@ -62,7 +65,7 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high), r.logs),
         max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high), r.logs),
         largest_max_model_len=_longest(s, r),
-        without_speculation_kv_cache_tokens=_baseline(s) if s.method and demand.is_kv_known else None,
+        without_speculation_kv_cache_tokens=_baseline(s) if s.method and is_all_known else None,
         basis=demand.basis,
         calibration=_calibration(r, at),
         certain=found == "does_not_fit" and certain(s, r),
@@ -73,14 +76,16 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         ranks=s.ranks,
         is_kv_cache_default=s.is_kv_cache_default,
         states=state_blocks(s, r),
+        unknown_draft=s.unknown_draft,
+        is_only_in_doubt=is_only_in_doubt(s, r, found),
         is_kv_known=demand.is_kv_known,
         is_short_of_states_only=found != verdict_without_states(s, r),
     )
 
 
 def _knobs(s: Situation, r: Reckoning, found: MemoryVerdict, *, path: str) -> tuple[Knob, ...]:
-    """None if it fits, nor if only the KV cache of an unknown architecture is in doubt, which no knob changes."""
-    is_in_doubt = found == "tight" and not r.demand.is_kv_known
+    """None if it fits, nor if it is tight only because a model is not known, which no knob changes."""
+    is_in_doubt = is_only_in_doubt(s, r, found)
     return () if found == "fit" or is_in_doubt else knobs(s, r, verdict=found, path=path)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from specserve.errors import FactError
+from specserve.facts.architecture.defaults import text_fields
 from specserve.facts.architecture.drafttensors import head_tensors, mtp_tensors
 from specserve.facts.architecture.quantized import as_stored, quantization_of
 from specserve.facts.architecture.tensors import expected_tensors
@@ -32,7 +33,8 @@ _TALLIES: OrderedDict[_Key, tuple[ModelFacts, Mapping[Kind, int]]] = OrderedDict
 def tallied(
     facts: ModelFacts, *, part: Literal["model", "mtp"] | str, online: str | None, target_hidden_size: int = 0
 ) -> Mapping[Kind, int]:
-    """The tensors of one part: `model`, `mtp`, or the method of a head. Remembered: knobs ask again and again.
+    """The tensors of one part: `model`, `mtp` (prediction layers), `assistant` (Gemma 4's second model for `mtp`), or
+    the method of a head. Remembered: knobs ask again and again.
 
     Raises FactError where neither headers nor a formula tell them.
     """
@@ -50,22 +52,33 @@ def _tensors(
     facts: ModelFacts, *, part: str, online: str | None, target_hidden_size: int
 ) -> Mapping[str, Tensor]:
     is_quantised = bool(quantization_of(facts.config))
-    if facts.tensors and part != "mtp" and (is_quantised or online in (None, "auto")):
-        return facts.tensors
-    if facts.tensors and part != "mtp":
-        sizes: Mapping[str, tuple[int, ...]] | None = {
-            name: held.shape for name, held in facts.tensors.items()
-        }
+    known = _with_values(facts) if facts.tensors and part != "mtp" else None
+    if known and (is_quantised or online in (None, "auto")):
+        return known
+    if known:
+        sizes: Mapping[str, tuple[int, ...]] | None = {name: held.shape for name, held in known.items()}
     elif part == "model":
         sizes = expected_tensors(facts.model, facts.config)
     elif part == "mtp":
         sizes = mtp_tensors(facts.model, facts.config)
     else:
-        sizes = head_tensors(facts.model, facts.config, method=part, target_hidden_size=target_hidden_size)
+        method = "mtp" if part == "assistant" else part
+        sizes = head_tensors(facts.model, facts.config, method=method, target_hidden_size=target_hidden_size)
     stored = sizes and as_stored(sizes, model=facts.model, config=facts.config, online=online)
     if not stored:
         raise _unknown(facts, online=online)
     return stored
+
+
+def _with_values(facts: ModelFacts) -> Mapping[str, Tensor]:
+    """The tensors of the headers; where a checkpoint has one projection for keys and values, vLLM holds it twice."""
+    tensors = facts.tensors or {}
+    if not text_fields(facts.model, facts.config)[0].flag("attention_k_eq_v", default=False):
+        return tensors
+    twins = {
+        name.replace(".k_proj.", ".v_proj."): held for name, held in tensors.items() if ".k_proj." in name
+    }
+    return {**twins, **tensors}
 
 
 def _unknown(facts: ModelFacts, *, online: str | None) -> FactError:

@@ -129,14 +129,15 @@ def _demand(s: Situation) -> Demand:
         method=s.method,
         num_speculative_tokens=s.num_speculative_tokens,
         draft_kv_cache_dtype=s.draft_kv_cache_dtype,
+        unknown_draft=s.unknown_draft,
     )
 
 
 def without_speculation(s: Situation) -> Situation:
     """The same server that does not speculate."""
     return replace(
-        s, draft=None, method=None, num_speculative_tokens=0, is_probabilistic=False, draft_kv_cache_dtype=None,
-        tiers=1,
+        s, draft=None, unknown_draft=None, method=None, num_speculative_tokens=0, is_probabilistic=False,
+        draft_kv_cache_dtype=None, tiers=1,
     )  # fmt: skip
 
 

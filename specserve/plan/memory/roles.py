@@ -32,20 +32,20 @@ _SUFFIXES = frozenset({
 })  # fmt: skip
 _VOCABULARY = frozenset({
     "embed_tokens", "word_embeddings", "wte", "embed_in", "embeddings", "tok_embeddings", "lm_head", "embed_out",
-    "output",
+    "output", "embed_tokens_per_layer",
 })  # fmt: skip
 _HEADS = frozenset({"lm_head", "embed_out", "output"})
 _COLUMN = frozenset({
     "q_proj", "gate_proj", "up_proj", "gate_up_proj", "fc1", "c_fc", "dense_h_to_4h", "w1", "w3", "fc_in", "wi", "wq",
     "q_b_proj", "kv_b_proj", "in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a",
     "A_log", "D", "dt_bias", "sinks", "conv", "in_proj", "gate_and_up_proj", "linear_fc1", "query", "q",
-    "feed_forward_1", "input_linear",
+    "feed_forward_1", "input_linear", "pre_projection", "per_layer_model_projection",
 })  # fmt: skip
 _KEYS = frozenset({"k_proj", "v_proj", "wk", "wv"})
 _FUSED = frozenset({"qkv_proj", "query_key_value", "c_attn", "Wqkv", "qkv", "wqkv", "W_pack"})
 _ROW = frozenset({
     "o_proj", "down_proj", "fc2", "out_proj", "c_proj", "dense", "dense_4h_to_h", "w2", "fc_out", "wo", "proj",
-    "linear_fc2", "output_linear",
+    "linear_fc2", "output_linear", "post_projection",
 })  # fmt: skip
 _PLAIN: Mapping[str, Division] = {
     **dict.fromkeys(_COLUMN, "column"),
@@ -64,7 +64,7 @@ _SKIPPED = re.compile(
 )
 _TOWER = re.compile(
     r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|audio_tower|audio_model|multi_modal_projector|mm_projector"
-    r"|image_newline|vit|patch_merger|vision_embed_tokens|mlp1)(\.|$)"
+    r"|image_newline|vit|patch_merger|vision_embed_tokens|mlp1|embed_vision|embed_audio)(\.|$)"
 )
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.#\.")
 _DIGITS = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -101,7 +101,11 @@ def _place(name: str, leaf: str) -> Place:
 def _division(name: str, parts: list[str], *, leaf: str, suffix: str) -> Division:
     if ".experts." in name and "shared" not in name:
         return "expert"
-    if ".indexer." in name or (suffix in ("g_idx", "weight_g_idx") and leaf not in _ROW):
+    if (
+        ".indexer." in name
+        or ".router." in name
+        or (suffix in ("g_idx", "weight_g_idx") and leaf not in _ROW)
+    ):
         return "all"
     if leaf in _VOCABULARY and not _TOWER.search(name):
         return "vocabulary"

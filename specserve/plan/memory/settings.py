@@ -33,3 +33,5 @@ class Settings:
     vendor: str = "nvidia"
     compute_capability: tuple[int, int] | None = None
     moe_backend: str = "auto"
+    has_encoders: bool = True
+    """Whether encoders of images and the like are loaded: not with `language_model_only`."""

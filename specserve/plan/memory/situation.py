@@ -46,6 +46,8 @@ class Situation:
     runner: Runner
     gpu_memory_utilization: float
     draft: ModelFacts | None = None
+    unknown_draft: str | None = None
+    """The name of a second model that could not be read: the figures are those of the target alone."""
     method: str | None = None
     num_speculative_tokens: int = 0
     is_probabilistic: bool = False
@@ -175,6 +177,7 @@ def _settings(
         vendor=machine.accelerator.vendor,
         compute_capability=machine.accelerator.compute_capability,
         moe_backend=_moe_backend(engine),
+        has_encoders=engine.get("language_model_only") is not True,
     )
 
 

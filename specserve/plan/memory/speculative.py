@@ -20,6 +20,8 @@ class Speculative:
     tokens: int
     draft: ModelFacts | None
     kv_cache_dtype: str | None
+    unknown: str | None = None
+    """The name of a second model that could not be read: nothing of it is counted."""
 
     @property
     def lookahead_tokens(self) -> int:

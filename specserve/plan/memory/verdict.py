@@ -25,17 +25,33 @@ def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
     """The same without vLLM's comparison of recurrent states with the blocks of the KV cache."""
     if not _starts(s, r, r.high) or _overfull(s, r):
         return "does_not_fit"
-    promised = all(keeps(r, promise, r.low) for promise in s.promises)
-    is_sure = _starts(s, r, r.low) and promised and r.slack >= r.excess and r.demand.is_kv_known
-    if is_sure and _is_free(s, r):
-        return "fit"
-    return "tight"
+    is_all_known = r.demand.is_kv_known and s.unknown_draft is None
+    return "fit" if is_all_known and not _shortage(s, r) else "tight"
+
+
+def is_only_in_doubt(s: Situation, r: Reckoning, found: MemoryVerdict) -> bool:
+    """Whether nothing is short of what is known, and the launch is tight because a model is not."""
+    if not r.demand.is_kv_known:
+        return found == "tight"
+    return (
+        found == "tight"
+        and s.unknown_draft is not None
+        and not _shortage(s, r)
+        and judge_states(s, r) == "fit"
+    )
 
 
 def reason(s: Situation, r: Reckoning) -> str:
     """Why a launch that may start is not sure to, in a few words: the first of what is short."""
     if not r.demand.is_kv_known:
         return "the KV cache of an unknown architecture is not computed"
+    return _shortage(s, r) or (
+        f"`{s.unknown_draft}` is not known, and not counted" if s.unknown_draft else ""
+    )
+
+
+def _shortage(s: Situation, r: Reckoning) -> str:
+    """The first thing that may be short at the lower bound, in a few words; empty if nothing is."""
     if not _starts(s, r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
         return f"the KV cache holds {low:,} to {high:,} tokens, and one request may take {r.demand.max_model_len:,}"
@@ -63,6 +79,8 @@ def certain(s: Situation, r: Reckoning) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
     is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
     if s.not_modelled or (is_divided and not r.demand.is_kv_known):  # how, only vLLM knows
+        return False
+    if s.unknown_draft and s.method == "draft_model":  # its context may lower max_model_len
         return False
     more = [high + int(_DOUBT * r.budget) for high in r.high]
     most = r.high if s.kv_cache_memory_bytes is not None else more

@@ -22,9 +22,14 @@ _SERVED = frozenset({"F64", "F32", "F16", "BF16"})
 _INDEX = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TABLES_EVERYWHERE = frozenset({
     "qwen3_moe", "qwen2_moe", "mixtral", "gemma", "gemma2", "gemma3_text", "gpt_oss", "cohere2", "falcon", "gpt2",
-    "opt", "bloom", "stablelm", "qwen3_next", "nemotron_h", "mamba2",
+    "opt", "bloom", "stablelm", "qwen3_next", "nemotron_h", "mamba2", "gemma4_text",
 })  # fmt: skip
 """Model types whose stages all hold the embeddings and the output table: vLLM's class does not ask which one it is."""
+
+_EMBEDDINGS_EVERYWHERE = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
+"""Model types whose stages all hold the embeddings, and the last alone the output table."""
+_WHOLE_ENCODERS = frozenset({"gemma4_text"})
+"""Model types whose encoders are transformers' own, which vLLM does not divide."""
 
 
 class Kind(NamedTuple):
@@ -66,7 +71,7 @@ def weigh(kinds: Mapping[Kind, int], shape: Shape, *, settings: Settings, weight
     layers = stage_of_layers(len(shape.layers), settings.pipeline_parallel_size)
     totals, extra = [0.0] * settings.pipeline_parallel_size, 0.0
     for kind, count in kinds.items():
-        if kind.role.place == "skipped":
+        if kind.role.place == "skipped" or (kind.role.place == "tower" and not settings.has_encoders):
             continue
         share = count * _elements(kind, shape, settings) * _bytes(kind, weight_bytes)
         is_beyond = kind.layer is not None and kind.layer >= len(layers)
@@ -87,7 +92,8 @@ def _stages(kind: Kind, shape: Shape, *, layers: list[int], last: int) -> set[in
     if kind.role.division == "vocabulary":
         if kind.role.place == "last" and shape.is_tied:
             return set()  # a checkpoint may carry it all the same
-        if shape.model_type in _TABLES_EVERYWHERE:
+        is_shared = kind.role.place == "first" and shape.model_type in _EMBEDDINGS_EVERYWHERE
+        if is_shared or shape.model_type in _TABLES_EVERYWHERE:
             return set(range(last + 1))
         if shape.is_tied:
             return {0, last}
@@ -109,7 +115,8 @@ def _elements(kind: Kind, shape: Shape, settings: Settings) -> float:
         return count // max(rows, 1) * (-(-rows // _PADDING) * _PADDING) / tp
     if division == "expert":
         return _expert(kind, count, settings) * _padding(kind, shape, settings)
-    if count <= 1 or tp == 1 or division == "all":
+    is_whole_encoder = kind.role.place == "tower" and shape.model_type in _WHOLE_ENCODERS
+    if count <= 1 or tp == 1 or division == "all" or is_whole_encoder:
         return count
     if division == "row":
         return count if kind.role.is_whole_in_rows and _is_per_output(kind) else count / tp

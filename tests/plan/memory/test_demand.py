@@ -146,3 +146,9 @@ def test_the_bytes_of_some_requests_hold_them(model: str, requests: int, tokens:
     held = needed(model)
     blocks = held.blocks(held.bytes_for(requests, tokens))
     assert blocks - 1 >= requests * held.blocks_per_request(tokens)
+
+
+def test_a_target_named_as_its_own_mtp_draft_is_counted_once() -> None:
+    target, settings = facts_of("qwen3-next"), Settings(2048, 8, 2048)
+    kwargs: dict[str, Any] = {"settings": settings, "method": "mtp", "num_speculative_tokens": 2}
+    assert demand(target, target, **kwargs) == demand(target, **kwargs)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specserve.facts.architecture.drafttensors import head_tensors
-from specserve.facts.model import Tensor
+from specserve.facts.model import ModelFacts, Tensor
 from tests.plan.memory.recordings import (
     ANSWERED,
     CASES,
@@ -104,6 +104,17 @@ def test_a_head_that_brings_its_own_embeddings_is_counted_with_them() -> None:
     tensors = {name: Tensor("I64" if name == "d2t" else "BF16", size) for name, size in sizes.items()}
     tensors["embed_tokens.weight"] = Tensor("BF16", (32003, 512))
     mine = demand_of(case, draft=replace(head, tensors=tensors))
+    theirs = RECORDED[case["name"]]["stages"][0]["draft"]["parameters"]
+    assert mine.stages[0].draft_weights_bytes == pytest.approx(theirs, rel=_HALF_A_PERCENT)
+    assert any("brings embeddings" in note for note in mine.notes)
+
+
+def test_a_head_of_the_speculators_library_has_embeddings_without_its_headers_too() -> None:
+    (case,) = (case for case in CASES if case["name"] == "llama+eagle3-own-embed")
+    own = facts_of("eagle3-llama").config
+    outer = {"speculators_model_type": "eagle3", "draft_vocab_size": own.get("draft_vocab_size")}
+    head = ModelFacts("org/head", "published", {**outer, "transformer_layer_config": own})
+    mine = demand_of(case, draft=head)
     theirs = RECORDED[case["name"]]["stages"][0]["draft"]["parameters"]
     assert mine.stages[0].draft_weights_bytes == pytest.approx(theirs, rel=_HALF_A_PERCENT)
     assert any("brings embeddings" in note for note in mine.notes)

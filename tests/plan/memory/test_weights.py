@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
+from specserve.facts.architecture.drafttensors import mtp_tensors
 from specserve.facts.architecture.quantized import as_stored
 from specserve.facts.architecture.read import read_shape
 from specserve.facts.architecture.tensors import expected_tensors
 from specserve.facts.model import ModelFacts, Tensor
+from specserve.facts.published import published as published_facts
 from specserve.plan.memory.demand import demand
 from specserve.plan.memory.roles import numberless, role_of
 from specserve.plan.memory.settings import Settings
@@ -101,6 +104,44 @@ def test_a_tensors_name_says_how_it_is_divided(name: str, division: str) -> None
 )
 def test_a_tensors_name_says_where_it_lies(name: str, place: str) -> None:
     assert role_of(name).place == place
+
+
+def test_parameters_are_those_of_a_published_hybrid_with_encoder_and_prediction_layer() -> None:
+    """Qwen3.8-27B: counted from the headers of its 18 shards by the source of its published configuration."""
+    facts = published_facts("Qwen/Qwen3.8-27B-FP8")
+    assert facts is not None
+    tensors, layers = expected_tensors(facts.model, facts.config), mtp_tensors(facts.model, facts.config)
+    assert tensors is not None and layers is not None
+    encoder = sum(math.prod(size) for name, size in tensors.items() if name.startswith("visual."))
+    assert encoder == 460_730_096
+    assert sum(map(math.prod, tensors.values())) - encoder == 26_895_998_464
+    assert sum(map(math.prod, layers.values())) == 424_699_392
+    settings = Settings(max_model_len=32768, max_num_seqs=8, max_num_batched_tokens=2048)
+    (stage,) = demand(facts, settings=settings, method="mtp", num_speculative_tokens=3).stages
+    assert stage.weights_bytes == pytest.approx(30.87e9, abs=0.005e9)  # the files of the FP8 release
+
+
+def test_an_encoder_of_absurd_depth_is_an_error_that_names_the_key() -> None:
+    known = facts_of("qwen3.5-vl").config
+    config = {**known, "vision_config": {**known["vision_config"], "depth": 10**9}}
+    with pytest.raises(FactError, match=r"`vision_config\.depth`"):
+        expected_tensors("hostile", config)
+
+
+def test_an_encoder_that_is_not_loaded_is_not_counted() -> None:
+    facts = facts_of("qwen3.5-vl")
+    text = {"architectures": ["Qwen3_5ForCausalLM"], **facts.config["text_config"]}
+    assert (
+        weighed(facts, has_encoders=False) == weighed(ModelFacts("text", "directory", text)) < weighed(facts)
+    )
+
+
+def test_a_projection_that_makes_keys_and_values_is_held_twice() -> None:
+    known, tensors = facts_of("gemma4"), published("gemma4")
+    assert not any(".layers.5." in name and "v_proj" in name for name in tensors)
+    from_headers = ModelFacts(known.model, "directory", known.config, tensors=tensors)
+    (recorded,) = RECORDED["gemma4-tp1"]["stages"]
+    assert weighed(from_headers) == pytest.approx(recorded["target"]["parameters"], rel=1e-6)
 
 
 def test_indices_are_no_part_of_a_name() -> None:
