@@ -72,7 +72,7 @@ soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long se
 	$(BIN)/python scripts/bench_up.py
 	$(BIN)/python scripts/bench_demo.py
 	$(BIN)/python scripts/sweep_demo.py run -o build/sweep
-	rm -rf build/gpu-report && $(BIN)/python scripts/gpu_report.py --small -o build/gpu-report
+	rm -rf build/gpu-report && $(BIN)/python scripts/gpu_report.py --small
 
 clean: ## remove .venv, the widened model and all caches
 	rm -rf $(VENV) build dist demo/wide .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,8 +1,8 @@
 """Measure specserve and vLLM on the GPU of this machine, in the minutes given, and write one JSON and one page.
 
-    python scripts/gpu_report.py -o DIR [--minutes 8] [--parts serve,memory,judge,speed]
-    python scripts/gpu_report.py -o DIR --small          the same on a CPU, with tiny shapes
-    python scripts/gpu_report.py -o DIR --dry-run        every step with its commands; starts nothing
+    python scripts/gpu_report.py [-o DIR] [--minutes 8] [--parts serve,memory,judge,speed]
+    python scripts/gpu_report.py --small          the same on a CPU, with tiny shapes
+    python scripts/gpu_report.py --dry-run        every step with its commands; starts nothing
 
 serve    the pair answers; greedy text with speculation equals the text without; acceptance; both model runners
 memory   what `check` predicts against what vLLM logs, for published shapes with dummy weights
@@ -43,6 +43,8 @@ from gpureport.step import (
     Target,
 )
 
+OUTPUT = Path(__file__).resolve().parents[1] / "build" / "gpu-report"
+
 
 class Interrupted(BaseException):
     """A signal came; `number` says which."""
@@ -57,7 +59,10 @@ def main() -> int:
     args = arguments()
     if lacking := machine.missing(with_engine=not args.dry_run):
         return refuse(lacking)
-    target, gpu = machine.target(is_small=args.small)
+    try:
+        target, gpu = machine.target(is_small=args.small)
+    except machine.MachineError as error:
+        return refuse(str(error))
     folders = Folders(args.output.resolve())
     steps = clocks.ordered(plan(target, folders, parts=args.parts))
     clock = clocks.Clock(args.minutes, clocks.CPU_START_S if args.small else clocks.GPU_START_S)
@@ -95,7 +100,12 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder of the report"
+        "-o",
+        "--output",
+        type=Path,
+        default=OUTPUT,
+        metavar="DIR",
+        help="folder of the report (build/gpu-report)",
     )
     parser.add_argument("--minutes", type=float, metavar="N", help="stop after this long (8; --small: 10)")
     parser.add_argument(

@@ -66,7 +66,6 @@ def point(
     """One memory point: what was asked for, what the log said, and whether it served."""
     said, engine, target = logged(log), profile.get("engine", {}), profile["target"]
     speculation = profile.get("speculation")
-    which = runner(log)
     return {
         "id": identity,
         "model": shape["name"],
@@ -96,9 +95,9 @@ def point(
         "reported_max_concurrency": said.get("max_concurrency"),
         "outcome": outcome,
         "vllm_version": machine["versions"].get("vllm"),
-        "regime": "v2" if which == "v2" else "v1_graph_deducted",
+        "regime": "v2" if runner(log) == "v2" else "v1_graph_deducted",
         "derived": [],
-        "notes": "; ".join(filter(None, ["dummy weights", shape.get("note"), cause])),
+        "notes": "; ".join(filter(None, ["dummy weights", cause])),
         "source": "scripts/gpu_report.py",
         "tier": "A",
     }

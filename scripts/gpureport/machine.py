@@ -34,6 +34,10 @@ NEEDED = {
 ENGINE = {"vllm": "vllm", "torch": "torch", "transformers": "transformers", "safetensors": "safetensors"}
 
 
+class MachineError(Exception):
+    """This machine cannot be described."""
+
+
 def missing(*, with_engine: bool) -> str | None:
     """One sentence about the modules that are not there and how to bring them; None if all are."""
     wanted = NEEDED | (ENGINE if with_engine else {})
@@ -90,7 +94,11 @@ def versions() -> dict[str, str]:
 def _gpus() -> dict[str, Any]:
     env = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT), *_python_path()])}
     command = executable(["specserve", "gpus", "--format", "json"])
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        raise MachineError(
+            f"`specserve gpus` failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}"
+        )
     content: dict[str, Any] = json.loads(done.stdout)
     return content
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,59 +18,64 @@ _LIMIT_S = 1500.0
 
 def steps(target: Target) -> Iterator[Step]:
     """bench first, then time to ready, tune and verify."""
-    k, others = (4, (2,)) if target.is_small else (4, (2, 7))
-    made = pair.profile(target, k=k)
+    is_small, commands = target.is_small, _commands(target)
+    for name, title, tier, run, work_s, launches in (
+        ("bench", "speedup by K and concurrency", 1, _bench, 70.0 if is_small else 85.0, 1.3),
+        ("start", "time to ready of `up` and of the bare vLLM command", 2, _start, 8.0, 2.0),
+        ("tune", "the K that `tune` chooses at each concurrency, from two launches", 2, _tune, 60.0, 2.0),
+        ("verify", "`verify` with its smoke tests", 3 if is_small else 2, _verify, 55.0 if is_small else 85.0, 1.0),
+    ):  # fmt: skip
+        yield Step(
+            "speed", name, title, tier, run, work_s=work_s, starts={"demo": launches}, commands=commands[name],
+            profiles={PROFILE: _profile(target)}, models=pair.MODELS,
+        )  # fmt: skip
+
+
+def _profile(target: Target) -> dict[str, Any]:
+    """The pair at K = 4, and its other K as alternatives: the small sweep that `tune` is compared with."""
+    made = pair.profile(target, k=4)
     made["alternatives"] = {
-        f"k{each}": {**made["speculation"], "num_speculative_tokens": each} for each in others
+        f"k{k}": {**made["speculation"], "num_speculative_tokens": k}
+        for k in ((2,) if target.is_small else (2, 7))
     }
-    profiles = {PROFILE: made}
-    name = f"{{profiles}}/{PROFILE}"
-    loads, tokens = ("1,4", "24") if target.is_small else ("1,4,16,64", "64")
-    prompts, blocks, budget = ("8", "4", 60) if target.is_small else ("24", "4", 75)
-    workload, run_folder = ("-w", "demo/prompts.jsonl"), ("-o", "{work}/run")
-    bench = (
-        "specserve", "bench", name, *workload, "-c", loads, "-t", "0", "--blocks", blocks, "--prompts", prompts,
-        "--max-tokens", tokens, "--budget", f"{budget}s", "--no-check", "--format", "json", *run_folder,
+    return made
+
+
+def _commands(target: Target) -> dict[str, dict[str, tuple[str, ...]]]:
+    """The commands of each step."""
+    name, as_json, small = f"{{profiles}}/{PROFILE}", ("--format", "json"), target.is_small
+    loads, tokens, budget = ("1,4", "24", "60s") if small else ("1,4,16,64", "64", "75s")
+    load = (
+        "-w", "demo/prompts.jsonl", "-c", loads, "-t", "0", "--max-tokens", tokens, "--no-check", *as_json,
+        "-o", "{work}/run",
     )  # fmt: skip
-    tune = (
-        "specserve", "tune", name, *workload, "-c", loads, "-t", "0", "--k-max", "4" if target.is_small else "8",
-        "--prompts", "6" if target.is_small else "12", "--max-tokens", tokens, "--no-confirm", "--no-check",
-        "--format", "json", *run_folder,
-    )  # fmt: skip
-    seconds = "30" if target.is_small else "60"
-    verify = ("specserve", "verify", name, "--seconds", seconds, "--no-check", "--format", "json")
-    up = (
-        "python",
-        "scripts/bench_up.py",
-        name,
-        "--rounds",
-        "1",
-        "--json",
-        "--",
-        "--no-check",
-        "--port",
-        "{port}",
-    )
-    yield Step(
-        "speed", "bench", f"speedup at K = {', '.join(map(str, sorted((k, *others))))} and concurrency {loads}", 1,
-        _bench, work_s=budget + 10.0, starts={"demo": 1.3},
-        commands={"bench": bench, "resume": ("specserve", "bench", "--resume", "{work}/run", "--format", "json"),
-                  "show": ("specserve", "bench", "--show", "{work}/run", "--format", "json")},
-        profiles=profiles, models=pair.MODELS,
-    )  # fmt: skip
-    yield Step(
-        "speed", "start", "time to ready of `up` and of the bare vLLM command", 2, _start,
-        work_s=8.0, starts={"demo": 2.0}, commands={"start": up}, profiles=profiles, models=pair.MODELS,
-    )  # fmt: skip
-    yield Step(
-        "speed", "tune", "the K that `tune` chooses at each concurrency, from two launches", 2, _tune,
-        work_s=60.0, starts={"demo": 2.0}, commands={"tune": tune}, profiles=profiles, models=pair.MODELS,
-    )  # fmt: skip
-    yield Step(
-        "speed", "verify", "`verify` with its smoke tests", 3 if target.is_small else 2, _verify,
-        work_s=float(seconds) + 25, starts={"demo": 1.0}, commands={"verify": verify}, profiles=profiles,
-        models=pair.MODELS,
-    )  # fmt: skip
+    return {
+        "bench": {
+            "bench": (
+                "specserve", "bench", name, "--blocks", "4", "--prompts", "8" if small else "24",
+                "--budget", budget, *load,
+            ),
+            "resume": ("specserve", "bench", "--resume", "{work}/run", *as_json),
+            "show": ("specserve", "bench", "--show", "{work}/run", *as_json),
+        },
+        "start": {
+            "start": (
+                "python", "scripts/bench_up.py", name, "--rounds", "1", "--json", "--", "--no-check",
+                "--port", "{port}",
+            )
+        },
+        "tune": {
+            "tune": (
+                "specserve", "tune", name, "--k-max", "4" if small else "8", "--prompts", "6" if small else "12",
+                "--no-confirm", *load,
+            )
+        },
+        "verify": {
+            "verify": (
+                "specserve", "verify", name, "--seconds", "30" if small else "60", "--no-check", *as_json,
+            )
+        },
+    }  # fmt: skip
 
 
 def _values(run: Run, step: Step) -> dict[str, str]:
@@ -94,9 +101,13 @@ def _json(run: Run, step: Step, name: str, *, limit_s: float = _LIMIT_S) -> dict
 
 def _bench(run: Run, step: Step) -> Outcome:
     """A benchmark that was interrupted is resumed; when time is up, what was measured until then counts."""
-    there = (run.folders.work(step.key) / "run").exists()
+    measured = run.folders.work(step.key) / "run"
     try:
-        return bench_outcome(_json(run, step, "resume" if there else "bench"))
+        if (measured / "run.json").exists():
+            with contextlib.suppress(StepFailed):  # of other commands or another vLLM: it starts over
+                return bench_outcome(_json(run, step, "resume"))
+        shutil.rmtree(measured, ignore_errors=True)
+        return bench_outcome(_json(run, step, "bench"))
     except OutOfTime:
         raise OutOfTime(_shown(run, step)) from None
 
