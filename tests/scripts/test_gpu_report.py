@@ -423,6 +423,33 @@ def test_memory_is_read_from_the_log(line: str, usage: dict[str, float]) -> None
     }  # fmt: skip
 
 
+@pytest.mark.vllm
+def test_the_installed_vllm_still_logs_what_is_read() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found and found.submodule_search_locations
+    folder = Path(found.submodule_search_locations[0])
+    texts = {
+        "v1/worker/gpu_model_runner.py": (
+            "Model loading took %s GiB", "Estimated CUDA graph memory: %.2f GiB",
+            "Graph capturing finished in %.0f secs, took",
+        ),
+        "v1/worker/gpu/model_runner.py": ("Model loading took %s GiB", "Graph capturing finished in %.0f secs, took"),
+        "v1/worker/gpu_worker.py": (
+            "Available KV cache memory: %s GiB", "Using V2 Model Runner", "GiB for consumed memory",
+            "for peak activation", "Free memory on device ",
+        ),
+        "v1/core/kv_cache_utils.py": (
+            "KV cache size: %s tokens", "Maximum concurrency for %s tokens per request: %.2fx",
+        ),
+        "v1/engine/core.py": ("init engine (",),
+        "config/speculative.py": ("Overriding draft model max model len",),
+        "config/vllm.py": ("Async scheduling not supported with",),
+    }  # fmt: skip
+    for name, parts in texts.items():
+        source = (folder / name).read_text(encoding="utf-8")
+        assert [part for part in parts if part not in source] == [], name
+
+
 def test_how_a_boot_ended() -> None:
     assert bootlog.outcome("", is_ready=True) == "serves"
     assert (
