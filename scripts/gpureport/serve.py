@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from gpureport import bootlog, memory, pair
+from gpureport import bootlog, memory, pair, store
 from gpureport.children import filled
 from gpureport.servers import Start, servers
 from gpureport.step import Folders, Outcome, Run, Step, StepFailed, StepSkipped, Target
@@ -78,6 +78,8 @@ def _widen(run: Run, step: Step) -> Outcome:
 def _run(run: Run, step: Step) -> Outcome:
     if not run.target.is_small and not (run.folders.models / "wide" / "config.json").exists():
         raise StepSkipped("the widened target could not be written")
+    if step.name == _runner_of_pair(run):
+        raise StepSkipped("vLLM took this runner by itself: see serve-pair")
     folder = run.folders.work(step.key)
     commands = {
         name: filled(argv, {"profiles": str(run.folders.profiles)}) for name, argv in step.commands.items()
@@ -97,6 +99,13 @@ def _run(run: Run, step: Step) -> Outcome:
         result |= {"logged": bootlog.logged(fast.log), **_ask_both(run, step, commands, fast, plain)}
         result["verify"] = _verify(run, step, commands, fast, plain)
     return Outcome(result, _line(result))
+
+
+def _runner_of_pair(run: Run) -> str | None:
+    """The runner that served when none was demanded; None if that is not known."""
+    found = store.finished(run.folders.root, "serve-pair") or {}
+    runner: str | None = found.get("result", {}).get("runner")
+    return runner
 
 
 def _refused(base: Mapping[str, Any], start: Start) -> Outcome:

@@ -12,6 +12,8 @@ from typing import Any
 
 _DROPPED = frozenset({"log_tail", "log", "environment", "url", "uuid", "host"})
 """Keys whose values tell of the machine and not of the measurement."""
+_QUOTED = frozenset({"cause", "line", "notes", "reason"})
+"""Keys whose values quote messages of vLLM; a host may be called `gpu`, which is no secret elsewhere."""
 _URL = re.compile(r"\b[a-z]+://[^\s'\"`]+")
 _PATH = re.compile(r"(?<![\w.<])(?:~|\.{1,2})?/[\w.@+~-]+(?:/[\w.@+~-]*)*")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?\b")
@@ -20,9 +22,8 @@ _PLACED = re.compile(r"(?:\.\./models|configs|demo|scripts)/[\w./-]+|\{\w+\}/[\w
 
 
 def shared(report: Mapping[str, Any], *, private: Iterable[str] = ()) -> dict[str, Any]:
-    """The report to give away; `private` are words to blank wherever they stand. Done twice it changes nothing."""
-    words = [word for word in private if len(word) > 2]
-    cleaned = _clean(dict(report), words)
+    """The report to give away, without the words `private` in what vLLM said. Done twice it changes nothing."""
+    cleaned = _clean(dict(report), words=[word for word in private if len(word) > 2], is_quoted=False)
     assert isinstance(cleaned, dict)
     return cleaned
 
@@ -35,12 +36,16 @@ def private_words() -> list[str]:
     return [word for word in found if word not in ("root", "localhost")]
 
 
-def _clean(value: Any, words: list[str]) -> Any:
+def _clean(value: Any, *, words: list[str], is_quoted: bool) -> Any:
     if isinstance(value, Mapping):
-        return {name: _clean(item, words) for name, item in value.items() if name not in _DROPPED}
+        return {
+            name: _clean(item, words=words, is_quoted=is_quoted or name in _QUOTED)
+            for name, item in value.items()
+            if name not in _DROPPED
+        }
     if isinstance(value, list | tuple):
-        return [_clean(item, words) for item in value]
-    return text(value, words) if isinstance(value, str) else value
+        return [_clean(item, words=words, is_quoted=is_quoted) for item in value]
+    return text(value, words if is_quoted else ()) if isinstance(value, str) else value
 
 
 def text(value: str, words: Iterable[str] = ()) -> str:

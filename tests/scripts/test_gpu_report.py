@@ -324,6 +324,22 @@ def test_what_was_measured_when_time_is_up_counts_and_is_completed_later(tmp_pat
     assert ran == ["half", "half"]
 
 
+def test_the_runner_that_vllm_takes_by_itself_is_not_measured_twice(tmp_path: Path) -> None:
+    root = tmp_path / "r"
+    (root / "models" / "wide").mkdir(parents=True)
+    (root / "models" / "wide" / "config.json").write_text("{}")
+    found = {"status": "done", "result": {"runner": "v2"}}
+    store.write_json(store.record_file(root, "serve-pair"), found)
+    run = Run(
+        Folders(root), Children(state=root, remaining_s=lambda: 0.0), H200, lambda _kind, _seconds: None
+    )
+    steps = {step.key: step for step in steps_of(H200, root)}
+    with pytest.raises(StepSkipped, match="by itself"):
+        steps["serve-v2"].run(run, steps["serve-v2"])
+    with pytest.raises(OutOfTime):
+        steps["serve-v1"].run(run, steps["serve-v1"])
+
+
 def test_a_failed_step_runs_again_only_if_asked(tmp_path: Path) -> None:
     def fails(_run: Run, _step: Step) -> Outcome:
         raise StepFailed("no")
@@ -562,7 +578,8 @@ def strings(value: Any) -> Iterator[str]:
 
 def test_a_shared_report_names_no_path_address_or_user(tmp_path: Path) -> None:
     report = a_whole_report(tmp_path)
-    found = sharing.shared(report, private=["alice", "H100box"])
+    found = sharing.shared(report, private=["alice", "gpu"])
+    assert found["kind"] == "gpu-report"
     text = json.dumps(found)
     for private in ("alice", "/home", "10.1.2.3", "127.0.0.1", str(tmp_path), "Traceback"):
         assert private not in text
