@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from gpureport.step import Step
 
-CLOSING_S = 8.0
+CLOSING_S = 15.0
 """Kept for stopping servers and writing the page."""
-GPU_START_S = {"demo": 60.0, "shape": 75.0, "tiny": 35.0, "refused": 15.0}
+GPU_START_S = {"demo": 55.0, "shape": 75.0, "tiny": 35.0, "refused": 15.0}
 CPU_START_S = {"demo": 30.0, "shape": 25.0, "tiny": 25.0, "refused": 12.0}
 """Seconds until a server is ready (or has refused), before anything is known of this machine: assumed."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpureport.memory import is_inside
 from gpureport.step import PARTS
-from gpureport.summary import compared, headline, results_of
+from gpureport.summary import compared, headline, results_of, speedups
 from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark
 from specserve.report.html import Column, chip, figure, listed, page, pairs, table
 from specserve.report.markup import escaped, html_sentence
@@ -224,8 +224,8 @@ def _judge(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _speed(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    bench = results.get("speed-bench", {})
-    rows = bench.get("rows", ())
+    rows = speedups(results)
+    bench = results.get("speed-sweep") or results.get("speed-bench", {})
     if rows:
         yield from _speed_chart(rows)
         yield _speed_table(rows, results.get("speed-tune"))

@@ -11,7 +11,7 @@ from gpureport.servers import Start, servers
 from gpureport.step import Folders, Outcome, Run, Step, StepFailed, StepSkipped, Target
 
 _START_LIMIT_S = 420.0
-_ASK_S, _WIDEN_S = 1.5, 60.0
+_ASK_S, _WIDEN_S = 1.5, 45.0
 _MAX_TOKENS = 48
 
 
