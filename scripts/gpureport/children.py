@@ -19,7 +19,12 @@ from typing import Any
 from gpureport.step import OutOfTime, StepFailed
 
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "PYTHONDONTWRITEBYTECODE": "",  # a start would take twice as long
+}
 PATIENCE_S = 60.0
 """`up` needs up to half a minute to end vLLM; then everything is killed."""
 _PR_SET_PDEATHSIG = 1
