@@ -165,6 +165,7 @@ def outcome(
         outcome=bootlog.outcome(start.log, is_ready=start.is_ready),
         cause=cause,
     )
+    point["predicted"] = predicted
     said = bootlog.logged(start.log)
     if "kv_tokens" not in said and start.figures.get("kv_cache_tokens"):
         said["kv_tokens"] = start.figures["kv_cache_tokens"]
