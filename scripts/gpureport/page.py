@@ -170,6 +170,8 @@ def _memory(results: Mapping[str, Mapping[str, Any]], *, total_gib: float) -> It
         yield table(
             columns, rows, caption="Logged by vLLM; below each figure, what check predicted", stacks=True
         )
+    causes = {key: found["cause"] for key, found in results.items() if found["cause"]}
+    yield listed(f"{escaped(key.removeprefix('memory-'))}: {escaped(cause)}" for key, cause in causes.items())
 
 
 def _memory_chart(
@@ -211,7 +213,7 @@ def _judge(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     rows = [
         [
             escaped(case["about"]), escaped(", ".join(case["findings"]) or "nothing"), escaped(case["vllm"]),
-            chip("kept" if case["agrees"] else "missed").replace("kept", "agree").replace("missed", "differ"),
+            _agreement(case["agrees"]),
             escaped((case["cause"] or "")[:160]),
         ]
         for case in cases
@@ -221,6 +223,10 @@ def _judge(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         Column("vLLM", is_name=True), Column("", is_name=True), Column("vLLM's words", is_name=True, wraps=True),
     ]  # fmt: skip
     yield table(heads_of_rows, rows, stacks=True)
+
+
+def _agreement(agrees: bool) -> str:
+    return f'<span class="chip {"good" if agrees else "bad"}">{"agree" if agrees else "differ"}</span>'
 
 
 def _speed(results: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
