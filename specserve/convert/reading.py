@@ -14,7 +14,7 @@ from specserve.convert.invocation import STARTS, starts
 from specserve.convert.options import Parsed, json_of_pairs, known_options, parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word
+from specserve.convert.words import Note, Word, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
@@ -113,6 +113,8 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
 
 def _with_settings(given: Given, *, folder: Path) -> Given:
     """The start with the settings of its command line; what is wrong with that becomes notes."""
+    env = {name: without_placeholder(word) for name, word in given.env.items()}
+    given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"

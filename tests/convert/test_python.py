@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.convert.convert import converted
 from specserve.convert.python import Source, calls, command_lists
 from specserve.convert.reading import read
-from specserve.convert.words import CLOSE, OPEN
+from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 
@@ -27,10 +27,6 @@ def plain(node: Node) -> Any:
 def keywords(text: str) -> dict[str, Any]:
     (call,) = calls(Source(text, file="x.py"))
     return {name: plain(setting.node) for name, setting in call.settings.items()}
-
-
-def unknown(name: str) -> str:
-    return f"{OPEN}{name}{CLOSE}"
 
 
 @pytest.mark.parametrize(
