@@ -24,8 +24,17 @@ from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
 
-_ANSWERS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none")
-"""What stands after a switch that a person took for an option with a value; never a model."""
+_ANSWERS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
+"""What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,15 @@ def command_settings(
     taken = False
     for word, before in parsed.loose:
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        follows = before is not None and ("model" in settings or word.text.lower() in _ANSWERS)
-        if parsed.positional and not taken and not follows:
+        answer = _ANSWERS.get(word.text.lower()) if switch else None
+        if answer is not None and before is not None:
+            node = settings[before.name].node
+            settings[before.name] = replace(
+                settings[before.name], node=replace(node, value=answer is not before.negative)
+            )
+            message = f"`{before.flag} {word.text}`: a switch no longer takes a value"
+            found.append(wrong_value(message, word.span, help=f"write `{before.flag}`, or leave it out"))
+        elif parsed.positional and not taken and not (before and "model" in settings):
             taken = True
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
