@@ -78,9 +78,11 @@ class Source:
                 return "".join(text_of(self._value(part)) for part in parts)
             case ast.FormattedValue(value=inner, conversion=-1, format_spec=None):
                 return self._value(inner)
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=keywords):
-                return self._called(name, args, keywords)
-            case ast.Subscript(value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))):
+            case ast.Call(func=function, args=args, keywords=keywords):
+                return self._called(function, args, keywords)
+            case ast.Subscript(value=holder, slice=ast.Constant(value=str(name))) if (
+                _name(holder) == "environ"
+            ):
                 return unknown(name)
             case ast.Attribute(attr=name):
                 return unknown(name)
@@ -99,15 +101,17 @@ class Source:
             mapping |= spread if key is None else {text_of(self._value(key)): value}
         return mapping
 
-    def _called(self, name: str, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
+    def _called(self, function: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Any:
         """`dict(…)` and vLLM's own `…Config(…)` as mappings, the default of a variable of the environment, `str(X)`."""
+        name = _name(function)
         if not args and (name == "dict" or name.endswith("Config")):
             return self._mapping([(item.arg and ast.Constant(item.arg), item.value) for item in keywords])  # type: ignore[misc]
-        if name in ("getenv", "get") and len(args) == 2:
-            return self._value(args[1])
-        known = name in ("getenv", "get", "str") and args
-        value = text_of(self._value(args[0])) if known else f"{name}(…)"
-        return value if name == "str" else unknown(value)
+        if args and name == "str":
+            return text_of(self._value(args[0]))
+        holder = _name(function.value) if isinstance(function, ast.Attribute) else ""
+        if args and (name == "getenv" or (name, holder) == ("get", "environ")):
+            return self._value(args[1]) if len(args) > 1 else unknown(text_of(self._value(args[0])))
+        return unknown(f"{name}(…)")
 
     def words(self, node: ast.List | ast.Tuple) -> list[Word]:
         """The words of a list; one that is left open behind them if the list grows."""
@@ -124,17 +128,19 @@ class Source:
 
 
 def _name_set_by(node: ast.AST) -> str | None:
-    """The name that a node sets or changes: `X = …`, `X[0] = …`, `X.append(…)`, a parameter."""
-    match node:
-        case (
-            ast.Name(id=name, ctx=ast.Store())
-            | ast.arg(arg=name)
-            | ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
-        ):
-            return name
-        case ast.Attribute(value=ast.Name(id=name), attr=how) if how in _CHANGES:
-            return name
-    return None
+    """The name that a node sets or changes: `X = …`, `X["a"]["b"] = …`, `X.append(…)`, a parameter."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    sets = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+    sets = sets or (isinstance(node, ast.Attribute) and node.attr in _CHANGES)
+    while sets and isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if sets and isinstance(node, ast.Name) else None
+
+
+def _name(node: ast.expr) -> str:
+    """The last name of `a.b.c`."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def text_of(value: Any) -> str:
@@ -158,21 +164,11 @@ def calls(source: Source) -> list[Given]:
     for node in source.nodes:
         match node:
             case (
-                ast.Assign(
-                    targets=[
-                        ast.Subscript(
-                            value=ast.Attribute(attr="environ"), slice=ast.Constant(value=str(name))
-                        )
-                    ],
-                    value=value,
-                )
-                | ast.Call(
-                    func=ast.Attribute(value=ast.Attribute(attr="environ"), attr="setdefault"),
-                    args=[ast.Constant(value=str(name)), value],
-                )
-            ):
-                env[name] = Word(text_of(source.value(value)), source.span(value))
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in ENGINES:
+                ast.Assign(targets=[ast.Subscript(value=holder, slice=key)], value=value)
+                | ast.Call(func=ast.Attribute(value=holder, attr="setdefault"), args=[key, value])
+            ) if _name(holder) == "environ":
+                env[text_of(source.value(key))] = Word(text_of(source.value(value)), source.span(value))
+            case ast.Call(func=function) if (name := _name(function)) in ENGINES:
                 nodes = _keywords(node, source)
                 said = {key: Setting(key, held, key, arguments.get(key)) for key, held in nodes.items()}
                 start = Word(f"{name}(…)", source.span(node))

@@ -23,7 +23,8 @@ _PROMPT = re.compile(
     re.M,
 )
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
-_PLACEHOLDER = re.compile(r"^([^'\"#\n]*[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)", re.M)
+_UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
+_PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
 _MOST_PROSE, _MOST_STEPS = 50, 20_000
 
@@ -51,8 +52,7 @@ def script(
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
-    while (named := _PLACEHOLDER.sub(lambda match: match[1] + placeholder(match[2]), text)) != text:
-        text = named
+    text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
     shell = _Shell(file, line, positional, dict(variables or {}))
     root = _parsed(text)
     for _ in range(_MOST_PROSE):  # prose around a command may hold an apostrophe

@@ -44,6 +44,7 @@ def keywords(text: str) -> dict[str, Any]:
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
         ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": unknown("tp")}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
+        ("LLM(options.get('M', 'a/b'))", {"model": unknown("get(…)")}),
         ("LLM('m', api_key=os.getenv('KEY'))", {"model": "m", "api_key": unknown("KEY")}),
         ("LLM(model=sys.argv[1])", {"model": unknown("an expression")}),
         ("LLM('m', dtype=torch.float16)", {"model": "m", "dtype": unknown("float16")}),
@@ -59,9 +60,9 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
-    text = "os.environ['VLLM_USE_V1'] = '0'\nLLM('m')\nos.environ['LATER'] = '1'"
+    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nLLM('m')\nos.environ['LATER'] = '1'"
     (call,) = calls(Source(text, file="x.py"))
-    assert {name: word.text for name, word in call.env.items()} == {"VLLM_USE_V1": "0"}
+    assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
@@ -105,6 +106,7 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
         "M = 'a'\nM += 'b'\nLLM(M)",
         "M = 'a'\nM = 'b'\nLLM(M)",
         "K = {'model': 'a'}\nK['model'] = 'b'\nLLM(K)",
+        "K = {'a': {}}\nK['a']['b'] = 1\nLLM(K)",
         "LLM('org/a' if x() else 'org/b')",
         "LLM('org/' + 'm')",
     ],
