@@ -28,7 +28,11 @@ def on_this_machine(
     if found is None:
         return None, None, "no vLLM is installed beside specserve"
     if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
-        return None, None, f"this machine has vLLM for {found.platform}, the profile is for another"
+        return (
+            None,
+            None,
+            f"the vLLM of this machine is for {found.platform}, and the profile is for another platform",
+        )
     if profile.vllm and not contains(profile.vllm, found.version):
         return None, None, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
     try:

@@ -98,7 +98,7 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
         return capacity(memory)
     if weights >= per_gpu.budget:
         each = "" if machine.is_cpu else " per GPU"
-        return f"the weights take {gib(weights)} of {gib(per_gpu.budget)}{each}"
+        return f"the weights take {gib(weights)}{each}, and vLLM may use {gib(per_gpu.budget)}"
     if not per_gpu.kv_cache.high:
         return "nothing is left for the KV cache"
     return capacity(memory)

@@ -67,7 +67,7 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
     specserve, facts/accelerators.toml
     """
     hardware = ctx.profile.hardware
-    if hardware is None or hardware.accelerator is None:
+    if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):
         return
     from specserve.facts.accelerators import accelerator
 

@@ -104,11 +104,13 @@ def _planned(a: Taken, b: Taken, *, vllm: str | None) -> tuple[Side, Side]:
 
     ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]
     common = [version for version in ranges[0] if version in ranges[1]]
+    named = [item.profile.hardware.accelerator for item in (a, b) if item.profile.hardware]
     sides = []
     for item, known in zip((a, b), ranges, strict=True):
         profile = locked(item.profile, item.lock) if item.lock else item.profile
         version = vllm or (common or list(known))[-1]
-        cpu = "+cpu" in version or (profile.hardware is not None and profile.hardware.accelerator == "cpu")
+        # a command names no hardware: it is for the machine of the other side
+        cpu = "+cpu" in version or "cpu" in ([profile.hardware.accelerator] if profile.hardware else named)
         plan = launch(profile, table=table(version), platform="cpu" if cpu else "cuda", version=version)
         sides.append(Side(profile, plan))
     return sides[0], sides[1]

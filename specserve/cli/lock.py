@@ -60,8 +60,8 @@ def _sum(states: list[State]) -> str:
     if not bad:
         return f"all locks hold: {len(states)}"
     told = " and ".join(f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in bad.items())
-    of = f"of {len(states)} lock{'s' if len(states) > 1 else ''}"
-    return f"{of} {told}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths writes what is not right"
+    of = f"{len(states)} lock{'s' if len(states) > 1 else ''}:"
+    return f"{of} {told}\n\n{styled('hint', 'cyan')}: `specserve lock` with the same paths updates them"
 
 
 def _write(profile: Profile, *, offline: bool) -> None:

@@ -30,7 +30,7 @@ def pull(
 
     \b
     specserve pull configs/llama70b-8b.yaml
-    specserve pull configs/llama70b-8b.yaml --alternative eagle3
+    specserve pull configs/llama70b-8b.yaml --alternative llama-1b
     """
     from specserve.profile.load import load_profile, with_alternative
 

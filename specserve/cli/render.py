@@ -192,10 +192,14 @@ def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> Non
     for one in artifacts:
         out(clean(str(folder / one.path)))
     say(
-        f"{len(artifacts)} files, {changed} of them changed"
+        f"{_files(len(artifacts))}, {changed} of them changed"
         if changed
-        else f"{len(artifacts)} files, none changed"
+        else f"{_files(len(artifacts))}, none changed"
     )
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
@@ -207,23 +211,25 @@ def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again
     for path, state in found:
         out(f"{state}: {clean(str(folder / path))}")
     if not found:
-        say(f"up to date: {len(artifacts)} files")
+        say(f"up to date: {_files(len(artifacts))}")
         return
-    say(f"{len(found)} of {len(artifacts)} files are stale")
-    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them anew")
+    say(f"stale: {len(found)} of {_files(len(artifacts))}")
+    say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
     raise typer.Exit(1)
 
 
 def _notes(made: Deployment, to: Target) -> None:
     """What the files rest on that a profile, a lock or an option would fix."""
+    from specserve.deploy.deployment import CORRUPTED_TEXT
     from specserve.report.console import say
 
+    if made.corrupts_text:
+        say(f"warning: {CORRUPTED_TEXT}")
     if to in (Target.COMPOSE, Target.KUBERNETES) and not made.image.is_pinned:
         say(f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it")
     unpinned = [one.model for one in made.downloads if not one.revision]
     if unpinned:
-        say(
-            f"note: {len(unpinned)} models are taken at whatever their main branch is; `specserve lock` pins them"
-        )
+        models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
+        say(f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits")
     if to in (Target.KUBERNETES, Target.RAY) and not made.has_key:
         say("note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`")

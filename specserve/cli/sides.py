@@ -35,7 +35,7 @@ def pair(
     a = _taken(first, settings)
     if alternative is None and not baseline:
         if not second:
-            hint = "or name an alternative of it: `--alternative NAME`"
+            hint = "name a second one, or compare with `--alternative NAME` or `--baseline` of the first"
             raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
         return a, _taken(second, settings)
     if second:

@@ -54,7 +54,7 @@ def up(
     ],
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be started, and stop.")
+        bool, typer.Option("--dry-run", help="Print the launch and stop, without checking it.")
     ] = False,
     format: Annotated[
         PlanFormat | None, typer.Option(show_default=False, help="How --dry-run prints it; default: shell.")
@@ -110,7 +110,7 @@ def up(
 
     \b
     specserve up configs/demo.yaml
-    specserve up configs/llama70b-8b.yaml --alternative eagle3 --port 8001
+    specserve up configs/llama70b-8b.yaml --alternative ngram --port 8001
     specserve up configs/demo.yaml --set target.max_model_len=512 --baseline
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from dataclasses import dataclass, replace
 
 from specserve.deploy.image import Image, official, release
@@ -29,6 +30,12 @@ _GIB = 2**30
 _BASE_START_S = 600
 _BYTES_PER_S = 100e6
 _UNKNOWN_BYTES = 60e9
+
+
+CORRUPTED_TEXT = (
+    "vLLM's CPU build corrupts text at temperature > 0 with speculation (vllm-project/vllm#55005); the plug-in that "
+    "cures it comes with specserve's CPU set-up and is not part of vLLM itself"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +155,19 @@ class Deployment:
         }
 
     @property
+    def corrupts_text(self) -> bool:
+        """Whether vLLM's official CPU image, which lacks specserve's plug-in, corrupts sampled text."""
+        return self.is_cpu and self.profile.speculation is not None
+
+    @property
     def head(self) -> str:
         """The comment on top of every file."""
         return (
             f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
             f"for vLLM {release(self.plan.vllm)}, fingerprint {self.plan.fingerprint[:16]}.\n"
             "Change the profile and render again; what is meant to be changed here says so."
+            + f"\n{textwrap.fill('Warning: ' + CORRUPTED_TEXT, 100, break_on_hyphens=False)}"
+            * (self.corrupts_text and self.target != "monitoring")
         )
 
 

@@ -100,8 +100,9 @@ def _read_cached(
 
 def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> NotCached:
     at = f" at `{revision}`" if revision else ""
-    why = "HF_HUB_OFFLINE keeps from asking the Hub" if by_environment else "the Hub is not asked"
+    why = "HF_HUB_OFFLINE is set" if by_environment else "the Hub is not asked"
+    first = "unset HF_HUB_OFFLINE; then " if by_environment else ""
     return NotCached(
         f"`{model}`{at} is not in the Hub cache, and {why}",
-        hint="`specserve pull PROFILE` downloads it; `specserve lock PROFILE` records what check needs to know",
+        hint=f"{first}`specserve pull PROFILE` downloads it; `specserve lock PROFILE` records what check needs to know",
     )

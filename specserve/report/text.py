@@ -65,12 +65,13 @@ def _not_judged(report: Report) -> str:
     ]
     if not any(counts):
         return ""
-    which = "it is" if len(counts) == 1 else "they are"
     broken = any(verdict.verdict == "invalid" for verdict in report.verdicts)
     where = "" if report.profiles == 1 else f" on {len(counts)} of them"
     most = "up to " if len(set(counts)) > 1 else ""
     rules = _count(max(counts), "rule")
-    return f"; {most}{rules} did not run{where}{f', until {which} repaired' if broken else ''}"
+    were = "was" if max(counts) == 1 else "were"
+    why = f" because {'the file is' if len(counts) == 1 else 'the files are'} invalid" if broken else ""
+    return f"; {most}{rules} {were} not run{where}{why}"
 
 
 def _count(number: int, word: str) -> str:

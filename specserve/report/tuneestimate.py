@@ -87,7 +87,7 @@ def _reason(memory: MemoryEstimate) -> str:
     parts = memory.per_gpu_bytes
     weights = parts.target_weights + parts.draft_weights
     if weights >= parts.budget:
-        return f"the weights take {gib(weights)} of {gib(parts.budget)} per GPU"
+        return f"the weights take {gib(weights)} per GPU, and vLLM may use {gib(parts.budget)}"
     return capacity(memory)
 
 

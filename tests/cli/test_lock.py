@@ -169,9 +169,7 @@ def test_check_says_what_is_missing_and_what_holds(clone: Path, capsys: pytest.C
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
     assert stdout == f"{clone}: there is no lock\n"
-    assert stderr == (
-        "of 1 lock 1 is missing\n\nhint: `specserve lock` with the same paths writes what is not right\n"
-    )
+    assert stderr == ("1 lock: 1 is missing\n\nhint: `specserve lock` with the same paths updates them\n")
     assert lock(clone) == 0
     capsys.readouterr()
     assert lock(clone, "--check") == 0
@@ -208,7 +206,7 @@ def test_check_finds_a_stale_lock(
     capsys.readouterr()
     assert lock(clone, "--check") == 1
     stdout, stderr = capsys.readouterr()
-    assert words in stdout and stderr.startswith("of 1 lock 1 is stale\n")
+    assert words in stdout and stderr.startswith("1 lock: 1 is stale\n")
 
 
 def test_equal_files_written_again_are_no_drift(clone: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_version_is_the_newest_that_the_profile_is_for(capsys: pytest.Captur
 def test_what_could_be_pinned_or_guarded_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     render(LLAMA, "--to", "kubernetes")
     told = capsys.readouterr().err
-    for part in ("is a tag", "`specserve lock` pins them", "no API key"):
+    for part in ("is a tag", "`specserve lock` pins the commits", "no API key"):
         assert part in told
     guarded = ["--set", "server.api_key_env=KEY", "--image", "vllm/vllm-openai:v0.33.0@sha256:" + "0" * 64]
     render(LLAMA, "--to", "kubernetes", *guarded)
@@ -124,3 +124,12 @@ def test_the_lock_gives_revisions_and_the_size_of_the_weights(
     assert "weights (by the lock)" in capsys.readouterr().out
     render(str(profile), "--to", "systemd", "--no-lock")
     assert "60 GB of weights (assumed)" in capsys.readouterr().out
+
+
+def test_files_for_the_cpu_say_that_sampled_text_is_corrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("compose", "systemd", "ray"):
+        assert run(["render", DEMO, "--to", target]) == 0
+        out, err = capsys.readouterr()
+        assert "vllm-project/vllm#55005" in out and "warning: vLLM's CPU build corrupts text" in err
+    assert run(["render", DEMO, "--to", "compose", "--baseline"]) == 0
+    assert "55005" not in "".join(capsys.readouterr())

@@ -171,9 +171,11 @@ def test_the_last_line_counts_the_rules_that_a_broken_file_kept_from_running(wri
     broken, gone = str(write("a: [")), "gone.yaml"
     error = replace(finding(Path(broken), 1, 1, 2), code="SD002")
     alone = Report((error,), verdicts=(Verdict(broken, None, None, "invalid"),), rules=61)
-    assert summary(alone) == "Found 1 error in 1 profile; 61 rules did not run, until it is repaired"
+    assert summary(alone) == "Found 1 error in 1 profile; 61 rules were not run because the file is invalid"
     more = replace(alone, verdicts=(*alone.verdicts, Verdict("b", "b", "0", "ok")))
-    assert summary(more).endswith("in 2 profiles; 61 rules did not run on 1 of them, until it is repaired")
+    assert summary(more).endswith(
+        "in 2 profiles; 61 rules were not run on 1 of them because the file is invalid"
+    )
     absent = replace(error, code="SD001", span=Span(gone))
     nothing = Report((absent,), verdicts=(Verdict(gone, None, None, "invalid"),), rules=61)
     assert summary(nothing) == "Found 1 error in 1 profile"
