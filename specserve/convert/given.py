@@ -24,16 +24,7 @@ from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
 
-_ANSWERS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
+_ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
 
@@ -112,10 +103,9 @@ def command_settings(
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
         answer = _ANSWERS.get(word.text.lower()) if switch else None
         if answer is not None and before is not None:
-            node = settings[before.name].node
-            settings[before.name] = replace(
-                settings[before.name], node=replace(node, value=answer is not before.negative)
-            )
+            setting = settings[before.name]
+            node = replace(setting.node, value=answer is not before.negative)
+            settings[before.name] = replace(setting, node=node)
             message = f"`{before.flag} {word.text}`: a switch no longer takes a value"
             found.append(wrong_value(message, word.span, help=f"write `{before.flag}`, or leave it out"))
         elif parsed.positional and not taken and not (before and "model" in settings):

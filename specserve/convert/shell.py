@@ -226,12 +226,8 @@ class _Shell(Expander):
 
     def _called(self, words: list[Word]) -> None:
         """What a command does to the script's own state; every other command is kept."""
-        name, texts, line, positional = (
-            words[0].text,
-            [word.text for word in words[1:]],
-            self.line,
-            self.positional,
-        )
+        name, texts = words[0].text, [word.text for word in words[1:]]
+        line, positional = self.line, self.positional
         if name in self.functions:
             self.positional = texts
             self.run(self.functions[name])

@@ -98,3 +98,9 @@ def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
 def test_an_error_that_no_inner_node_bears_is_a_clear_one() -> None:
     with pytest.raises(UsageError, match="cannot be parsed"):
         script("vllm serve org/m $[] ", file="x")
+
+
+@pytest.mark.parametrize("text", ["f() { f; }\nf", 'X=\'eval "$X"\'\neval "$X"'])
+def test_a_script_that_calls_itself_is_a_clear_error(text: str) -> None:
+    with pytest.raises(UsageError, match="it is nested too deeply"):
+        words(text)
