@@ -24,6 +24,7 @@ from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
 
+LEFT_OVER = "belongs to no option"
 _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 """What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
@@ -107,18 +108,15 @@ def command_settings(
             node = replace(setting.node, value=answer is not before.negative)
             settings[before.name] = replace(setting, node=node)
             message = f"`{before.flag} {word.text}`: a switch no longer takes a value"
-            found.append(wrong_value(message, word.span, help=f"write `{before.flag}`, or leave it out"))
+            found.append(_of_no_option(message, word, f"write `{before.flag}`, or leave it out"))
         elif parsed.positional and not taken and not (before and "model" in settings):
             taken = True
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            message = f"{quoted(word.text)} belongs to no option"
             help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
-            found.append(
-                Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text)
-            )
+            found.append(_of_no_option(f"{quoted(word.text)} {LEFT_OVER}", word, help_text))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
@@ -127,6 +125,10 @@ def command_settings(
         found.append(_about_file(config, text, help="write it as two words"))
         return settings
     return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
+
+
+def _of_no_option(message: str, word: Word, help: str | None) -> Finding:
+    return Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help)
 
 
 def left_open(word: Word) -> Finding:

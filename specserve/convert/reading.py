@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specserve.convert import sglang
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, command_settings
+from specserve.convert.given import LEFT_OVER, Given, command_settings
 from specserve.convert.invocation import STARTS, starts
 from specserve.convert.options import known_options, parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
@@ -123,7 +123,7 @@ def _with_settings(given: Given, *, folder: Path) -> Given:
     notes = list(dict.fromkeys(given.notes))
     settings = command_settings(parsed, folder=folder, found=found, unresolved=given.unresolved)
     for finding in found:
-        more = ", and is left out" if finding.code == "SD102" else ""
+        more = ", and is left out" if finding.message.endswith(LEFT_OVER) else ""
         notes.append(Note("", finding.message + more, finding.span.line))
     if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
