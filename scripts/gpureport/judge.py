@@ -40,7 +40,7 @@ def steps(target: Target) -> Iterator[Step]:
         commands: dict[str, tuple[str, ...]] = {}
         for name in names:
             profile = f"{{profiles}}/judge-{name}.yaml"
-            commands[f"check-{name}"] = ("specserve", "check", profile, "--offline", "--format", "json")
+            commands[f"check-{name}"] = target.check(profile)
             commands[f"up-{name}"] = (
                 "specserve", "up", profile, "--no-check", "--no-warm-up", "--log-format", "json",
             )  # fmt: skip

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from importlib import metadata
@@ -52,14 +53,14 @@ def missing(*, with_engine: bool) -> str | None:
 
 def target(*, is_small: bool) -> tuple[Target, dict[str, Any]]:
     """The machine to plan for, and what `specserve gpus` says of it."""
-    found = _gpus()
-    here = found["found"]
+    found, minor = _gpus(), re.match(r"\d+\.\d+", versions().get("vllm", ""))
+    here, vllm = found["found"], minor[0] if minor else None
     if is_small:
-        return Target("cpu", int(found["cpu"]["total_bytes"]), True), {}
+        return Target("cpu", int(found["cpu"]["total_bytes"]), True, vllm), {}
     if here:
-        return Target(str(here[0]["name"]), int(here[0]["total_bytes"]), False), dict(here[0])
+        return Target(str(here[0]["name"]), int(here[0]["total_bytes"]), False, vllm), dict(here[0])
     known = next(item for item in found["catalogue"] if item["name"] == ASSUMED)
-    return Target(ASSUMED, int(known["total_bytes"]), False), {}
+    return Target(ASSUMED, int(known["total_bytes"]), False, vllm), {}
 
 
 def describe(plan_for: Target, gpu: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def steps(target: Target) -> Iterator[Step]:
     """One step for each boot."""
     for boot in CPU if target.is_small else GPU:
         profile = f"memory-{boot.name}.yaml"
-        check = ("specserve", "check", f"{{profiles}}/{profile}", "--offline", "--format", "json")
+        check = target.check(f"{{profiles}}/{profile}")
         up = (
             "specserve",
             "up",

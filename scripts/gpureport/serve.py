@@ -44,7 +44,7 @@ def _pair_step(target: Target, runner: str | None, *, tier: int) -> Step:
         work_s=float(seconds) + 15 + 3 * count * _ASK_S * (2 if target.is_small else 1),
         starts={"demo": 1.3},
         commands={
-            "check": ("specserve", "check", profile, "--offline", "--format", "json"),
+            "check": target.check(profile),
             "speculation": start,
             "baseline": (*start, "--baseline"),
             "greedy": (*ask, "--temperature", "0", "--format", "json"),

@@ -49,6 +49,13 @@ class Target:
     total_bytes: int
     is_small: bool
     """On the CPU, with tiny shapes."""
+    vllm: str | None = None
+    """The minor version that is installed, `0.26`: a profile is checked for that one, not for every known one."""
+
+    def check(self, profile: str) -> tuple[str, ...]:
+        """The command that judges a profile."""
+        version = ("--vllm", self.vllm) if self.vllm else ()
+        return ("specserve", "check", profile, "--offline", *version, "--format", "json")
 
 
 @dataclass(frozen=True, slots=True)

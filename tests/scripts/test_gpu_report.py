@@ -135,6 +135,14 @@ def test_no_measured_profile_is_refused_by_check(
     assert all(predicted[f"memory-{boot.name}"] for boot in memory.GPU)
 
 
+def test_profiles_are_checked_for_the_vllm_that_is_installed(tmp_path: Path) -> None:
+    steps = steps_of(dataclasses.replace(H200, vllm="0.26"), tmp_path)
+    checks = [argv for step in steps for argv in step.commands.values() if argv[1] == "check"]
+    assert len(checks) > 30
+    assert all(argv[4:6] == ("--vllm", "0.26") for argv in checks)
+    assert "--vllm" not in H200.check("p.yaml")
+
+
 def test_dry_run_prints_every_step_and_starts_nothing(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "-o", str(tmp_path / "out"), "--dry-run", "--minutes", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
