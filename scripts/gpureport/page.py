@@ -191,7 +191,9 @@ def _memory_chart(
         "kv", "KV cache: predicted less logged", f"{of_what}; the bar goes from bound to bound", "boot"
     )
     picture = intervals(words, groups, series, reference=0.0)
-    legend = _legend({_INSIDE: "bounds that hold the logged figure", _OUTSIDE: "bounds that do not"})
+    meanings = {_INSIDE: "bounds that hold the logged figure", _OUTSIDE: "bounds that do not"}
+    shown = {each.colour for each in series}
+    legend = _legend({colour: text for colour, text in meanings.items() if colour in shown})
     yield f'{legend}<div class="charts">{figure(words.title, words.unit, picture)}</div>'
     listing = ", ".join(
         f"{number}: {key.removeprefix('memory-')}" for number, key in zip(groups, rows, strict=True)
