@@ -10,7 +10,7 @@ from specserve.convert.given import Given, Setting
 from specserve.convert.options import wrong_value
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
-from specserve.convert.words import Note, Word, readable, unresolved
+from specserve.convert.words import Note, Word, is_placeholder, readable, unresolved
 from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
@@ -116,7 +116,7 @@ def _kept_environment(env: Mapping[str, Word], notes: list[Note]) -> dict[str, N
             why = "this is not the name of a variable"
         elif names_a_secret(name) or looks_secret(text):
             why = "it is a secret; export it where you start the server"
-        elif unresolved(text):
+        elif unresolved(text) and not is_placeholder(text):
             why = "the source does not say its value; export it where you start the server"
         elif name == "HF_ENDPOINT":
             why = "a profile never says where tokens are sent"

@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
-_BLANKS = re.compile("[ \t\n]+(?![^\ue000]*\ue001)")  # not within a mark
 _ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
 _ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
-_TEXT, _SPLIT, _END = "text", "to be split at blanks", "end of a word"
-_COMPUTED = {
-    "arithmetic_expansion": "a calculation",
-    "command_substitution": "a command",
-    "process_substitution": "a command",
-    "brace_expression": "a command",
-}
-_LEAVES = {"word", "string_content", "variable_name", "number", "regex", "test_operator"}
+_KEPT, _END = "\ue010", "\ue011"
+"""In a text that is not split yet: here is a word, though it may be empty; here a word ends."""
+_BLANKS = {ord(" "): "\ue012", ord("\t"): "\ue013", ord("\n"): "\ue014"}
+"""The blanks at which a word is split, as opposed to those in quotes."""
+_NO_SPLIT = {ord(mark): chr(blank) for blank, mark in _BLANKS.items()} | {ord(_KEPT): "", ord(_END): " "}
+_WORD = re.compile(f"[^{_END}-\ue014]+")
+_HOME = re.compile(f"^{unknown('HOME')}(?=/|$)")
+_COMPUTED = ("arithmetic_expansion", "command_substitution", "process_substitution", "brace_expression")
+_LEAVES = ("word", "string_content", "variable_name", "number", "regex", "test_operator")
+_LONGEST = 100_000
+"""Characters of a word."""
 Value = str | list[str]
-LONGEST = 100_000
-"""Characters of a word, or of a variable."""
 
 
 class Expander:
@@ -38,120 +38,101 @@ class Expander:
     def __init__(self, file: str, line: int, positional: list[str] | None, variables: dict[str, str]) -> None:
         self.file, self.line, self.positional = file, line, positional
         self.variables: dict[str, Value] = {**variables}
-        self.read: set[str] = set()
-        self.assumed: list[tuple[str, Note]] = []
-        """The variable that an assumption is about, and what is assumed."""
+        self.assumed: list[Note] = []
 
     def error(self, what: str) -> UsageError:
         return UsageError(f"`{self.file}` is no shell text: {what}")
 
-    def assume(self, said: str, row: int = 0, name: str = "") -> None:
-        assumption = (name, Note("", said, self.line + row))
-        if assumption not in self.assumed:
-            self.assumed.append(assumption)
-
-    # Words: each piece is a text, a text to be split at blanks, or the end of a word.
+    def assume(self, said: str, row: int = 0) -> None:
+        note = Note("", said, self.line + row)
+        self.assumed += [note] * (note not in self.assumed)
 
     def span(self, node: Node) -> Span:
         (row, column), (end_row, end_column) = node.start_point, node.end_point
         return Span(self.file, self.line + row, column + 1, self.line + end_row, end_column + 1)
 
     def words(self, node: Node) -> list[Word]:
+        """The words that one word becomes."""
         return [Word(text, self.span(node)) for text in self.fields(node)]
+
+    def fields(self, node: Node) -> list[str]:
+        """The texts of these words."""
+        return [_finished(text) for text in _WORD.findall(self._bounded(node))]
 
     def text(self, node: Node) -> str:
         """One text, as in an assignment, where nothing is split."""
-        return "".join(" " if kind == _END else text for text, kind in self._pieces(node))
+        return _finished(self._bounded(node))
 
-    def fields(self, node: Node) -> list[str]:
-        """The words that one word becomes."""
-        fields: list[str] = []
-        current: str | None = None
-        for text, kind in self._pieces(node):
-            for at, part in enumerate(_BLANKS.split(text) if kind == _SPLIT else [text]):
-                if (at or kind == _END) and current is not None:
-                    fields.append(current)
-                    current = None
-                if part or kind == _TEXT:
-                    current = (current or "") + part
-        fields += [] if current is None else [current]
-        if sum(map(len, fields)) > LONGEST:
+    def _bounded(self, node: Node) -> str:
+        text = self._expanded(node)
+        if len(text) > _LONGEST:
             raise self.error("its variables grow without bounds")
-        return fields
+        return text
 
-    def _pieces(self, node: Node, *, quoted: bool = False) -> list[tuple[str, str]]:
+    def _expanded(self, node: Node, *, quoted: bool = False) -> str:
         kind, text = node.type, source_of(node)
         if kind == "raw_string":
-            return [(text[1:-1], _TEXT)]
+            return _KEPT + text[1:-1]
         if kind == "ansi_c_string":
             escaped = text[2:-1].encode("latin-1", "backslashreplace")
-            return [(escaped.decode("unicode_escape", "replace"), _TEXT)]
+            return _KEPT + escaped.decode("unicode_escape", "replace")
         if kind in ("simple_expansion", "expansion"):
-            return self._expanded(node, quoted=quoted)
+            return self._parameter(node, quoted=quoted)
         if kind in _COMPUTED:
-            return [(unknown(_COMPUTED[kind]), _TEXT)]
+            return unknown("a command")
+        if kind in _LEAVES or not node.children:
+            escape = _QUOTED_ESCAPE if quoted else _ESCAPE
+            return escape.sub(lambda match: match[1].strip("\n"), text)
+        kept = _KEPT if kind == "string" and not _ALL.fullmatch(text) else ""  # `"$@"` of nothing is no word
         quoted = quoted or kind in ("string", "translated_string")
-        if kind not in _LEAVES and node.children:
-            ends = kind == "string" and not _ALL.fullmatch(text)  # `"$@"` of nothing is no word
-            return [("", _TEXT)] * ends + self._inside(node, node.children, node.start_byte, quoted=quoted)
-        escape = _QUOTED_ESCAPE if quoted else _ESCAPE
-        return [(escape.sub(lambda match: match[1].strip("\n"), text), _TEXT)]
+        return kept + self._inside(node, node.children, node.start_byte, quoted=quoted)
 
-    def _inside(self, node: Node, children: list[Node], at: int, *, quoted: bool) -> list[tuple[str, str]]:
-        """The pieces of some children with the blanks between them."""
-        pieces: list[tuple[str, str]] = []
-        kind, whole = _TEXT if quoted else _SPLIT, node.text or b""
-        for child in children:
-            gap = _as_written(whole[at - node.start_byte : child.start_byte - node.start_byte])
-            pieces += [(gap, kind)] * bool(gap)
-            if child.type not in ('"', '$"'):
-                pieces += self._pieces(child, quoted=quoted)
-            at = child.end_byte
-        gap = _as_written(whole[at - node.start_byte :]) if children == node.children else ""
-        return [*pieces, *[(gap, kind)] * bool(gap)]
+    def _inside(self, node: Node, children: list[Node], at: int, *, quoted: bool) -> str:
+        """Some children with the blanks between them."""
+        text, whole = "", node.text or b""
+        for child in [*children, None]:
+            if child is None and children != node.children:
+                break
+            end = child.start_byte if child else node.end_byte
+            gap = _as_written(whole[at - node.start_byte : end - node.start_byte])
+            text += gap if quoted else gap.translate(_BLANKS)
+            if child is not None:
+                text += "" if child.type in ('"', '$"') else self._expanded(child, quoted=quoted)
+                at = child.end_byte
+        return text
 
-    def _expanded(self, node: Node, *, quoted: bool) -> list[tuple[str, str]]:
+    def _parameter(self, node: Node, *, quoted: bool) -> str:
         """`$X`, `${X:-…}`, `"${A[@]}"` and their like."""
         target, *rest = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
         operator = rest.pop(0).type if rest else ""
-        name = name_of(target)
+        name, kind = name_of(target), operator.strip(":")
         index = source_of(target.named_children[1]) if target.type == "subscript" else ""
         values = self.values(name)
-        if values is None and name == "HOME" and node.parent and _begins(node):
-            values = ["~"]  # a profile is for whoever runs it
-        every = name in ("@", "*") or index in ("@", "*")
         if index.isdigit() and values is not None:
             values = _at(values, int(index))
-        elif not every and values is not None:
+        elif not {"@", "*"} & {name, index} and values is not None:
             values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
-        kind = _TEXT if quoted else _SPLIT
         unset = values is None or (operator.startswith(":") and values in ([], [""]))
         if operator == ":+" and UNKNOWN.search("".join(values or [])):
-            return [(unknown(name), kind)]
-        if operator.strip(":") in ("-", "=", "+"):
-            if unset is (operator[-1] == "+"):
-                return [] if unset else self._kept(values or [], name, index, kind)
+            return unknown(name)
+        if kind in ("-", "=", "+") and unset is (kind != "+"):
             start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
-            pieces = self._inside(node, rest, start, quoted=quoted)
-            if not re.search("['\"]", source_of(node)):
-                pieces = [(text, kind) for text, _ in pieces]
-            if operator[-1] == "=":
-                self.variables[name] = "".join(text for text, _ in pieces)
-            return pieces
-        if operator.strip(":") != "?" and operator:
+            text = self._inside(node, rest, start, quoted=quoted)
+            if not quoted and not re.search("['\"]", source_of(node)):
+                text = text.translate(_BLANKS)
+            if kind == "=":
+                self.variables[name] = _finished(text)
+            return text
+        if kind == "+":
+            return ""
+        if values is None or kind not in ("", "-", "=", "?"):
             values = [unknown(name)]
-        return self._kept([unknown(name)] if values is None else values, name, index, kind)
-
-    def _kept(self, values: list[str], name: str, index: str, kind: str) -> list[tuple[str, str]]:
-        """Values as one word each, or all in one for a quoted `*`."""
-        if "*" in (name, index) and kind == _TEXT:
-            return [(" ".join(values), _TEXT)]
-        ends = [("", _END)] * len(values)
-        return [piece for value, end in zip(values, ends, strict=True) for piece in ((value, kind), end)][:-1]
+        if quoted:
+            return " ".join(values) if "*" in (name, index) else _END.join(_KEPT + item for item in values)
+        return _END.join(item.translate(_BLANKS) for item in values)
 
     def values(self, name: str) -> list[str] | None:
         """The values of a variable or parameter; None if the text does not set it."""
-        self.read.add(name)
         if name in ("@", "*"):
             if self.positional is None:
                 self.assume(f"the script's own arguments, `${name}`, are taken as none")
@@ -162,6 +143,11 @@ class Expander:
             return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
         value = self.variables.get(name)
         return [value] if isinstance(value, str) else value
+
+
+def _finished(text: str) -> str:
+    """A word without the marks of this module; a home folder is that of whoever runs the profile."""
+    return _HOME.sub("~", text.translate(_NO_SPLIT))
 
 
 def as_ascii(text: str) -> bytes:
@@ -186,11 +172,3 @@ def name_of(node: Node) -> str:
 def _at(values: list[str], index: int) -> list[str]:
     """The value at a place, which nobody knows behind one that may be several or none."""
     return [item for item in values[: index + 1] if UNKNOWN.search(item)][:1] or values[index : index + 1]
-
-
-def _begins(node: Node) -> bool:
-    """Whether a word begins here: nothing but a quote stands before it."""
-    before, around = node.prev_sibling, node.parent
-    if before is not None and before.type == '"' and around is not None:
-        before, around = around.prev_sibling, around.parent
-    return around is None or around.type != "concatenation" or before is None

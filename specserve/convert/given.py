@@ -24,8 +24,9 @@ from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
 
-_ANSWERS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none")
-"""What stands after a switch that a person took for an option with a value; never a model."""
+LEFT_OVER = "belongs to no option"
+_ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+"""What stood after a switch of earlier vLLMs, and what it meant; never a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +102,21 @@ def command_settings(
     taken = False
     for word, before in parsed.loose:
         switch = before is not None and before.argument is not None and before.argument.form == "flag"
-        follows = before is not None and ("model" in settings or word.text.lower() in _ANSWERS)
-        if parsed.positional and not taken and not follows:
+        answer = _ANSWERS.get(word.text.lower()) if switch else None
+        if answer is not None and before is not None:
+            setting = settings[before.name]
+            node = replace(setting.node, value=answer is not before.negative)
+            settings[before.name] = replace(setting, node=node)
+            message = f"`{before.flag} {word.text}`: a switch no longer takes a value"
+            found.append(_of_no_option(message, word, f"write `{before.flag}`, or leave it out"))
+        elif parsed.positional and not taken and not (before and "model" in settings):
             taken = True
             settings["model"] = Setting("model", word.node(), word.text)
         elif UNKNOWN.search(word.text):
             unresolved.append(left_open(word))
         else:
-            message = f"{quoted(word.text)} belongs to no option"
             help_text = f"`{before.flag}` is a switch and takes no value" if switch and before else None
-            found.append(
-                Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help_text)
-            )
+            found.append(_of_no_option(f"{quoted(word.text)} {LEFT_OVER}", word, help_text))
     config = settings.pop("config", None)
     if config is None or not isinstance(config.node.value, str):
         return settings
@@ -121,6 +125,10 @@ def command_settings(
         found.append(_about_file(config, text, help="write it as two words"))
         return settings
     return {**_file_settings(config, config.node.value, folder, found, unresolved), **settings}
+
+
+def _of_no_option(message: str, word: Word, help: str | None) -> Finding:
+    return Finding("SD102", "unknown-argument", Severity.ERROR, message, word.span, help=help)
 
 
 def left_open(word: Word) -> Finding:

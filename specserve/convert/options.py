@@ -198,7 +198,7 @@ def _placed(word: Word, tree: yaml.Node, *, depth: int) -> Node:
     return Node(values, part.span)
 
 
-def json_of_pairs(text: str) -> str | None:
+def _json_of_pairs(text: str) -> str | None:
     """`image=4,video=1`, as earlier vLLMs took it, as JSON; None for a text of another form."""
     if not _PAIRS.fullmatch(text):
         return None
@@ -222,11 +222,15 @@ def node_of(option: Option, found: list[Finding]) -> Node | None:
     except NotJson as error:
         word = option.values[0]
         at = min(error.position, max(len(word.text) - 1, 0))
-        pairs = json_of_pairs(word.text)
+        pairs = _json_of_pairs(word.text)
         help_text = f"write `'{pairs}'`" if pairs else _EXAMPLE
         message = f"the value of `{option.flag}` is no JSON: {error}"
+        if pairs:
+            message = f"the value of `{option.flag}` is JSON today: `{word.text}` is `{pairs}`"
         found.append(wrong_value(message, word.part(at, at + 1).span, help=help_text))
-        return None
+        if pairs is None:
+            return None
+        node = json_node(Word(pairs, word.span))
     if argument and argument.form == "flag" and option.inline and not option.keys:
         text = f"`{option.flag}` is a switch and takes no value"
         found.append(wrong_value(text, option.values[0].span, help=f"write `{option.flag}`, or leave it out"))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from specserve.convert import sglang
 from specserve.convert.containers import containers
-from specserve.convert.given import Given, command_settings
+from specserve.convert.given import LEFT_OVER, Given, command_settings
 from specserve.convert.invocation import STARTS, starts
-from specserve.convert.options import Parsed, json_of_pairs, known_options, parse
+from specserve.convert.options import known_options, parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word
+from specserve.convert.words import Note, Word, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
@@ -29,8 +29,6 @@ _NOT_OF_AN_ENGINE = ("PATH", "PS1", "HOME", "SHELL", "LANG", "PWD")
 _OF_AN_ENGINE = re.compile(
     r"(VLLM|CUDA|NCCL|HF|HUGGING|TORCH|PYTORCH|LD|PYTHON|NVIDIA|GLOO|TRITON|OMP|FLASHINFER|UCX)_|PYTHONPATH"
 )
-_NO = ("false", "0", "no", "off")
-_YES = ("true", "1", "yes", "on")
 
 
 def read(text: str, *, file: str, folder: Path) -> list[Given]:
@@ -113,6 +111,8 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
 
 def _with_settings(given: Given, *, folder: Path) -> Given:
     """The start with the settings of its command line; what is wrong with that becomes notes."""
+    env = {name: without_placeholder(word) for name, word in given.env.items()}
+    given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"
@@ -121,30 +121,10 @@ def _with_settings(given: Given, *, folder: Path) -> Given:
     parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
     notes = list(dict.fromkeys(given.notes))
-    _cure(parsed, notes)
     settings = command_settings(parsed, folder=folder, found=found, unresolved=given.unresolved)
     for finding in found:
-        more = ", and is left out" if finding.code == "SD102" else ""
+        more = ", and is left out" if finding.message.endswith(LEFT_OVER) else ""
         notes.append(Note("", finding.message + more, finding.span.line))
     if given.devices and (listed := re.search(r"device=([\w,-]+)", given.devices.text)):
         given.env.setdefault("CUDA_VISIBLE_DEVICES", replace(given.devices, text=listed[1]))
     return replace(given, settings=settings, notes=notes)
-
-
-def _cure(parsed: Parsed, notes: list[Note]) -> None:
-    """Writes the forms of earlier vLLMs as those of today: `image=4` as JSON, `--switch False` as `--no-switch`."""
-    answers = {
-        id(before): word for word, before in parsed.loose if before and word.text.lower() in (*_NO, *_YES)
-    }
-    for at, option in enumerate(parsed.options):
-        form = option.argument.form if option.argument and not option.keys else ""
-        answer, value = answers.get(id(option)), next(iter(option.values), None)
-        if form == "json" and value and (pairs := json_of_pairs(value.text)):
-            notes.append(Note("", f"`{option.flag} {value.text}` of old is JSON today", value.span.line))
-            parsed.options[at] = replace(option, values=(Word(pairs, value.span),))
-        elif form == "flag" and answer:
-            negative = option.negative is (answer.text.lower() in _YES)
-            parsed.options[at] = replace(option, negative=negative)
-            parsed.loose.remove((answer, option))
-            text = f"`{option.flag} {answer.text}` of old: a switch no longer takes a value"
-            notes.append(Note("", text, answer.span.line))

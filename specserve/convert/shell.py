@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specserve.convert.expansion import LONGEST, Expander, Value, as_ascii, name_of, source_of
-from specserve.convert.words import UNKNOWN, Note, Word, unknown
+from specserve.convert.expansion import Expander, Value, as_ascii, name_of, source_of
+from specserve.convert.words import UNKNOWN, Note, Word, placeholder, unknown
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -23,7 +23,10 @@ _PROMPT = re.compile(
     re.M,
 )
 _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve|/vllm|\bvllm-)", re.M)
-_MOST_PROSE, _MOST_STEPS, _DEEPEST = 50, 20_000, 30
+_UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
+_PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
+"""What a shell would take for two redirections: `--port <port>`."""
+_MOST_PROSE, _MOST_STEPS = 50, 20_000
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ def script(
     """
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
+    text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
     shell = _Shell(file, line, positional, dict(variables or {}))
     root = _parsed(text)
     for _ in range(_MOST_PROSE):  # prose around a command may hold an apostrophe
@@ -64,13 +68,10 @@ def script(
         if root.has_error:
             raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
         shell.run(root)
-        if not any(_START.search(" ".join(word.text for word in item.words)) for item in shell.found):
-            for body in list(shell.functions.values()):  # a library of functions that another file calls
-                shell.run(body)
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
     for command in shell.found:
-        command.notes += [note for name, note in shell.assumed if not name or name in shell.read]
+        command.notes += shell.assumed
     return shell.found
 
 
@@ -99,7 +100,7 @@ class _Shell(Expander):
         self.exported = dict.fromkeys(variables)
         self.functions: dict[str, Node] = {}
         self.found: list[Command] = []
-        self.steps, self.depth = 0, 0
+        self.steps = 0
 
     def run(self, node: Node) -> None:
         """Walks one statement."""
@@ -122,26 +123,34 @@ class _Shell(Expander):
         if operator == "&&" and left.type != "test_command":
             self.run(right)  # a command is taken to succeed
         else:
-            self._choose([[right]], node)
+            self._choose([[right]])
 
     def _if_statement(self, node: Node) -> None:
-        own = [child for child in node.named_children if not child.type.endswith("_clause")]
-        others = [child for child in node.named_children if child not in own]
-        bodies = [own, *(child.named_children for child in others)]
-        self._choose(bodies, node, whole=node.children[-2].type == "else_clause")
+        clauses = [child for child in node.named_children if child.type.endswith("_clause")]
+        own = [child for child in node.named_children if child not in clauses]
+        self._choose([own, *(clause.named_children for clause in clauses)])
 
     def _case_statement(self, node: Node) -> None:
-        items = node.named_children[1:]
-        ends = [
-            next((at for at, child in enumerate(item.children) if child.type == ")"), 0) for item in items
-        ]
-        bodies = [item.children[end + 1 :] for item, end in zip(items, ends, strict=True)]
-        self._choose(bodies, node, whole=any(source_of(item).startswith("*)") for item in items))
+        self._choose([item.named_children for item in node.named_children[1:]])
 
     def _while_statement(self, node: Node) -> None:
-        self._choose([node.named_children], node)
+        self._choose([node.named_children])
 
     _c_style_for_statement = _while_statement
+
+    def _choose(self, bodies: list[list[Node]]) -> None:
+        """Runs what only a run could choose from, each from the same state; what one of them sets is open."""
+        before, positional = self.variables, self.positional
+        changed: dict[str, Value] = {}
+        shifted = positional
+        for body in bodies:
+            self.variables, self.positional = dict(before), positional
+            self._all(body)
+            names = before.keys() | self.variables.keys()
+            changed |= {name: unknown(name) for name in names if self.variables.get(name) != before.get(name)}
+            shifted = self.positional if self.positional != positional else shifted
+        self.variables = {**before, **changed}
+        self.positional = positional if shifted == positional else [unknown("@")]
 
     def _test_command(self, node: Node) -> None:
         """Only a run could tell what a test says."""
@@ -159,31 +168,6 @@ class _Shell(Expander):
 
     _pipeline = _subshell
 
-    def _choose(self, bodies: list[list[Node]], node: Node, *, whole: bool = False) -> None:
-        """Runs what only a run could choose from, each from the same state. `whole`: one of them always runs."""
-        before, positional, ends, shifted = self.variables, self.positional, [], False
-        for body in bodies:
-            self.variables, self.positional = dict(before), positional
-            self._all(body)
-            ends.append(self.variables)
-            shifted = shifted or self.positional != positional
-        self.variables, self.positional = dict(before), positional
-        row = node.start_point[0]
-        decided = f"the branch in line {self.line + row}, which only a run decides"
-        if shifted and positional:
-            self.assume(f"the script's own arguments are read without {decided}", row)
-        for name in dict.fromkeys(name for end in ends for name in end):
-            old, values = before.get(name), [end.get(name) for end in ends]
-            said = [value for value in values if value is not None and not UNKNOWN.search("".join(value))]
-            if all(value == old for value in values):
-                continue
-            if whole or (old is None and said):
-                same = all(value == said[0] for value in said) and (len(said) == len(ends) or not whole)
-                self.variables[name] = said[0] if same else unknown(name)
-            if not whole:
-                how = "without" if self.variables.get(name) == old else "with"
-                self.assume(f"`{name}` is read {how} {decided}", row, name)
-
     def _function_definition(self, node: Node) -> None:
         self.functions[source_of(node.named_children[0])] = node.named_children[-1]
 
@@ -196,35 +180,34 @@ class _Shell(Expander):
                 self.found[-1].words += [word for item in targets[1:] for word in self.words(item)]
 
     def _variable_assignment(self, node: Node) -> None:
+        self.variables |= [self._assigned(node)]
+
+    def _assigned(self, node: Node) -> tuple[str, Value]:
+        """The name that an assignment sets, and its value."""
         target, *values = node.named_children
-        name, before = name_of(target), set(self.read)
+        name = name_of(target)
         new: Value = self.text(values[0]) if values else ""
         if values and values[0].type == "array":
             new = [text for item in values[0].named_children for text in self.fields(item)]
-        if new == "" and values and re.fullmatch(rf"['\"]?\$\{{{name}:?-\}}['\"]?", source_of(values[0])):
-            return  # `X=${X:-}` says that X comes from outside
-        if target.type == "subscript":
-            new = unknown(name)
-        elif node.children[1].type == "+=":
-            new = _added(self.variables.get(name, [] if isinstance(new, list) else unknown(name)), new)
-        elif isinstance(new, str) and isinstance(old := self.variables.get(name), list):
-            new = [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
-        self.read = self.read - {name} | before  # `X=a:$X` is no use of X
-        if sum(map(len, new)) > LONGEST:
-            raise self.error(f"`{name}` grows without bounds")
-        self.variables[name] = new
+        comes_from_outside = re.fullmatch(rf"\w+\+?=['\"]?\$\{{{name}:?-\}}['\"]?", source_of(node))
+        if target.type == "subscript" or (comes_from_outside and not new):
+            return name, unknown(name)
+        old = self.variables.get(name)
+        if node.children[1].type == "+=":
+            unset: Value = [] if isinstance(new, list) else unknown(name)
+            return name, _added(unset if old is None else old, new)
+        if isinstance(new, str) and isinstance(old, list):
+            return name, [new, *([unknown(name)] if UNKNOWN.search("".join(old)) else old[1:])]
+        return name, new
 
     def _declaration_command(self, node: Node) -> None:
-        before, assigned = self.variables, {}
-        for child in node.named_children:
-            target = child.named_children[0] if child.type == "variable_assignment" else child
-            if target is not child:
-                self.variables = dict(before)  # every value is read before the first is set
-                self.run(child)
-                assigned[name_of(target)] = self.variables[name_of(target)]
-            if node.children[0].type == "export":
-                self.exported[source_of(target)] = None
-        self.variables = {**before, **assigned}
+        assigned = [child for child in node.named_children if child.type == "variable_assignment"]
+        if node.children[0].type == "export":
+            targets = [
+                child.named_children[0] if child in assigned else child for child in node.named_children
+            ]
+            self.exported |= dict.fromkeys(source_of(target) for target in targets)
+        self.variables |= [self._assigned(child) for child in assigned]
 
     def _unset_command(self, node: Node) -> None:
         for child in node.named_children:
@@ -244,18 +227,15 @@ class _Shell(Expander):
     def _called(self, words: list[Word]) -> None:
         """What a command does to the script's own state; every other command is kept."""
         name, texts = words[0].text, [word.text for word in words[1:]]
-        nested = name in self.functions or name == "eval"
-        if nested and self.depth < _DEEPEST:
-            line, positional = self.line, self.positional
-            self.depth += 1
-            if name == "eval":
-                self.line = words[0].span.line
-                self.run(_parsed(" ".join(texts)))
-            else:
-                self.positional = texts
-                self.run(self.functions[name])
-            self.depth -= 1
-            self.line, self.positional = line, positional
+        line, positional = self.line, self.positional
+        if name in self.functions:
+            self.positional = texts
+            self.run(self.functions[name])
+            self.positional = positional
+        elif name == "eval":
+            self.line = words[0].span.line
+            self.run(_parsed(" ".join(texts)))
+            self.line = line
         elif name == "set" and texts[:1] == ["--"]:
             self.positional = texts[1:]
         elif name == "shift":

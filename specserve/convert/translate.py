@@ -94,7 +94,7 @@ def translated(given: Given, *, table: VllmTable) -> Given:
             later.append((setting, old))
         elif argument and "has no effect" in (argument.deprecated or ""):
             made.leave_out(setting, f"vLLM {table.minor} says it has no effect")
-        elif argument or name == "model":
+        elif argument or name == "model" or unresolved(name):
             kept = dict(setting.node.mapping or {})
             for key, node in (setting.node.mapping or {}).items():
                 if changed := _replaced_key(name, key, node, table):

@@ -14,11 +14,14 @@ OPEN, CLOSE = "\ue000", "\ue001"
 """Marks around what a text does not say: the name of a variable, `a command`. No profile holds one."""
 UNKNOWN = re.compile(f"{OPEN}([^{CLOSE}]*){CLOSE}?")
 _PRIVATE = re.compile("[$\ue000-\uf8ff]")
+_BRACKETS = "\u2039\u203a"
+"""Around the name of a placeholder in its mark, where a shell must not see `<` and `>`."""
+_PLACEHOLDER = re.compile(r"(?<![^=])<(\w[\w .:/-]*)>$")
 
 
 def unknown(name: str) -> str:
-    """The mark of something that the text does not say."""
-    return f"{OPEN}{name}{CLOSE}"
+    """The mark of something that the text does not say; it holds no blank, so that no shell splits it."""
+    return f"{OPEN}{'-'.join(name.split())}{CLOSE}"
 
 
 COMMAND = "<command>"
@@ -65,8 +68,29 @@ def unresolved(text: str) -> bool:
 
 
 def readable(text: str) -> str:
-    """A text with a name such as `$X` for each thing that it leaves open."""
-    return UNKNOWN.sub(lambda match: f"${match[1]}" if match[1].isidentifier() else "$(…)", text)
+    """A text with a name such as `$X` or `<X>` for each thing that it leaves open."""
+
+    def name(match: re.Match[str]) -> str:
+        if match[1].startswith(_BRACKETS[0]):
+            return f"<{match[1][1:-1]}>"
+        return f"${match[1]}" if match[1].isidentifier() else "$(…)"
+
+    return UNKNOWN.sub(name, text)
+
+
+def placeholder(name: str) -> str:
+    """The mark of a `<name>` that the reader of a guide should replace."""
+    return unknown(f"{_BRACKETS[0]}{name}{_BRACKETS[1]}")
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether a text holds such a mark."""
+    return _BRACKETS[0] in text and unresolved(text)
+
+
+def without_placeholder(word: Word) -> Word:
+    """The word with such a mark for a `<name>` that is all of it, or all of its value."""
+    return replace(word, text=_PLACEHOLDER.sub(lambda match: placeholder(match[1]), word.text))
 
 
 def argv_words(argv: Iterable[str], *, file: str = COMMAND) -> tuple[str, list[Word]]:

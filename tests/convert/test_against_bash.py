@@ -59,7 +59,6 @@ def by_us(text: str) -> list[list[str]]:
         "for m in org/a org/b; do vllm serve $m; done",
         'X=\'{"a": "b c"}\'\nvllm serve m --config "$X" $X',
         "A=(1 '2 3')\nvllm serve ${A[@]} \"${A[*]}\" ${A[1]} $A",
-        'while [[ $# -gt 0 ]]; do M=$1; shift; done\nM=${M:-org/m}\nvllm serve "$M"',
         "vllm serve a 2> log.txt --b 2>&1 --c",
         "CMD='vllm serve org/m --a 1'\n$CMD\neval \"$CMD\"",
         'X="a\\"b\\$c"\nvllm serve $\'t\\tab\' a\\ b "$X"',
@@ -82,6 +81,10 @@ def test_what_bash_starts_is_what_is_read(text: str, tmp_path: Path) -> None:
         'X=$(echo a b)\nvllm serve $X "$X"',
         "for X in $(seq 2); do vllm serve $X; done",
         "vllm serve org/m --port $((8000 + 1))",
+        "X=1\nif y; then X=2; fi\nvllm serve m --seed $X",
+        "if y; then X=1; fi\nvllm serve m --seed $X",
+        'M=org/m\nwhile [[ $# -gt 0 ]]; do M=$1; shift; done\nvllm serve "$M"',
+        'set -- a b\nif y; then shift; fi\nvllm serve "$1"',
         "P=org/m\nvllm serve ${P##*/}",
         "P=org/m\nvllm serve ${P/org/me}",
     ],
@@ -90,32 +93,6 @@ def test_what_a_condition_or_a_command_decides_is_refused(text: str) -> None:
     assert all(UNKNOWN.search(" ".join(words)) for words in by_us(text))
     (start,) = read(text, file="x.sh", folder=Path("nowhere"))
     assert converted(start, origin="x.sh").unresolved
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "if y; then X=1; fi\nvllm serve m --seed $X",
-        "X=1\nif y; then X=2; fi\nvllm serve m --seed $X",
-        "if y; then X=1; else X=1; fi\nvllm serve m --seed $X",
-        "if y; then X=$(z); fi\nvllm serve m --seed ${X:-1}",
-        "X=1\nif y; then z; else w; fi\nvllm serve m --seed $X",
-        "X=\nif y; then z; else w; fi\nvllm serve m --seed $X 1",
-        "case $Y in a) X=1 ;; b) X=1 ;; esac\nvllm serve m --seed $X",
-    ],
-)
-def test_one_known_value_is_taken_with_a_note_if_it_stands_in_a_branch(text: str) -> None:
-    (command,) = [item for item in script(text, file="x.sh") if item.words[0].text == "vllm"]
-    assert command.words[-1].text == "1"
-    assert [said.split(" ", 1)[0] for said in (note.text for note in command.notes)] == ["`X`"] * (
-        "else" not in text
-    )
-
-
-def test_arguments_that_a_branch_takes_away_are_noted() -> None:
-    (command,) = script("if y; then shift; fi\nvllm serve $1", file="x.sh", positional=["a", "b"])[1:]
-    assert command.words[-1].text == "a"
-    assert "own arguments are read without the branch in line 1" in command.notes[0].text
 
 
 NAMES = ["A", "B", "M"]

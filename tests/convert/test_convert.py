@@ -155,6 +155,12 @@ def test_a_text_that_names_no_model_is_an_error() -> None:
         ("vllm serve org/m --chat-template '$HOME/x.jinja'", "frontend.chat_template"),
         ("""vllm serve org/m --hf-overrides "{\\"$KEY\\": 1}" """, "engine.hf_overrides.$KEY"),
         ("python -m sglang.launch_server --model-path $MODEL", "target.model"),
+        ("vllm serve '<your model>'", "target.model"),
+        ("vllm serve org/m --port <port> --seed 1", "server.port"),
+        ("vllm serve org/m --data-parallel-address <ip>", "engine.data_parallel_address"),
+        ("export IP=<your_ip>\nvllm serve org/m --host $IP", "server.host"),
+        ("export VLLM_HOST_IP=<your_ip>\nvllm serve org/m", "env.VLLM_HOST_IP"),
+        ("VLLM_HOST_IP='<your ip>' vllm serve org/m", "env.VLLM_HOST_IP"),
     ],
 )  # fmt: skip
 def test_what_the_source_does_not_say_is_an_error_and_never_written(text: str, path: str) -> None:

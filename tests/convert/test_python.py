@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.convert.convert import converted
 from specserve.convert.python import Source, calls, command_lists
 from specserve.convert.reading import read
-from specserve.convert.words import CLOSE, OPEN
+from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
 from specserve.profile.tree import Node
 
@@ -29,10 +29,6 @@ def keywords(text: str) -> dict[str, Any]:
     return {name: plain(setting.node) for name, setting in call.settings.items()}
 
 
-def unknown(name: str) -> str:
-    return f"{OPEN}{name}{CLOSE}"
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -40,14 +36,15 @@ def unknown(name: str) -> str:
         ("vllm.LLM(model='a' 'b')", {"model": "ab"}),
         ("M = 'a/b'\nLLM(model=M)", {"model": "a/b"}),
         ("M: str = 'a/b'\nN = M\nLLM(model=N)", {"model": "a/b"}),
-        ("LLM('a', max_model_len=8 * 1024, x=-1, y=1.5)", {"model": "a", "max_model_len": 8192, "x": -1, "y": 1.5}),
-        ("LLM(model='org/' + 'm')", {"model": "org/m"}),
+        ("LLM('a', x=-1, y=1.5)", {"model": "a", "x": -1, "y": 1.5}),
+        ("N = 'm'\nLLM(f'org/{N}')", {"model": "org/m"}),
         ("LLM('m', x={'method': 'ngram', **{'a': 1}})", {"model": "m", "x": {"method": "ngram", "a": 1}}),
         ("LLM('m', x=dict(method='ngram'))", {"model": "m", "x": {"method": "ngram"}}),
         ("K = {'seed': 1}\nLLM('m', **K)", {"model": "m", "seed": 1}),
         ("LLM('m', compilation_config=CompilationConfig(level=3))", {"model": "m", "compilation_config": {"level": 3}}),
         ("p.add_argument('--tp', type=int, default=4)\nLLM('m', x=args.tp)", {"model": "m", "x": unknown("tp")}),
         ("LLM(os.environ.get('M', 'a/b'))", {"model": "a/b"}),
+        ("LLM(options.get('M', 'a/b'))", {"model": unknown("get(…)")}),
         ("LLM('m', api_key=os.getenv('KEY'))", {"model": "m", "api_key": unknown("KEY")}),
         ("LLM(model=sys.argv[1])", {"model": unknown("an expression")}),
         ("LLM('m', dtype=torch.float16)", {"model": "m", "dtype": unknown("float16")}),
@@ -59,13 +56,13 @@ def test_source_becomes_the_keywords_of_its_engine(text: str, expected: dict[str
 
 
 def test_a_name_that_is_made_of_itself_ends() -> None:
-    assert keywords("M = M\nLLM(model=M)") == {"model": unknown("an expression")}
+    assert keywords("M = M\nLLM(model=M)") == {"model": unknown("M")}
 
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
-    text = "os.environ['VLLM_USE_V1'] = '0'\nLLM('m')\nos.environ['LATER'] = '1'"
+    text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nLLM('m')\nos.environ['LATER'] = '1'"
     (call,) = calls(Source(text, file="x.py"))
-    assert {name: word.text for name, word in call.env.items()} == {"VLLM_USE_V1": "0"}
+    assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
@@ -100,20 +97,6 @@ def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("LLM('m', max_model_len=2**17)", {"model": "m", "max_model_len": 131072}),
-        ("N = 'm'\nLLM(f'org/{N}', seed=7 // 2)", {"model": "org/m", "seed": 3}),
-        ("LLM('m', seed=1 if False else 2)", {"model": "m", "seed": 2}),
-        ("LLM('m', seed=9**9**9)", {"model": "m", "seed": unknown("an expression")}),
-        ("LLM('m', seed=1 // 0)", {"model": "m", "seed": unknown("an expression")}),
-    ],
-)
-def test_what_needs_no_run_is_reckoned(text: str, expected: dict[str, Any]) -> None:
-    assert keywords(text) == expected
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "p.add_argument('-m', '--model', default='org/m')\na = p.parse_args()\nLLM(a.model)",
@@ -123,6 +106,9 @@ def test_what_needs_no_run_is_reckoned(text: str, expected: dict[str, Any]) -> N
         "M = 'a'\nM += 'b'\nLLM(M)",
         "M = 'a'\nM = 'b'\nLLM(M)",
         "K = {'model': 'a'}\nK['model'] = 'b'\nLLM(K)",
+        "K = {'a': {}}\nK['a']['b'] = 1\nLLM(K)",
+        "LLM('org/a' if x() else 'org/b')",
+        "LLM('org/' + 'm')",
     ],
 )
 def test_what_only_a_run_decides_is_left_open(text: str) -> None:
@@ -140,22 +126,6 @@ def test_a_variable_of_the_environment_is_named() -> None:
     assert keywords("LLM(os.environ['MODEL'])") == {"model": unknown("MODEL")}
 
 
-MODAL = '''
-MODEL = "org/m"
-FAST = False
-N_GPU = 2
-def serve():
-    """Runs vllm serve org/other."""
-    cmd = ["vllm", "serve", MODEL, "--tensor-parallel-size", str(N_GPU),
-           "--enforce-eager" if FAST else "--no-enforce-eager"]
-    cmd += ["--max-model-len", "8192"]
-    cmd.extend(["--port", f"80{N_GPU}0"])
-    if os.environ.get("X"):
-        cmd += ["--quantization", "fp8"]
-    subprocess.Popen(cmd)
-'''
-
-
 def lists(text: str) -> list[list[str]]:
     return [
         ["vllm", "serve", *(word.text for word in start.words)]
@@ -163,13 +133,25 @@ def lists(text: str) -> list[list[str]]:
     ]
 
 
-def test_a_list_is_read_with_what_its_block_adds_and_without_what_a_branch_adds() -> None:
-    assert lists(MODAL) == [
-        [
-            "vllm", "serve", "org/m", "--tensor-parallel-size", "2", "--no-enforce-eager",
-            "--max-model-len", "8192", "--port", "8020",
-        ]
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "open_name"),
+    [
+        ("A = ['vllm', 'serve', 'm']\nA += ['--seed', '1']\nrun(A)", "A"),
+        ("A = ['vllm', 'serve', 'm']\nif x():\n    A.append('--enforce-eager')\nrun(A)", "A"),
+        ("run(['vllm', 'serve', 'm'] + x())", "a longer list"),
+    ],
+)
+def test_a_list_that_grows_is_left_open(text: str, open_name: str) -> None:
+    assert lists(text) == [["vllm", "serve", "m", unknown(open_name)]]
+    (start,) = read(text, file="x.py", folder=Path("nowhere"))
+    assert converted(start, origin="x.py").unresolved
+
+
+def test_keywords_that_the_source_does_not_say_are_refused() -> None:
+    (start,) = read("LLM('org/m', **options())", file="x.py", folder=Path("nowhere"))
+    assert [item.message for item in converted(start, origin="x.py").unresolved] == [
+        "the source does not say `engine.$(…)`: it reads `$(…)`"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -189,12 +171,6 @@ def test_lists_that_start_an_engine_are_told_from_others(text: str, expected: in
 def test_a_list_in_a_list_is_added_where_it_is_starred() -> None:
     assert lists("A = ['--dtype', 'half']\nrun(['vllm', 'serve', 'm', *A])") == [
         ["vllm", "serve", "m", "--dtype", "half"]
-    ]
-
-
-def test_a_list_that_is_joined_with_another_is_read_to_its_end() -> None:
-    assert lists("A = ['--seed', '1']\nrun(['vllm', 'serve', 'm'] + A + x())") == [
-        ["vllm", "serve", "m", "--seed", "1", unknown("x(…)")]
     ]
 
 

@@ -191,11 +191,6 @@ def test_the_home_of_a_script_is_that_of_who_runs_the_profile() -> None:
     assert models("vllm serve $HOME/models/m") == ["~/models/m"]
 
 
-def test_a_branch_does_not_hide_a_known_value_behind_an_unknown_one() -> None:
-    text = "M=org/m\nwhile x; do\n  case $1 in\n  --model)\n    M=$2\n    ;;\n  esac\ndone\nvllm serve $M"
-    assert models(text) == ["org/m"]
-
-
 def test_a_variable_without_a_default_comes_from_outside() -> None:
     (given,) = found("RANK=${RANK:-}\nvllm serve org/m --data-parallel-start-rank $RANK")
     assert "data_parallel_start_rank" in given.settings
@@ -214,8 +209,6 @@ def test_a_variable_without_a_default_comes_from_outside() -> None:
             "what the container says of itself is left out: `--ipc=host`",
         ),
         ('vllm serve a/b "$@"', "the script's own arguments, `$@`, are taken as none"),
-        ("S=1\nif y; then S=2; fi\nvllm serve a/b --seed $S", "`S` is read without the branch in line 2"),
-        ("if y; then S=2; fi\nvllm serve a/b --seed $S", "`S` is read with the branch in line 1"),
     ],
 )
 def test_what_is_assumed_or_left_out_is_noted(text: str, note: str) -> None:

@@ -34,11 +34,11 @@ def words(text: str) -> list[list[str]]:
         ("X=1\na $X ${X} ${Y:-2} ${Z-3}", [["a", "1", "1", "2", "3"]]),
         ("X=1 a", [["X=1", "a"]]),
         ("X='--a 1'\nX+=' --b 2'\nc $X", [["c", "--a", "1", "--b", "2"]]),
-        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["c", "--a", "1"]]),
+        ("X='--a 1'\nif y; then\nX+=' --b 2'\nfi\nc $X", [["y"], ["c", f"{OPEN}X{CLOSE}"]]),
         ("a ${X:---b 1}", [["a", "--b", "1"]]),
         ("a ${X:?no value}", [["a", f"{OPEN}X{CLOSE}"]]),
         ("a '$X' \"$X\"", [["a", "$X", f"{OPEN}X{CLOSE}"]]),
-        ("a $(nproc --all)", [["a", f"{OPEN}a command{CLOSE}"]]),
+        ("a $(nproc --all)", [["a", f"{OPEN}a-command{CLOSE}"]]),
         ("X='--b 1 --c 2'\na $X", [["a", "--b", "1", "--c", "2"]]),
         ('A=(\n  --b "c d"\n)\nA+=(--e)\nx "${A[@]}"', [["x", "--b", "c d", "--e"]]),
         ("declare -a A=()\nX=1\na $X", [["a", "1"]]),
@@ -98,3 +98,9 @@ def test_characters_that_the_parser_dies_of_are_read_as_they_are() -> None:
 def test_an_error_that_no_inner_node_bears_is_a_clear_one() -> None:
     with pytest.raises(UsageError, match="cannot be parsed"):
         script("vllm serve org/m $[] ", file="x")
+
+
+@pytest.mark.parametrize("text", ["f() { f; }\nf", 'X=\'eval "$X"\'\neval "$X"'])
+def test_a_script_that_calls_itself_is_a_clear_error(text: str) -> None:
+    with pytest.raises(UsageError, match="it is nested too deeply"):
+        words(text)
