@@ -293,7 +293,7 @@ def _estimate(
     )
     if arm and arm.speculation.model and draft is None:
         found = replace(found, unknown_draft=arm.speculation.model)
-    needed = _asked(found, wanted) if wanted.ask_vllm else None
+    needed = _asked(found, wanted) if wanted.ask_vllm and wanted.vllm_source is None else None
     estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:
