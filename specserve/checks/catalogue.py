@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specserve.checks import (
+    byvllm,
     contexts,
     drafts,
     drift,
@@ -93,5 +94,8 @@ _WITH_NEEDS: tuple[Rule, ...] = (
     site.missing_arctic_inference,
     site.untabled_vllm,
     site.ineffective_devices,
+    byvllm.refused_by_vllm,
+    byvllm.changed_by_vllm,
+    byvllm.warned_by_vllm,
 )
 RULES: tuple[Rule, ...] = tuple(sorted((*STATIC, *_WITH_NEEDS), key=lambda rule: rule.code))

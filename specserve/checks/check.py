@@ -11,7 +11,7 @@ from specserve.checks.catalogue import RULES
 from specserve.checks.gather import Known, Unread, Wanted, gather
 from specserve.checks.here import on_this_machine
 from specserve.checks.reading import Read
-from specserve.checks.rule import Context, Need
+from specserve.checks.rule import Context, Judged, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, stopped, verdict_of
 from specserve.checks.unread import skipped, unreadable
 from specserve.diagnostics import Finding, Report, Skipped, Verdict
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specserve.facts.comparison import TokenizerComparison
     from specserve.plan.memory.estimate import MemoryEstimate
 
-GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host")
+GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Checked(Verdict):
     memory: MemoryEstimate | None = None
     groups: tuple[Group, ...] = ()
     unread: tuple[Unread, ...] = ()
+    vllm: tuple[Judged, ...] = ()
+    """What vLLM itself says of every arm, if it was asked."""
 
     @property
     def undone(self) -> bool:
@@ -120,8 +122,9 @@ def checked(
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
         memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
-        groups=tuple(_group(name, found, left_out) for name in GROUPS),
+        groups=tuple(_group(name, found, left_out) for name in GROUPS if name != "vllm" or wanted.ask_vllm),
         unread=known.unread,
+        vllm=context.vllm,
     )
     return _Outcome(outcome, found, left_out, hidden)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.checks.blocks import blocks
@@ -35,6 +36,8 @@ class Wanted:
     machine: Machine | None = None
     """`--assume`."""
     ask_vllm: bool = False
+    vllm_source: Path | None = None
+    """A folder that holds the vLLM to ask; None for the installed one."""
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool = False
@@ -108,7 +111,30 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
         context = _weighed(context, wanted, missing, shapes)
     elif machine:
         missing["hardware"] = "the target could not be read"
+    if wanted.ask_vllm:
+        context = _asked_vllm(context, wanted, missing, shapes)
     return Known(context, locked(profile, lock) if lock else profile, unread, missing)
+
+
+def _asked_vllm(
+    context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
+) -> Context:
+    """The context with what vLLM's configuration code says of the launch."""
+    from specserve.checks.oracle import judgements, vllm_to_ask
+
+    if context.machine is None or "target.model" not in shapes:
+        missing["vllm"] = missing.get("hardware", "the target could not be read")
+        return context
+    wanted.tell("asking vLLM, about 10 s")
+    try:
+        found = judgements(context, shapes, machine=context.machine, vllm=vllm_to_ask(wanted.vllm_source))
+    except (FactError, UsageError) as error:
+        missing["vllm"] = error.message
+        return context
+    unanswered = [judged.answer.not_judged for judged in found if judged.answer.not_judged]
+    if unanswered:
+        missing["vllm"] = f"vLLM cannot judge this without the GPU: {unanswered[0]}"
+    return replace(context, vllm=found)
 
 
 def _models(
@@ -267,7 +293,7 @@ def _estimate(
     )
     if arm and arm.speculation.model and draft is None:
         found = replace(found, unknown_draft=arm.speculation.model)
-    needed = _asked(found, wanted) if wanted.ask_vllm else None
+    needed = _asked(found, wanted) if wanted.ask_vllm and wanted.vllm_source is None else None
     estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:

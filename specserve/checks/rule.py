@@ -11,6 +11,7 @@ from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
 
 if TYPE_CHECKING:
+    from specserve.checks.oracle import Answer
     from specserve.facts.accelerators import Machine
     from specserve.facts.comparison import TokenizerComparison
     from specserve.facts.drift import Drift
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
     from specserve.plan.memory.estimate import MemoryEstimate
 
-Need = Literal["nothing", "models", "hardware", "host"]
+Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 """What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the
-arms' memory, host = `plan` and `host`."""
+arms' memory, host = `plan` and `host`, vllm = `vllm`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,19 @@ class Arm:
     """None without a second model, and where it could not be read."""
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What vLLM's own configuration code says of the launch of one arm."""
+
+    path: str
+    """`speculation`, `alternatives.NAME`, or empty without speculation."""
+    answer: Answer
+    without: Answer | None
+    """Of the same launch without speculation; None if this is that one."""
+    basis: str
+    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,8 @@ class Context:
     host: Host | None = None
     drift: tuple[Drift, ...] = ()
     """What is not as the profile's lock says."""
+    vllm: tuple[Judged, ...] = ()
+    """What vLLM itself says of the launch, if it was asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,8 +145,9 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
         "models": context.target is not None,
         "hardware": context.machine is not None,
         "host": context.plan is not None and context.host is not None,
+        "vllm": bool(context.vllm),
     }
-    if not any(there[need] for need in ("models", "hardware", "host")):
+    if not any(there[need] for need in ("models", "hardware", "host", "vllm")):
         return STATIC
     from specserve.checks.catalogue import RULES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -40,8 +41,20 @@ def check(
         typer.Option(metavar="VERSION", show_default=False, help="What this vLLM would refuse or change."),
     ] = None,
     ask_vllm: Annotated[
-        bool, typer.Option("--ask-vllm", help="The installed vLLM computes the memory (about 10 s).")
+        bool,
+        typer.Option(
+            "--ask-vllm",
+            help="Let vLLM's own code judge the launch and compute the memory (about 10 s, then cached).",
+        ),
     ] = False,
+    vllm_source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="The same by the vLLM in a folder with its unpacked wheel; nothing is installed.",
+        ),
+    ] = None,
     format: Annotated[
         Format | None,
         typer.Option(
@@ -66,14 +79,15 @@ def check(
     """
     from specserve.facts.accelerators import assume as machine_of
 
-    if ask_vllm:
+    if ask_vllm and vllm_source is None:
         _refuse_without_vllm()
     wanted = Wanted(
         offline=offline,
         locked=locked,
         no_lock=no_lock,
         machine=machine_of(assume) if assume else None,
-        ask_vllm=ask_vllm,
+        ask_vllm=ask_vllm or vllm_source is not None,
+        vllm_source=vllm_source,
         version=_minor(vllm) if vllm else None,
         tell=_teller(),
     )

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ast
 import warnings
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from specserve.convert.given import Given, Setting
 from specserve.convert.invocation import starts
-from specserve.convert.words import Word, unknown
+from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.support import known_versions, table
@@ -161,6 +162,7 @@ def calls(source: Source) -> list[Given]:
     arguments = {**newest.frontend, **newest.engine}
     found: list[Given] = []
     env: dict[str, Word] = {}
+    sampling: list[Note] = []
     for node in source.nodes:
         match node:
             case (
@@ -168,12 +170,15 @@ def calls(source: Source) -> list[Given]:
                 | ast.Call(func=ast.Attribute(value=holder, attr="setdefault"), args=[key, value])
             ) if _name(holder) == "environ":
                 env[text_of(source.value(key))] = Word(text_of(source.value(value)), source.span(value))
+            case ast.Call(func=function) if _name(function) == "SamplingParams":
+                text = "`SamplingParams(…)` is left out: a line of `specserve generate` holds its sampling parameters"
+                sampling.append(Note("", text, node.lineno))
             case ast.Call(func=function) if (name := _name(function)) in ENGINES:
                 nodes = _keywords(node, source)
                 said = {key: Setting(key, held, key, arguments.get(key)) for key, held in nodes.items()}
                 start = Word(f"{name}(…)", source.span(node))
                 found += [Given(ENGINES[name], start, settings=said, env=dict(env))] if said else []
-    return found
+    return [replace(given, notes=[*given.notes, *sampling[:1]]) for given in found]
 
 
 def _keywords(node: ast.Call, source: Source) -> dict[str, Node]:

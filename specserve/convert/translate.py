@@ -165,6 +165,10 @@ def _current_block(config: Node, keys: dict[str, Node], notes: list[Note], *, ol
         keys["prompt_lookup_min"] = replace(longest, value=1, raw="1", key=None)
         text = "the default of that time; vLLM would now look for the longest n-grams only"
         notes.append(Note("speculation.prompt_lookup_min", text, line))
+    if old_flags and count and not longest and not (model or method):
+        keys["method"] = replace(count, value="mtp", raw="mtp", key=None)
+        text = "without a draft, vLLM then took the target's own prediction layers"
+        notes.append(Note("speculation.method", text, line))
     if method == "draft_model" and inferred_method(model) == "mtp":
         keys["method"] = replace(keys["method"], value="mtp", raw="mtp")
         text = "vLLM runs a Gemma 4 assistant as `mtp`, not as `draft_model`"

@@ -1,18 +1,26 @@
 """Answers from vLLM's own code about a command line, in a child process.
 
-Requests are JSON objects on stdin, one a line: `{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}`, with the
-words that follow `vllm serve`. Each answer is one line on what was stdout: `{"id": 1, "arguments": {…}}` with the
-value that vLLM's parser gives every argument, or `{"id": 1, "refused": "vLLM's words"}`. vLLM's own output goes to
-stderr. Importing vLLM takes 6 to 10 s, once; a question takes milliseconds.
+Requests are JSON objects on stdin, one a line, answers are JSON objects on what was stdout, one a line with the same
+`id`; vLLM's own output goes to stderr. Importing vLLM takes 6 to 10 s, once; a question takes milliseconds.
+
+`{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words that follow
+`vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
+
+With `"folder": "DIR"` vLLM's configuration code judges them as well, with the models in that folder: the answer is
+what `judging.judge` returns. On the child's own command line `--gpu` describes a GPU that need not be there, and
+`--source` names a folder that holds another `vllm` package than the installed one.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 
@@ -38,23 +46,26 @@ def serve_parser() -> Any:
 
 def _make_arg_parser() -> Any:
     """vLLM's function of this name, which has moved between versions."""
-    with contextlib.suppress(ImportError):
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser
-
-        return make_arg_parser
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
-
-    return make_arg_parser
+    for module in ("common", "launchers", "openai"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return __import__(f"vllm.entrypoints.{module}.cli_args", fromlist=["x"]).make_arg_parser
+    raise ImportError("vLLM's `make_arg_parser` is not where it was in 0.26 to 0.33")
 
 
-def parsed(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """The value of every argument, in types that JSON has. Raises Refused."""
+def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments as vLLM has them. Raises Refused."""
     try:
-        arguments = vars(parser.parse_args(["serve", *argv]))
+        found: argparse.Namespace = parser.parse_args(["serve", *argv])
     except Refused:
         raise
     except Exception as error:  # a type or an action of vLLM's that refuses in its own way
         raise Refused(" ".join(str(error).split()) or type(error).__name__) from error
+    return found
+
+
+def parsed(parser: Any, argv: Sequence[str]) -> dict[str, Any]:
+    """The value of every argument. Raises Refused."""
+    arguments = vars(parse(parser, argv))
     return {
         name: value for name, value in arguments.items() if name not in ("subparser", "dispatch_function")
     }
@@ -67,19 +78,41 @@ def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set | frozenset) else repr(value)
 
 
+def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if "folder" not in request:
+            return {"arguments": parsed(parser, request["argv"])}
+        os.chdir(request["folder"])
+        from specserve.engine.judging import judge
+
+        return judge(parse(parser, request["argv"]), parser, argv=request["argv"], env=request.get("env", {}))
+    except Refused as error:
+        return {"refused": str(error)}
+
+
 def main() -> None:
     """Answer until the input ends."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--gpu", help="JSON: name, capability, total_bytes, multiprocessors")
+    options.add_argument("--count", type=int, default=8)
+    options.add_argument("--source", help="a folder that holds a `vllm` package")
+    options.add_argument("--cache", default="vllm-cache", help="vLLM's own cache folder")
+    given = options.parse_args()
     requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # vLLM prints to stdout
+    if given.source:
+        sys.path.insert(0, given.source)
+    if given.gpu:
+        from specserve.engine.pretend import Gpu, pretend
+
+        kind = json.loads(given.gpu)
+        gpu = Gpu(**{**kind, "capability": tuple(kind["capability"])})
+        pretend(gpu, count=given.count, cache=Path(given.cache))
     parser = serve_parser()
     for line in requests:
         request = json.loads(line)
-        answer: dict[str, Any]
-        try:
-            answer = {"arguments": parsed(parser, request["argv"])}
-        except Refused as error:
-            answer = {"refused": str(error)}
+        answer = _answer(parser, request)
         answers.write(json.dumps({"id": request["id"], **answer}, default=_plain) + "\n")
         answers.flush()
 

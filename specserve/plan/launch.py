@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -137,6 +138,16 @@ def _engine_kwargs(profile: Profile, items: list[_Item]) -> dict[str, Any]:
     kwargs = {item.argument.name: keyword_value(item.argument, item.value) for item in given}
     kwargs.pop(PER_REQUEST_METRICS, None)
     return {"model": profile.target.model, **kwargs}
+
+
+def with_models(plan: LaunchPlan, *, target: str, draft: str | None) -> LaunchPlan:
+    """The same launch with other names or folders of its models; a `draft` of None is left as it is."""
+    argv = list(plan.argv)
+    argv[2] = target
+    if draft is not None:
+        at = argv.index("--speculative-config") + 1
+        argv[at] = json.dumps({**json.loads(argv[at]), "model": draft})
+    return replace(plan, argv=tuple(argv))
 
 
 def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:

@@ -14,6 +14,7 @@ _GROUPS = {
     "SD2": "Models, tokenizers and locks",
     "SD3": "Memory and hardware",
     "SD4": "This host and vLLM's versions",
+    "SD5": "What vLLM's own code says",
 }
 
 

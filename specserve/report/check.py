@@ -12,10 +12,11 @@ from specserve.facts.accelerators import Machine
 from specserve.facts.comparison import TokenizerComparison
 from specserve.plan.memory.estimate import Interval, MemoryEstimate
 from specserve.report.console import clean, filled, styled
+from specserve.report.effective import effective_text
 from specserve.report.text import render
 
 _GIB = 2**30
-_TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host"}
+_TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
 _BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}
 _VERDICTS = {
     "identical": "identical",
@@ -43,7 +44,7 @@ def check_text(report: Report) -> str:
             blocks.append(render(unique, stream=sys.stdout).rstrip("\n"))
         if isinstance(verdict, Checked):
             blocks += _facts(verdict)
-        parts.append("\n\n".join(blocks))
+        parts.append("\n\n".join(filter(None, blocks)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -96,6 +97,8 @@ def _facts(verdict: Checked) -> Iterator[str]:
         yield "Tokenizers: not checked"
     if verdict.memory and verdict.machine:
         yield _memory(verdict.memory, verdict.machine)
+    if verdict.vllm:
+        yield effective_text(verdict.vllm[0])
 
 
 def _tokenizers(comparison: TokenizerComparison) -> str:

@@ -54,6 +54,10 @@ def _profile(verdict: Verdict) -> dict[str, Any]:
     if isinstance(verdict, Checked):
         content["tokenizer"] = _tokenizer(verdict.tokenizer)
         content["memory"] = _memory(verdict.memory)
+        if verdict.vllm:
+            from specserve.report.effective import effective_json
+
+            content["vllm"] = effective_json(verdict.vllm)
     return content
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.rule import Context, Rule
+from specserve.checks.oracle import Answer, Changed
+from specserve.checks.rule import Context, Judged, Rule
 from specserve.facts.accelerators import Machine, accelerator
 from specserve.facts.drift import Drift
 from specserve.facts.model import ModelFacts, ModelFile
@@ -44,6 +45,26 @@ MACHINES: Mapping[str, Machine] = {
 HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
 """Models of a Hub that nobody has downloaded yet."""
 NEWER = "0.34.1"
+_SERVED = Answer(effective={"model_runner": "V2"})
+
+
+def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
+    """What vLLM 0.33 says of the examples of its rules."""
+    engine, answer = loaded.engine, _SERVED
+    if rule.code == "SD501" and (loaded.target.max_model_len or 0) > 2048:
+        answer = Answer(
+            refused="User-specified max_model_len (999999) is greater", at="vllm/config/model.py:2662"
+        )
+    if rule.code == "SD502" and engine.get("max_cudagraph_capture_size") == 300:
+        change = Changed(
+            "max_cudagraph_capture_size", 300, 256, "compilation_config.max_cudagraph_capture_size"
+        )
+        answer = replace(_SERVED, changed=(change,))
+    if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
+        answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))
+    return (Judged("", answer, None, "vLLM 0.33.0, 1 x H100-80GB"),)
+
+
 DRIFT: Mapping[str, Drift] = {
     "SD270": Drift("target.model", "unreadable", "p.lock.json", ("`p.lock.json` is not valid JSON",)),
     "SD271": Drift("speculation.model", "unlocked", "./llama-draft"),
@@ -62,6 +83,8 @@ def surroundings(rule: Rule, loaded: Profile) -> Context:
         context = gather(loaded, wanted=wanted, read=read).context
     if rule.code in DRIFT and "p.lock.json" in Path(loaded.file).read_text():
         context = replace(context, drift=(DRIFT[rule.code],))
+    if rule.needs == "vllm":
+        context = replace(context, vllm=answers(rule, loaded))
     if rule.needs != "hardware":
         context = replace(context, machine=None)
     if rule.needs in ("nothing", "host"):

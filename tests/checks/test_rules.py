@@ -100,7 +100,7 @@ def test_codes_and_names_are_unique_and_in_order() -> None:
     codes = [rule.code for rule in RULES]
     assert codes == sorted(set(codes))
     assert len({rule.name for rule in RULES}) == len(RULES)
-    assert all(re.fullmatch(r"SD[1-4]\d\d", code) for code in codes)
+    assert all(re.fullmatch(r"SD[1-5]\d\d", code) for code in codes)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name) for rule in RULES)
 
 

@@ -344,3 +344,18 @@ def test_keys_that_vllm_lacks_are_left_out_and_names_that_a_plug_in_may_bring_st
     assert profile.engine["compilation_config"] == {"mode": 3}
     assert profile.frontend["tool_call_parser"] == "mine"
     assert profile.vllm is None
+
+
+def test_a_number_of_draft_tokens_without_a_draft_meant_the_targets_own_layers(
+    made: Callable[..., Profile],
+) -> None:
+    text = "vllm serve org/m --num-speculative-tokens 1"
+    profile = made(text)
+    assert profile.speculation and profile.speculation.method == "mtp"
+    assert any("own prediction layers" in note for note in notes(text))
+
+
+def test_sampling_parameters_of_an_offline_script_are_noted() -> None:
+    text = 'p = SamplingParams(min_p=0.1)\nLLM("org/m", max_model_len=8).generate([], p)\n'
+    (note,) = [note for note in convert(text, file="run.py").notes if "SamplingParams" in note.text]
+    assert note.line == 1

@@ -29,7 +29,7 @@ def test_json_has_every_code_with_what_a_script_may_want() -> None:
     for rule in content["rules"]:
         assert set(rule) == {"code", "name", "severity", "needs", "summary", "url"}
         assert rule["severity"] in {"error", "warning", "info"}
-        assert rule["needs"] in {"nothing", "models", "hardware", "host"}
+        assert rule["needs"] in {"nothing", "models", "hardware", "host", "vllm"}
 
 
 def test_the_document_is_up_to_date() -> None:

@@ -42,7 +42,7 @@ SKIPPED = {
     "type": "object",
     "properties": {
         "profile": {"type": "string"},
-        "group": {"enum": ["models", "hardware", "host"]},
+        "group": {"enum": ["models", "hardware", "host", "vllm"]},
         "codes": {"type": "array", "items": {"type": "string"}},
         "reason": {"type": "string"},
         "cause": {"enum": ["by_request", "unreachable", "unsupported"]},

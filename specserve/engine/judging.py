@@ -1,0 +1,275 @@
+"""What vLLM's configuration code says of a command line: what it refuses, changes and warns about. Part of the oracle.
+
+The process must pretend to have the GPU that the launch is for (`pretend`), or have it. Written against vLLM 0.26 to
+0.33: engine/arg_utils.py (`create_engine_config`) and config/vllm.py (`VllmConfig.__post_init__`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import enum
+import logging
+import os
+import re
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from specserve.engine.pretend import StandInCalled
+
+_ON_PURPOSE = (
+    "ValueError",
+    "NotImplementedError",
+    "RuntimeError",
+    "AssertionError",
+    "ValidationError",
+    "OSError",
+)
+"""What vLLM raises to refuse. Any other exception says that something here is not as on the machine that is meant."""
+_SECTIONS = {
+    "model_config": "ModelConfig", "cache_config": "CacheConfig", "parallel_config": "ParallelConfig",
+    "scheduler_config": "SchedulerConfig", "speculative_config": "SpeculativeConfig", "lora_config": "LoRAConfig",
+    "compilation_config": "CompilationConfig", "attention_config": "AttentionConfig", "kernel_config": "KernelConfig",
+    "load_config": "LoadConfig", "mamba_config": "MambaConfig",
+}  # fmt: skip
+"""The parts of vLLM's configuration that are looked at, and the titles of their groups of arguments."""
+_NOT_SHOWN = frozenset(
+    {
+        "compilation_time", "disabled_custom_ops", "draft_model_config", "draft_parallel_config", "enabled_custom_ops",
+        "encoder_compilation_time", "hf_config", "hf_image_processor_config", "hf_text_config", "inductor_passes",
+        "local_cache_dir", "cache_dir", "model_arch_config", "splitting_ops", "static_all_moe_layers",
+        "static_forward_context", "target_model_config", "target_parallel_config", "traced_files",
+    }
+)  # fmt: skip
+"""Fields that hold objects, or what vLLM keeps for itself."""
+_MOST_ITEMS = 64
+
+
+class _Tap:
+    """The log lines of vLLM while a question is answered; vLLM sets up its loggers anew, which loses a handler."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, str]] = []
+        call = logging.Logger.callHandlers
+
+        def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
+            if logger.name.startswith("vllm"):
+                place = f"{_inside(record.pathname)}:{record.lineno}"
+                self.lines.append({"level": record.levelname, "text": record.getMessage(), "at": place})
+            call(logger, record)
+
+        logging.Logger.callHandlers = tapped  # type: ignore[method-assign, assignment]
+
+    def said(self, *levels: str) -> list[dict[str, str]]:
+        """The lines of these levels, each text once."""
+        found = {line["text"]: line for line in reversed(self.lines) if line["level"] in levels}
+        return [{"text": line["text"], "at": line["at"]} for line in reversed(found.values())]
+
+
+_TAP: list[_Tap] = []
+_BEFORE: dict[str, Any] = {}
+
+
+def judge(
+    arguments: argparse.Namespace, parser: Any, *, argv: Sequence[str], env: Mapping[str, str]
+) -> dict[str, Any]:
+    """`refused` or `not_judged` with a reason, else `effective`, `changed` and `asked`; always `warnings`."""
+    tap = _prepare()
+    with _environment(env):
+        try:
+            config = _create(arguments)
+        except Exception as error:
+            return {**failure(error), "warnings": tap.said("WARNING", "ERROR")}
+        values = _values(config)
+        changed = [
+            {"name": name, "before": _BEFORE[name], "after": value}
+            for name, value in values.items()
+            if name in _BEFORE and _BEFORE[name] != value
+        ]
+        asked = _asked_otherwise(parser, argv, values)
+        return {
+            "effective": {**values, "model_runner": "V2" if config.use_v2_model_runner else "V1"},
+            "changed": changed,
+            "asked": asked,
+            "warnings": tap.said("WARNING", "ERROR"),
+            "infos": tap.said("INFO"),
+        }
+
+
+def _prepare() -> _Tap:
+    """Nothing of an earlier question is left."""
+    import vllm.logger
+    from vllm import envs
+    from vllm.config import VllmConfig
+
+    if not _TAP:
+        _TAP.append(_Tap())
+        finish = VllmConfig.__post_init__
+
+        def post_init(config: Any, *arguments: Any, **named: Any) -> None:
+            if not _BEFORE:
+                _BEFORE.update(_values(config))
+            finish(config, *arguments, **named)
+
+        VllmConfig.__post_init__ = post_init
+    for name in ("_print_debug_once", "_print_info_once", "_print_warning_once"):
+        with contextlib.suppress(AttributeError):
+            getattr(vllm.logger, name).cache_clear()
+    with contextlib.suppress(AttributeError):
+        envs.disable_envs_cache()
+    _BEFORE.clear()
+    _TAP[0].lines.clear()
+    return _TAP[0]
+
+
+@contextlib.contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _create(arguments: argparse.Namespace) -> Any:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    if getattr(arguments, "model_tag", None):
+        arguments.model = arguments.model_tag
+    arguments.skip_tokenizer_init = True  # a model is its config.json alone
+    # other defaults apply without the context of the API server
+    return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
+        usage_context=UsageContext.OPENAI_API_SERVER
+    )
+
+
+def _values(config: Any) -> dict[str, Any]:
+    """`section.field` to a value that JSON has, of what is looked at."""
+    values: dict[str, Any] = {}
+    for section in _SECTIONS:
+        part = getattr(config, section, None)
+        for name in getattr(part, "__dataclass_fields__", ()):
+            value = getattr(part, name, None)
+            if name in _NOT_SHOWN:
+                continue
+            if dataclasses.is_dataclass(value):
+                inner = value.__dataclass_fields__
+                values |= {f"{section}.{name}.{key}": _simple(getattr(value, key, None)) for key in inner}
+            else:
+                values[f"{section}.{name}"] = _simple(value)
+    draft = getattr(getattr(config, "speculative_config", None), "draft_model_config", None)
+    if draft is not None:
+        values["draft.max_model_len"] = draft.max_model_len
+        values["draft.architectures"] = list(draft.architectures or ())
+        values["draft.quantization"] = _simple(draft.quantization)
+        values["draft.dtype"] = str(draft.dtype)
+    ranks = getattr(getattr(config, "speculative_config", None), "draft_parallel_config", None)
+    if ranks is not None:
+        values["draft.tensor_parallel_size"] = ranks.tensor_parallel_size
+    return values
+
+
+def _simple(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_simple(item) for item in list(value)[:_MOST_ITEMS]]
+    if isinstance(value, Mapping):
+        return {str(key): _simple(item) for key, item in list(value.items())[:_MOST_ITEMS]}
+    return str(value) if type(value).__module__ == "torch" else type(value).__name__
+
+
+def _asked_otherwise(parser: Any, argv: Sequence[str], values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Arguments on the command line whose value in the configuration is another one."""
+    found = []
+    for name, section, asked in _given(parser, argv):
+        if isinstance(asked, dict) and section == "speculative_config":
+            pairs = [(f"{name}.{key}", _place_of(key), value) for key, value in asked.items()]
+        else:
+            pairs = [(name, f"{section}.{name}", asked)]
+        for argument, place, value in pairs:
+            wanted = _simple(value)
+            if place not in values or isinstance(wanted, dict) or wanted in (None, "auto"):
+                continue
+            if not _is_same(wanted, values[place]):
+                found.append(
+                    {"argument": argument, "asked": wanted, "effective": values[place], "place": place}
+                )
+    return found
+
+
+def _place_of(key: str) -> str:
+    """Where a key of the speculative block ends up."""
+    draft = {"draft_tensor_parallel_size": "tensor_parallel_size", "max_model_len": "max_model_len"}
+    return f"draft.{draft[key]}" if key in draft else f"speculative_config.{key}"
+
+
+def _is_same(asked: Any, effective: Any) -> bool:
+    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0."""
+    if asked == effective:
+        return True
+    return str(effective).rpartition(".")[2].lower() == str(asked).lower()
+
+
+def _given(parser: Any, argv: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    """The arguments that stand on the command line: name, part of the configuration, value."""
+    serve = parser._subparsers._group_actions[0].choices["serve"]
+    sections = {title: section for section, title in _SECTIONS.items()}
+    defaults = {action.dest: action.default for action in serve._actions}
+    where = {
+        action.dest: sections[group.title]
+        for group in serve._action_groups
+        if group.title in sections
+        for action in group._group_actions
+    }
+    for action in serve._actions:
+        action.default = argparse.SUPPRESS
+    try:
+        said = vars(parser.parse_args(["serve", *argv]))
+    finally:
+        for action in serve._actions:
+            action.default = defaults[action.dest]
+    where.setdefault("speculative_config", "speculative_config")
+    for name, value in said.items():
+        if name in where:
+            yield name, where[name], value
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """Why there is no configuration: vLLM refuses, or it asked for something that is not on this machine."""
+    loc: list[str] = []
+    inner: BaseException = error
+    text = " ".join(str(error).split())
+    with contextlib.suppress(Exception):  # of pydantic: the first error says it
+        first = error.errors()[0]  # type: ignore[attr-defined]
+        loc, text = [str(part) for part in first["loc"]], " ".join(str(first["msg"]).split())
+        inner = first.get("ctx", {}).get("error", error)
+    names = {kind.__name__ for kind in type(error).__mro__} | {kind.__name__ for kind in type(inner).__mro__}
+    is_meant = bool(text) and not isinstance(inner, StandInCalled) and bool(names & set(_ON_PURPOSE))
+    answer = {
+        "refused" if is_meant else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
+        "error": type(inner).__name__,
+        "at": _place(inner.__traceback__ or error.__traceback__),
+    }
+    return {**answer, "loc": loc} if loc else answer
+
+
+def _place(trace: TracebackType | None) -> str:
+    """The innermost line of vLLM, as `vllm/config/speculative.py:812 in __post_init__`."""
+    frames = traceback.extract_tb(trace)
+    ours = [frame for frame in frames if _inside(frame.filename).startswith("vllm/")] or list(frames)
+    return f"{_inside(ours[-1].filename)}:{ours[-1].lineno} in {ours[-1].name}" if ours else ""
+
+
+def _inside(path: str) -> str:
+    """The path from the package on."""
+    matches = list(re.finditer(r"(?:^|/)(?=(?:vllm|transformers|pydantic)/)", path))
+    return path[matches[-1].end() :] if matches else path

@@ -1,0 +1,343 @@
+"""Makes vLLM believe in GPUs that are not there, so that its configuration code judges a launch for them.
+
+`pretend` is called before anything of vLLM is imported, once for a process: what vLLM finds out about a GPU it keeps.
+No kernel runs. A stand-in that is called raises `StandInCalled`: what needs it cannot be judged here.
+Written against vLLM 0.26 to 0.33: platforms/__init__.py, platforms/cuda.py, triton_utils/importing.py and
+model_executor/models/registry.py.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import MutableSequence, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_KERNELS = (
+    "vllm._C", "vllm._C_stable_libtorch", "vllm._moe_C", "vllm._moe_C_stable_libtorch", "vllm._qutlass_C",
+    "vllm._flashmla_C", "vllm._flashmla_extension_C", "vllm._rocm_C", "vllm._rust_C", "vllm.cumem_allocator",
+    "vllm.fs_io_C", "vllm.spinloop", "vllm.vllm_flash_attn._vllm_fa2_C", "vllm.vllm_flash_attn._vllm_fa3_C",
+)  # fmt: skip
+"""Compiled modules of vLLM: importing them registers operators, and nothing more is asked of them here."""
+_LIBRARIES = frozenset(
+    {
+        "cutlass", "deep_gemm", "flash_mla", "flashinfer", "humming", "nvidia_cutlass_dsl", "quack", "tilelang",
+        "tokenspeed_mla", "torchvision",
+    }
+)  # fmt: skip
+"""Libraries of kernels that a GPU machine has and this one may lack."""
+_LIBRARIES_WITHIN = (
+    "vllm.third_party.deep_gemm", "vllm.third_party.flashmla.flash_mla_interface", "vllm.vllm_flash_attn.cute",
+)  # fmt: skip
+_OPERATORS = (
+    "_C", "_C_cache_ops", "_C_cuda_utils", "_C_custom_ar", "_flashmla_C", "_flashmla_extension_C", "_moe_C",
+    "_qutlass_C", "_vllm_fa2_C", "_vllm_fa3_C",
+)  # fmt: skip
+_LEAST_CAPABILITY = {
+    "cutlass_scaled_mm_supports_fp8": 89,
+    "cutlass_scaled_mm_supports_block_fp8": 90,
+    "cutlass_group_gemm_supported": 90,
+    "cutlass_sparse_scaled_mm_supported": 90,
+    "cutlass_scaled_mm_supports_fp4": 100,
+    "mxfp4_experts_quant_supported": 100,
+}
+"""Operators that only say what a GPU can do, with the least compute capability for a yes (csrc/quantization, 0.33)."""
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "",  # a plug-in of this machine's engine is none of the pretended one's
+    "VLLM_HAS_FLASHINFER_CUBIN": "1",  # otherwise a feature test goes online
+}
+
+
+class StandInCalled(RuntimeError):
+    """Something was called that is not here: vLLM's answer would mean nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"`{name}` is not on this machine")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What vLLM asks of a GPU."""
+
+    name: str
+    capability: tuple[int, int]
+    total_bytes: int
+    multiprocessors: int = 132
+
+
+def pretend(gpu: Gpu, *, count: int, cache: Path) -> None:
+    """Let this process see `count` GPUs of a kind. `cache`: vLLM's own cache folder for what it learns meanwhile."""
+    os.environ.update(_ENVIRONMENT)
+    os.environ["VLLM_CACHE_ROOT"] = str(cache)
+    sys.meta_path.insert(0, _Finder())
+    _pretend_torch(gpu, count=count)
+    _pretend_operators(gpu)
+    _pretend_platform(gpu, count=count)
+    _pretend_triton()
+    # a child process would not pretend
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
+def _absent(name: str) -> Any:
+    def absent(*_arguments: Any, **_named: Any) -> Any:
+        raise StandInCalled(name)
+
+    return absent
+
+
+class _AbsentType(type):
+    """The type of stand-in classes: their attributes are functions that cannot be called."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _absent(f"{cls.__name__}.{name}")
+
+
+class _Library(types.ModuleType):
+    """A library that is there, and in which every name is a class."""
+
+    __path__: MutableSequence[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__":
+            return "0.7.2"
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AbsentType(name, (), {})
+
+
+class _Operator:
+    """An operator that is registered and cannot run: passes and pattern matchers hold on to its overloads."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __getattr__(self, name: str) -> _Operator:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Operator(f"{self.__name__}.{name}")
+
+    def __call__(self, *_arguments: Any, **_named: Any) -> Any:
+        raise StandInCalled(f"torch.ops.{self.__name__}")
+
+
+class _Operators(types.ModuleType):
+    """A namespace of operators."""
+
+    def __init__(self, name: str, capability: int) -> None:
+        super().__init__(f"torch.ops.{name}")
+        self._namespace, self._capability = name, capability
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        least = _LEAST_CAPABILITY.get(name)
+        found: Any = _Operator(f"{self._namespace}.{name}")
+        if least is not None:
+            capability = self._capability
+
+            def found(asked: int = capability) -> bool:
+                return asked >= least
+
+        setattr(self, name, found)
+        return found
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the compiled modules and libraries that are not here."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name in _KERNELS:
+            return importlib.machinery.ModuleSpec(name, self, origin="stand-in")
+        if not _is_library(name) or (name.startswith("vllm.") and _is_there(name, path or ())):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, origin="stand-in", is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Library(spec.name) if _is_library(spec.name) else types.ModuleType(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """There is nothing to run."""
+
+
+def _is_library(name: str) -> bool:
+    return name.partition(".")[0] in _LIBRARIES or name.startswith(_LIBRARIES_WITHIN)
+
+
+def _is_there(name: str, path: Sequence[str]) -> bool:
+    last = name.rpartition(".")[2]
+    return any((Path(place) / last).is_dir() or (Path(place) / f"{last}.py").is_file() for place in path)
+
+
+def _pretend_torch(gpu: Gpu, *, count: int) -> None:
+    import torch
+
+    major, minor = gpu.capability
+    properties = types.SimpleNamespace(
+        name=gpu.name, major=major, minor=minor, total_memory=gpu.total_bytes, gcnArchName="", is_integrated=False,
+        multi_processor_count=gpu.multiprocessors, warp_size=32, L2_cache_size=50 << 20,
+        shared_memory_per_block_optin=232_448 if major >= 9 else 101_376,
+    )  # fmt: skip
+    torch.version.cuda = "13.0"
+    torch.cuda.get_device_properties = lambda *_: properties
+    torch.cuda.get_device_capability = lambda *_: gpu.capability
+    torch.cuda.get_device_name = lambda *_: gpu.name
+    torch.cuda.device_count = lambda: count
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.is_available = lambda: True
+    torch.cuda.mem_get_info = lambda *_: (gpu.total_bytes, gpu.total_bytes)
+
+
+def _pretend_operators(gpu: Gpu) -> None:
+    import torch
+
+    capability = 10 * gpu.capability[0] + gpu.capability[1]
+    for name in _OPERATORS:
+        setattr(torch.ops, name, _Operators(name, capability))
+    register = torch.library.register_fake
+
+    def register_fake(op: Any, func: Any = None, **named: Any) -> Any:
+        """torch refuses a shape function for an operator that nobody registered."""
+        if isinstance(op, str) and op.partition("::")[0] in _OPERATORS:
+            return func if func is not None else lambda function: function
+        return register(op, func, **named) if func is not None else register(op, **named)
+
+    torch.library.register_fake = register_fake
+
+
+def _platform_answers(gpu: Gpu, *, count: int) -> type:
+    """What is asked of the platform, as class methods that come before vLLM's own."""
+    from vllm.platforms import interface
+
+    class Answers:
+        """Of the pretended GPU."""
+
+        @classmethod
+        def get_device_capability(cls, device_id: int = 0) -> Any:
+            return interface.DeviceCapability(*gpu.capability)
+
+        @classmethod
+        def get_device_name(cls, device_id: int = 0) -> str:
+            return gpu.name
+
+        @classmethod
+        def get_device_total_memory(cls, device_id: int = 0) -> int:
+            return gpu.total_bytes
+
+        @classmethod
+        def device_count(cls) -> int:
+            return count
+
+        @classmethod
+        def is_fully_connected(cls, _ids: Any) -> bool:
+            return True
+
+        @classmethod
+        def num_compute_units(cls, device_id: int = 0) -> int:
+            return gpu.multiprocessors
+
+        @classmethod
+        def import_kernels(cls) -> None:
+            return None
+
+    return Answers
+
+
+def _pretend_platform(gpu: Gpu, *, count: int) -> None:
+    from vllm import platforms
+    from vllm.platforms import interface
+    from vllm.utils import import_utils
+
+    platforms.vllm_version_matches_substr = lambda _text: False  # a CPU build would choose its own platform
+    import_utils.import_pynvml = _pynvml
+    answers: Any = _platform_answers(gpu, count=count)
+
+    class Early(answers, interface.Platform):  # type: ignore[misc]
+        """Stands while platforms/cuda.py is imported, which asks for the platform."""
+
+        _enum = interface.PlatformEnum.CUDA
+        device_name = device_type = "cuda"
+        dispatch_key = "CUDA"
+
+    platforms._current_platform = Early()
+    from vllm.platforms import cuda
+
+    class Pretended(answers, cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
+        """vLLM's own platform without NVML."""
+
+    platforms._current_platform = Pretended()
+
+
+def _pynvml() -> Any:
+    """The bindings of a machine without a driver."""
+    module: Any = _Library("pynvml")
+    error = type("NVMLError", (Exception,), {})
+
+    def no_driver() -> None:
+        raise error("no driver")
+
+    module.NVMLError, module.nvmlInit = error, no_driver
+    module.nvmlShutdown, module.nvmlDeviceGetCount = (lambda: None), (lambda: 0)
+    return module
+
+
+def _pretend_triton() -> None:
+    """Kernels are decorated when a module is imported; none is compiled."""
+    from torch.utils import _triton
+    from vllm import triton_utils
+    from vllm.triton_utils import importing
+
+    _triton.has_triton_package(), _triton.has_triton()  # torch keeps its own answer, which is no
+    importing.HAS_TRITON = triton_utils.HAS_TRITON = True
+
+    def attribute(_self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _AbsentType(name, (), {})
+
+    for holder in (importing.TritonPlaceholder, importing.TritonLanguagePlaceholder):
+        holder.__getattr__ = attribute
+
+    class Config:
+        """One choice of a kernel that tunes itself."""
+
+        def __init__(self, kwargs: Any = None, num_warps: int = 4, num_stages: int = 2, **more: Any) -> None:
+            self.kwargs, self.num_warps, self.num_stages, self.num_ctas = (
+                kwargs or {},
+                num_warps,
+                num_stages,
+                1,
+            )
+            self.__dict__.update(more)
+
+    triton, language = triton_utils.triton, triton_utils.tl
+    triton.Config = Config
+    triton.runtime = types.SimpleNamespace(
+        autotuner=types.SimpleNamespace(Autotuner=type("Autotuner", (), {})),
+        jit=types.SimpleNamespace(JITFunction=type("JITFunction", (), {})),
+        driver=types.SimpleNamespace(active=None),
+    )
+    for name, module in (
+        ("triton", triton),
+        ("triton.language", language),
+    ):  # for imports past vllm.triton_utils
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        module.__path__ = []
+        sys.modules.setdefault(name, module)
+    for name, loaded in list(
+        sys.modules.items()
+    ):  # modules that copied the flag while the platform was imported
+        if name.startswith("vllm.") and loaded.__dict__.get("HAS_TRITON") is False:
+            loaded.__dict__["HAS_TRITON"] = True

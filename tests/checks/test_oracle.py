@@ -1,0 +1,85 @@
+"""Asking vLLM about a launch: what the child gets, what is kept, and what happens if it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.oracle import Answer, Question, Vllm, ask, vllm_to_ask
+from specserve.errors import FactError
+from specserve.facts.accelerators import assume
+from specserve.facts.read import read_model
+from specserve.plan.launch import launch
+from specserve.plan.support import known_versions, table
+from specserve.profile.schema import Profile
+
+Load = Callable[[str], Profile]
+DEMO = Path(__file__).parents[2] / "demo"
+MACHINE = assume("2xH100-80GB")
+ECHO = """
+import json, os, sys
+with open(os.environ["ASKED"], "a") as log:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        models = {name: os.listdir(os.path.join(asked["folder"], name)) for name in os.listdir(asked["folder"])}
+        log.write(json.dumps([sys.argv[1:], asked["argv"], models]) + "\\n")
+        print(json.dumps({"id": asked["id"], "effective": {"model_runner": "V2"}, "asked": [], "warnings": []}))
+"""
+
+
+@pytest.fixture
+def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Question:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    block = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"
+    text = f"target: {{model: org/target}}\nspeculation: {block}\n"
+    minor = known_versions()[-1]
+    plan = launch(profile(text), table=table(minor), platform="cuda")
+    target, draft = (read_model(str(DEMO / name), offline=True) for name in ("target", "draft"))
+    return Question(plan, target, draft)
+
+
+def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
+    question: Question, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", ECHO)
+    found = ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+    assert found == (Answer(effective={"model_runner": "V2"}),)
+    asked = (tmp_path / "asked").read_text()
+    assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
+    assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked
+    assert '"target": ["config.json"]' in asked and '"draft": ["config.json"]' in asked
+    again = ask(
+        [question], machine=MACHINE, vllm=Vllm("0.33.0"), command=(sys.executable, "-c", "raise SystemExit")
+    )
+    assert again == found  # kept: nobody is asked twice
+
+
+def test_a_child_that_fails_is_named_with_its_last_words(question: Question) -> None:
+    command = (sys.executable, "-c", "raise SystemExit('no torch here')")
+    with pytest.raises(FactError, match=r"vLLM 0\.33\.0 could not be asked: no torch here"):
+        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+
+
+def test_a_child_that_hangs_is_ended(question: Question) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    with pytest.raises(FactError, match="did not answer within 1 s"):
+        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command, limit_s=1)
+
+
+def test_another_makers_gpu_is_refused(question: Question) -> None:
+    with pytest.raises(FactError, match="not about MI300X"):
+        ask([question], machine=assume("1xMI300X-192GB"), vllm=Vllm("0.33.0"))
+
+
+def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_version(tmp_path: Path) -> None:
+    with pytest.raises(FactError, match="does not hold a vLLM"):
+        vllm_to_ask(tmp_path)
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm-0.34.1.dist-info").mkdir()
+    (tmp_path / "vllm-0.34.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.34.1\n")
+    assert vllm_to_ask(tmp_path) == Vllm("0.34.1", tmp_path)

@@ -1,0 +1,43 @@
+"""Which of vLLM's exceptions count as a refusal."""
+
+from __future__ import annotations
+
+import pytest
+
+from specserve.engine.judging import failure
+from specserve.engine.pretend import StandInCalled
+
+
+class ValidationError(ValueError):
+    """As pydantic's, which holds the error of a validator."""
+
+    def errors(self) -> list[dict[str, object]]:
+        error = ValueError("max_num_seqs must be above 0")
+        return [{"loc": ("max_num_seqs",), "msg": f"Value error, {error}", "ctx": {"error": error}}]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no such thing"), NotImplementedError("not yet"), AssertionError("K is too large")]
+)
+def test_what_vllm_raises_on_purpose_is_a_refusal(error: Exception) -> None:
+    assert failure(error)["refused"] == str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("'NoneType' is not callable"),
+        AttributeError("x"),
+        ImportError("x"),
+        StandInCalled("f"),
+        AssertionError(),
+    ],
+)
+def test_what_happens_for_want_of_a_gpu_is_not_judged(error: Exception) -> None:
+    answer = failure(error)
+    assert "refused" not in answer and answer["not_judged"]
+
+
+def test_a_validation_error_says_which_field_is_wrong() -> None:
+    answer = failure(ValidationError("2 validation errors for Config"))
+    assert answer["refused"] == "max_num_seqs must be above 0" and answer["loc"] == ["max_num_seqs"]
