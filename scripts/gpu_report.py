@@ -67,6 +67,7 @@ def main() -> int:
     steps = clocks.ordered(plan(target, folders, parts=args.parts))
     clock = clocks.Clock(args.minutes, clocks.CPU_START_S if args.small else clocks.GPU_START_S)
     if args.dry_run:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no error
         is_assumed = not args.small and not gpu
         print(dry_run(steps, clock, target=target, folders=folders, is_assumed=is_assumed))
         return 0
