@@ -22,15 +22,6 @@ def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
     return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
 
 
-def is_since(version: str, first: str) -> bool:
-    """Whether a minor is this one or a newer one."""
-    return _numbers(version) >= _numbers(first)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
     """A warning where a profile names no versions and the newest is free of an error; else None, the rule's own.
 

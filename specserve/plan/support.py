@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
 from specserve.plan.table import Section, VllmTable, dumps, loads
+from specserve.vllm.facts import EXAMPLE_RANGE
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -81,7 +82,7 @@ def _specifiers(spec: str) -> SpecifierSet:
     try:
         return SpecifierSet(spec)
     except InvalidSpecifier as error:
-        raise UsageError(f"{spec!r} is not a version range", hint="write it like >=0.32,<0.34") from error
+        raise UsageError(f"{spec!r} is not a version range", hint=f"write it like {EXAMPLE_RANGE}") from error
 
 
 @lru_cache

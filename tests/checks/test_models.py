@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.lengths import derived
 from specserve.checks.modelfields import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
@@ -117,54 +116,6 @@ def test_min_p_of_the_model_is_refused_unless_it_is_overridden(profile: Load, en
     models = {"org/t": facts(LLAMA, generation_config={"min_p": 0.05})}
     assert codes(profile(f"target: {{model: org/t}}\n{NGRAM}\nengine: {engine}"), models) == ["SD225"] * hits
     assert codes(profile(f"target: {{model: org/t}}\nengine: {engine}"), models) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "most", "default"),
-    [
-        ({"max_position_embeddings": 4096}, 4096, 4096),
-        ({"max_position_embeddings": 4096, "model_max_length": 8192}, 8192, 8192),
-        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, 16384),
-        (
-            {
-                "max_position_embeddings": 32768,
-                "rope_scaling": {
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            131072,
-            32768,
-        ),
-        (
-            {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            131072,
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "original_max_position_embeddings": 4096,
-                "rope_scaling": {"type": "longrope"},
-            },
-            131072,
-            4096,
-        ),
-        ({"text_config": {"num_attention_heads": 4, "max_position_embeddings": 512}}, 512, 512),
-        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
-    ],
-)
-def test_the_context_of_a_model_is_what_vllm_derives(config: Any, most: int, default: int) -> None:
-    length = derived(config)
-    assert length is not None and (length.most, length.default) == (most, default)
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {"max_position_embeddings": "4096"}, {"max_position_embeddings": None}]
-)
-def test_a_context_that_is_not_told_is_not_known(config: Any) -> None:
-    assert derived(config) is None
 
 
 def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:

@@ -9,7 +9,6 @@ import pytest
 from specserve.checks.rule import Context
 from specserve.checks.runner import unsupported_async_scheduling
 from specserve.checks.slots import fewer_active_requests
-from specserve.checks.versions import is_since
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from tests.checks.judging import of
@@ -18,14 +17,6 @@ Load = Callable[[str], Profile]
 NGRAM = (
     "speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}\n"
 )
-
-
-@pytest.mark.parametrize(
-    ("version", "first", "meaning"),
-    [("0.33", "0.33", True), ("0.32", "0.33", False), ("0.100", "0.33", True), ("1.0", "0.33", True)],
-)
-def test_versions_are_compared_as_numbers(version: str, first: str, meaning: bool) -> None:
-    assert is_since(version, first) is meaning
 
 
 @pytest.mark.parametrize(
