@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specserve.checks.modelfields import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
+from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
 
@@ -86,8 +87,9 @@ def test_a_plug_in_may_bring_a_class(profile: Load) -> None:
 def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> None:
     loaded = profile('vllm: ">=0.26"\ntarget: {model: org/t}')
     (finding,) = findings(loaded, {"org/t": facts({"architectures": ["DeepseekV41ForCausalLM"]})})
-    assert finding.message == "vLLM 0.26 cannot build a `DeepseekV41ForCausalLM`"
-    assert finding.notes == ("the profile's range holds vLLM 0.26, 0.32, 0.33; this is so in 0.26",)
+    old = ", ".join(READ[: READ.index("0.30")])
+    assert finding.message == f"vLLM {old} cannot build a `DeepseekV41ForCausalLM`"
+    assert finding.notes == (f"the profile's range holds vLLM {', '.join(READ)}; this is so in {old}",)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,7 @@ def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
         ("==0.33.*", "null", "{}", Severity.WARNING),
         ("==0.33.*", "4096", '{VLLM_USE_V2_MODEL_RUNNER: "0"}', Severity.WARNING),
         ("==0.32.*", "4096", "{}", Severity.WARNING),
+        ("==0.31.*", "4096", "{}", Severity.WARNING),
         ("==0.33.*", "512", "{}", None),
     ],
 )
