@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ PACKAGE = sorted((ROOT / "specserve").rglob("*.py"))
 ALL = [*PACKAGE, *sorted((ROOT / "scripts").rglob("*.py")), *sorted((ROOT / "tests").rglob("*.py"))]
 OWN_FLAGS = {"--host", "--port", "--help", "--version"}
 """Flags of vLLM that specserve's own command line has too, or may name in a hint."""
+
+ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+COMPARES = {"specserve/checks/site.py", "specserve/plan/memory/constants.py", "specserve/plan/support.py"}
+"""Files that compare versions in an order, and ask for a table or a row of figures, not for what vLLM does."""
 
 
 def name(file: Path) -> str:
@@ -64,6 +69,38 @@ def test_only_plan_and_convert_know_vllms_flags() -> None:
             value = node.value if isinstance(node, ast.Constant) else None
             if isinstance(node, ast.expr) and value in flags and id(node) not in documentation:
                 found.append(f"{name(file)}:{node.lineno} {value!r}")
+    assert found == []
+
+
+def test_only_the_view_of_vllm_holds_versions_of_vllm() -> None:
+    version = re.compile(r"(?<![\d.])0\.(2[6-9]|[34]\d)(?![\d%])")
+    found = []
+    for file in PACKAGE:
+        if file.relative_to(ROOT).parts[1] == "vllm":
+            continue
+        documentation = docstrings(tree(file))
+        for node in ast.walk(tree(file)):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and id(node) not in documentation and version.search(text):
+                found.append(f"{name(file)}:{node.lineno} {text!r}")
+            if isinstance(node, ast.Tuple) and re.fullmatch(r"\(0, [2-4]\d\)", ast.unparse(node)):
+                found.append(f"{name(file)}:{node.lineno} {ast.unparse(node)}")
+    assert found == []
+
+
+def test_only_the_view_of_vllm_and_its_tables_compare_versions() -> None:
+    found = []
+    for file in PACKAGE:
+        place = file.relative_to(ROOT).as_posix()
+        if place.startswith("specserve/vllm/") or place in COMPARES:
+            continue
+        for node in ast.walk(tree(file)):
+            if isinstance(node, ast.Compare) and any(isinstance(part, ORDER) for part in node.ops):
+                sides = [node.left, *node.comparators]
+                if any(
+                    re.search(r"\b_?minor\(|\.vllm\b|known_versions", ast.unparse(side)) for side in sides
+                ):
+                    found.append(f"{place}:{node.lineno} {ast.unparse(node)}")
     assert found == []
 
 

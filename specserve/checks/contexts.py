@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.lengths import Length, derived, stretches
+from specserve.checks.lengths import lengths, newest_length, stretches
 from specserve.checks.modelfields import draft_config, draft_facts, target_config
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in
+from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
+from specserve.vllm.context import Length
+from specserve.vllm.facts import SHORTENS_TARGET
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-_SHRINKS = frozenset({"0.26", "0.32"})
-"""The versions whose V2 runner does not yet lower the server's context to the draft's."""
 _OWN_POSITIONS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 
 
@@ -26,7 +26,7 @@ def asked(ctx: Context) -> int | None:
 def served(ctx: Context) -> int | None:
     """The context that the target would be served with."""
     config = target_config(ctx)
-    length = derived(config) if config is not None else None
+    length = newest_length(ctx, config) if config is not None else None
     return asked(ctx) or (length.default if length else None)
 
 
@@ -38,14 +38,14 @@ def allows_long(ctx: Context) -> bool:
 def most_tokens(ctx: Context) -> int | None:
     """The longest sequence that vLLM takes for the target; None if it is not known, or the profile waives it."""
     config = target_config(ctx)
-    length = derived(config) if config is not None and not allows_long(ctx) else None
+    length = newest_length(ctx, config) if config is not None and not allows_long(ctx) else None
     return length.most if length else None
 
 
 def draft_length(ctx: Context, arm: Arm) -> Length | None:
     """What the draft's config.json says of its own context."""
     config = draft_config(ctx, arm)
-    return derived(config) if config is not None else None
+    return newest_length(ctx, config) if config is not None else None
 
 
 @rule("SD226", "too-long-context", Severity.ERROR, needs="models")
@@ -66,14 +66,21 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
     vllm/config/model.py, `is greater `
     """
     config = target_config(ctx)
-    length, wanted = derived(config) if config is not None else None, asked(ctx)
-    if length and wanted and wanted > length.most and not allows_long(ctx):
+    wanted = asked(ctx)
+    if config is None or wanted is None or allows_long(ctx):
+        return
+    known = lengths(ctx, config)
+    found = [version for version, length in known.items() if wanted > length.most]
+    if found:
+        length = known[found[-1]]
         yield Hit(
             "target.max_model_len",
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
             label=f"`{length.key}` of config.json says {length.most}",
             related=(("target.model", "the model"),),
+            notes=only_in(ctx, found),
             help=f"write `max_model_len: {length.most}` or less",
+            severity=severity_in(ctx, found),
         )
 
 
@@ -114,7 +121,7 @@ def _shares(arm: Arm, *, stretched: bool) -> bool:
 
 
 def _shorter(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
-    lowered = [version for version in judged(ctx) if version not in _SHRINKS and _v2(ctx, arm, version)]
+    lowered = [version for version in judged(ctx) if SHORTENS_TARGET.at(version) and _v2(ctx, arm, version)]
     explicit = asked(ctx) is not None
     severity = Severity.ERROR if lowered and explicit else Severity.WARNING
     if lowered:
@@ -134,7 +141,8 @@ def _shorter(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
 
 
 def _v2(ctx: Context, arm: Arm, version: str) -> bool:
-    taken = choice(ctx.profile, arm.speculation, arm.path, version=version)
+    config = ctx.target.config if ctx.target else None
+    taken = choice(ctx.profile, arm.speculation, arm.path, version=version, config=config)
     return taken is not None and taken.runner == "V2"
 
 
@@ -200,7 +208,11 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
             continue
         if whole is None or length is None or length.default >= whole or not stretches(config):
             continue
-        idle = [version for version in judged(ctx) if version in _SHRINKS and not _v2(ctx, arm, version)]
+        idle = [
+            version
+            for version in judged(ctx)
+            if not SHORTENS_TARGET.at(version) and not _v2(ctx, arm, version)
+        ]
         yield Hit(
             f"{arm.path}.model",
             f"the head was made for {length.default} tokens; the server takes {whole}",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.known import class_of, registries, versions_where
-from specserve.checks.lengths import ropes
 from specserve.checks.modelfields import Config, draft_config, target_config, text_config
 from specserve.checks.models import read_models
 from specserve.checks.rule import Context, Hit, rule
@@ -13,6 +12,7 @@ from specserve.checks.runners import choice
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
 from specserve.facts.model import BITS, ModelFacts
+from specserve.vllm.context import ropes
 
 _SHARE = 4
 """A draft below this part of the target's bytes can pay; published pairs lie between 6 and 50."""

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.versions import is_since, judged, only_in
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import WATERMARKED_METHODS
 
 _HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
 _LM_HEADS = frozenset({"eagle", "eagle3", "mtp"})
@@ -109,13 +110,14 @@ def _watermarks(ctx: Context, block: Speculation, path: str) -> Iterator[Hit]:
         return
     found: dict[tuple[str, str], list[str]] = {}
     for version in judged(ctx):
-        if not is_since(version, "0.32"):
+        methods = WATERMARKED_METHODS.at(version)
+        if methods is None:
             continue
         if block.keys.get("draft_sample_method") != "probabilistic":
             problem = (f"{path}.draft_sample_method", "watermarks need `draft_sample_method: probabilistic`")
         elif block.keys.get("rejection_sample_method", "standard") != "standard":
             problem = (f"{path}.rejection_sample_method", "watermarks need `standard` verification")
-        elif block.method not in (_HEADS if is_since(version, "0.33") else _HEADS - {"dflash"}):
+        elif block.method not in methods:
             problem = (f"{path}.method", f"watermarks cannot be drafted with `{block.method}`")
         else:
             continue

@@ -12,7 +12,7 @@ from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError, UsageError
-from specserve.plan.support import in_range, known_versions
+from specserve.plan.support import judged_versions, known_versions
 from specserve.plan.uses import tokenizer_use
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
@@ -77,7 +77,7 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
     from specserve.plan.locked import locked
 
-    versions = (wanted.version,) if wanted.version else in_range(profile.vllm or "")
+    versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
     context = Context(profile, versions, drift=drift)
     read = read or reader(profile, lock=lock, locked=wanted.locked, offline=wanted.offline, tell=wanted.tell)

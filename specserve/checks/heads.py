@@ -18,6 +18,7 @@ from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.plan.registry import Registry
+from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 
 _HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -296,8 +297,8 @@ def partial_block(ctx: Context) -> Iterator[Hit]:
     """Fewer tokens are drafted than the DSpark head's block holds, where vLLM takes whole blocks alone.
 
     ## Why is this bad?
-    vLLM 0.26 refuses it, because such a head then writes garbled text; later versions cut the block. For Qwen3-Omni
-    every version that knows its head wants K to be the block.
+    vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text; later versions cut the block. For
+    Qwen3-Omni every version that knows its head wants K to be the block.
 
     ## Example
         vllm: "==0.26.*"
@@ -317,7 +318,7 @@ def partial_block(ctx: Context) -> Iterator[Hit]:
         if arm.speculation.method != "dspark" or config is None or not count:
             continue
         block = whole(config, "dspark_block_size")
-        found = [version for version in judged(ctx) if version == "0.26"]
+        found = [version for version in judged(ctx) if not PARTIAL_DSPARK_BLOCKS.at(version)]
         if architectures(config) == ("Qwen3OmniDSparkModel",):
             block, found = whole(config, "block_size", "dspark_block_size"), list(judged(ctx))
         if block is not None and count < block and found:

@@ -55,7 +55,7 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
     judged by the newest one that is known, and this finding is no more than an information.
 
     ## Example
-        vllm: ">=0.28,<0.29"
+        vllm: ">=0.20,<0.21"
 
     ## Use instead
         vllm: ">=0.32,<0.34"

@@ -253,7 +253,8 @@ def _over_stages(ctx: Context, arm: Arm, config: Config) -> Iterator[Hit]:
 
 
 def _runner(ctx: Context, arm: Arm, version: str) -> str | None:
-    taken = choice(ctx.profile, arm.speculation, arm.path, version=version)
+    config = ctx.target.config if ctx.target else None
+    taken = choice(ctx.profile, arm.speculation, arm.path, version=version, config=config)
     return taken.runner if taken else None
 
 

@@ -9,13 +9,13 @@ from specserve.checks.blocks import blocks
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import is_since, judged, only_in
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.facts.tokenizers.families import tokenizer_family
 from specserve.profile.problems import quoted
 from specserve.profile.speculation import OWN_LAYERS
+from specserve.vllm.facts import SHORTENS_TARGET
 
-_SHORTENED_SINCE = "0.33"
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
 _ONLINE = frozenset(
     {
@@ -85,7 +85,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         own = block.keys.get("max_model_len")
         if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
             continue
-        found = [version for version in judged(ctx) if longest > 0 and is_since(version, _SHORTENED_SINCE)]
+        found = [version for version in judged(ctx) if longest > 0 and SHORTENS_TARGET.at(version)]
         taken = [choice(ctx.profile, block, path, version=version) for version in found]
         if found and all(runner is not None and runner.runner == "V2" for runner in taken):
             yield Hit(

@@ -10,7 +10,7 @@ from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.static import STATIC
 from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
-from specserve.plan.support import in_range
+from specserve.plan.support import judged_versions
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
 from specserve.profile.partial import UnreadableValue
@@ -91,7 +91,7 @@ def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[
 def context_of(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> Context:
     """What a rule may look at where no model was read."""
     try:
-        versions: Any = in_range(profile.vllm or "")
+        versions: Any = judged_versions(profile.vllm, here=plan is not None)
     except UnreadableValue:
         versions = profile.vllm  # what needs the versions cannot run either
     return Context(profile, versions, plan=plan, host=host)

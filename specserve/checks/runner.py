@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import SWITCH, choice, on_cpu, switch
-from specserve.checks.versions import is_since, judged, only_in, severity_in
+from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.problems import quoted
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
-
-_ASYNC_METHODS = frozenset({"ngram_gpu", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
-_BY_RUNNER = "0.33"
-"""Since this version asynchronous scheduling depends on the runner; before, on the method alone."""
+from specserve.vllm.drafting import refuses_async
 
 
 @rule("SD122", "unsupported-runner", Severity.ERROR)
@@ -102,18 +99,21 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
 def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str) -> tuple[str, str] | None:
     """What makes this version refuse asynchronous scheduling, and where it stands."""
     taken = choice(profile, block, path, version=version)
-    v1 = taken is not None and taken.runner == "V1"
-    if is_since(version, _BY_RUNNER) and not v1:
+    reason = refuses_async(
+        version,
+        method=block.method,
+        runner=taken.runner if taken else None,
+        unpadded=block.keys.get("disable_padded_drafter_batch") is True,
+        stages=profile.target.pipeline_parallel_size > 1,
+        on_cpu=on_cpu(profile),
+    )
+    if reason is None:
         return None
-    if block.method not in _ASYNC_METHODS:
-        return f"`{block.method}`", f"{path}.method"
-    if block.keys.get("disable_padded_drafter_batch") is True:
-        return "`disable_padded_drafter_batch`", f"{path}.disable_padded_drafter_batch"
-    # 0.32 asks this last, when the CPU platform has switched asynchronous scheduling off
-    spared = version == "0.26" or (version == "0.32" and on_cpu(profile))
-    if v1 and not spared and profile.target.pipeline_parallel_size > 1:
-        return "pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"
-    return None
+    return {
+        "method": (f"`{block.method}`", f"{path}.method"),
+        "disable_padded_drafter_batch": (f"`{reason}`", f"{path}.{reason}"),
+        "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
+    }[reason]
 
 
 @rule("SD124", "unpadded-drafter-batch", Severity.WARNING)

@@ -9,15 +9,14 @@ from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice, on_gpu
 from specserve.checks.values import count
-from specserve.checks.versions import is_since, judged, only_in
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.speculation import Speculation
+from specserve.vllm.drafting import schedule_is_followed
 
 Row = tuple[int, int, int]
 KEY = "num_speculative_tokens_per_batch_size"
-_V1_METHODS = frozenset({"ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"})
 _WHOLE_DRAFT = frozenset({"draft_model", "ngram", "ngram_gpu"})
-_V1_CHECK_SINCE = "0.33"
 
 
 def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
@@ -168,10 +167,8 @@ def _k(block: Speculation) -> str:
 
 
 def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool:
-    if block.method in _V1_METHODS or not is_since(version, _V1_CHECK_SINCE):
-        return False
     taken = choice(ctx.profile, block, path, version=version)
-    return taken is not None and taken.runner == "V1"
+    return not schedule_is_followed(version, method=block.method, runner=taken.runner if taken else None)
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)

@@ -220,7 +220,7 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
 
 
 def _minor(version: str) -> tuple[int, ...]:
-    from specserve.plan.memory.constants import minor
+    from specserve.vllm.fact import minor
 
     return minor(version)
 

@@ -8,17 +8,17 @@ from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.values import count
-from specserve.checks.versions import is_since, judged, only_in, severity_in
+from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.profile.speculation import Speculation
+from specserve.vllm.drafting import BLOCK_DRAFTS
+from specserve.vllm.drafting import needed_slots as slots
+from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, SLOTS
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
-_CAPPED_SINCE = "0.33"
 _LEAST_SEQUENCES = 256
 """vLLM's smallest default of `max_num_seqs` on a GPU."""
-_HEADS = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
-_BLOCK_DRAFTS = frozenset({"dflash", "dspark"})
 
 
 def tokens(profile: Profile) -> int | None:
@@ -35,24 +35,14 @@ def sequences(profile: Profile) -> int | None:
 
 
 def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> int:
-    """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start.
-
-    `sequences` counts in 0.26 only, where every request needs its own. Source: `_set_max_num_scheduled_tokens`
-    in vllm/config/vllm.py, each version.
-    """
-    k, method = block.num_speculative_tokens or 0, block.method
-    parallel = block.keys.get("parallel_drafting") is True or method in _BLOCK_DRAFTS
-    if version == "0.26":
-        return (sequences or 0) * ((k - 1 if parallel else 0) + (method == "draft_model"))
-    if version == "0.32":
-        if method == "dflash":
-            return k
-        if parallel:
-            return k if method == "draft_model" else k - 1
-        return int(method == "draft_model")
-    if method == "dflash":
-        return k + 1
-    return k if method in _HEADS else 0
+    """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start."""
+    return slots(
+        version,
+        method=block.method,
+        num_speculative_tokens=block.num_speculative_tokens or 0,
+        parallel=block.keys.get("parallel_drafting") is True,
+        sequences=sequences,
+    )
 
 
 @rule("SD135", "too-few-lora-slots", Severity.ERROR)
@@ -121,7 +111,8 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         needs = {version: needed_slots(block, version=version, sequences=given) for version in judged(ctx)}
         if ctx.profile.engine.get("max_num_scheduled_tokens") is not None:
-            needs.pop("0.26", None)  # which then asks another question
+            # a version that keeps slots for every request then asks another question
+            needs = {version: needed for version, needed in needs.items() if SLOTS.at(version) != "requests"}
         found = [version for version, needed in needs.items() if needed and budget <= needed]
         if found:
             least = max(needs[version] for version in found) + 1
@@ -178,13 +169,13 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     vllm/config/vllm.py (0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
-    capped = [version for version in judged(ctx) if is_since(version, _CAPPED_SINCE)]
+    capped = [version for version in judged(ctx) if BLOCK_DRAFTS_CAP_REQUESTS.at(version)]
     if budget is None or given is None or not capped:
         return
     active = count(ctx.profile.engine.get("max_num_active_seqs")) or given
     for path, block in blocks(ctx):
-        needed = needed_slots(block, version=_CAPPED_SINCE, sequences=given)
-        if block.method in _BLOCK_DRAFTS and needed < budget and budget // needed < active:
+        needed = needed_slots(block, version=capped[-1], sequences=given)
+        if block.method in BLOCK_DRAFTS and needed < budget and budget // needed < active:
             yield Hit(
                 TOKENS,
                 f"the drafter's pass has room for {budget // needed} requests at a time",

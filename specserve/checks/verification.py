@@ -8,9 +8,10 @@ from itertools import pairwise
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
-from specserve.checks.versions import is_since, judged, only_in
+from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY
 
 _SYNTHETIC = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
 _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
@@ -232,7 +233,9 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
         probabilistic = block.keys.get("draft_sample_method") == "probabilistic"
         if block.keys.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
             other = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
-            found = [version for version in judged(ctx) if probabilistic or is_since(version, "0.33")]
+            found = [
+                version for version in judged(ctx) if probabilistic or ARGMAX_NEEDS_ONE_VOCABULARY.at(version)
+            ]
             if found:
                 yield Hit(
                     f"{path}.{other}",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from specserve.checks.rule import Context
 from specserve.diagnostics import Severity
 from specserve.plan.support import known_versions
+from specserve.vllm.fact import minor
 
 
 def judged(ctx: Context) -> tuple[str, ...]:
@@ -22,18 +23,11 @@ def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
     return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
 
 
-def is_since(version: str, first: str) -> bool:
-    """Whether a minor is this one or a newer one."""
-    return _numbers(version) >= _numbers(first)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
-
-
 def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
-    """A warning where a profile names no versions and the newest is free of an error; else None, the rule's own.
+    """A warning if a profile names no versions and the newest is free of an error; else None, the rule's own.
 
-    Nobody said that such a profile is for the old ones.
+    Nobody said that such a profile is for the older ones, except for the version that is about to run it.
     """
-    return Severity.WARNING if ctx.profile.vllm is None and judged(ctx)[-1] not in found else None
+    own = [version for version in found if ctx.plan is not None and minor(version) == minor(ctx.plan.vllm)]
+    is_asked = ctx.profile.vllm is not None or judged(ctx)[-1] in found or bool(own)
+    return None if is_asked else Severity.WARNING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import Json, LaunchPlan
@@ -39,13 +38,11 @@ def _tell(clash: Clash) -> None:
 
 
 def _declared(profile: Profile, plan: LaunchPlan) -> Room:
-    from specserve.plan.memory.defaults import gpu_memory_utilization
+    from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION
 
     least_bytes = _integer(plan.engine_kwargs.get("kv_cache_memory_bytes"))
     told = plan.engine_kwargs.get("gpu_memory_utilization")
-    version = tuple(int(part) for part in re.findall(r"\d+", plan.vllm)[:2])
-    default = gpu_memory_utilization((version[0], version[1])) if len(version) == 2 else None
-    share = float(told) if isinstance(told, int | float) else default
+    share = float(told) if isinstance(told, int | float) else GPU_MEMORY_UTILIZATION
     return Room(_devices(profile, plan), share if least_bytes is None else None, least_bytes)
 
 

@@ -95,7 +95,7 @@ def _sampled(own: Mapping[str, Any], *, temperatures: Sequence[float]) -> list[I
 
 def _on_runner(own: Mapping[str, Any], asked: Asked, profile: Profile, plan: LaunchPlan) -> list[Idea]:
     """The profile's own way on vLLM's other runner, if that was asked for. Raises UsageError where it cannot be."""
-    from specserve.plan.memory.runner import VARIABLE
+    from specserve.vllm.runner import SWITCH
 
     if asked.runner is None or asked.runner == situation(profile, own, plan=plan).runner:
         return []
@@ -104,16 +104,16 @@ def _on_runner(own: Mapping[str, Any], asked: Asked, profile: Profile, plan: Lau
             "the CPU engine has but one" if plan.platform == "cpu" else f"`{own['method']}` cannot run on it"
         )
         raise UsageError(f"there is no runner {asked.runner} to compare with here: {why}")
-    env = {VARIABLE: "1" if asked.runner == "v2" else "0"}
+    env = {SWITCH: "1" if asked.runner == "v2" else "0"}
     return [Idea(f"{own['method']}-{asked.runner}", own, env=env)]
 
 
 def _other_runner(profile: Profile, keys: Mapping[str, Any], plan: LaunchPlan) -> str | None:
-    from specserve.plan.memory.runner import other_runner
+    from specserve.plan.memory.runner import arguments, other_runner
 
     if plan.platform == "cpu":
         return None
-    return other_runner(plan.vllm, speculation=keys, env=profile.env)
+    return other_runner(plan.vllm, arguments=arguments(profile), speculation=keys, env=profile.env)
 
 
 def _keys_of(method: str, profile: Profile) -> Mapping[str, Any]:
@@ -152,13 +152,20 @@ def situation(
 ) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
     from specserve.measure.tune.ladder import Situation
-    from specserve.plan.memory.runner import runner
+    from specserve.plan.memory.runner import arguments, runner
 
     on_cpu = plan.platform == "cpu"
     ranks = profile.engine.get("data_parallel_size")
     return Situation(
         method=str(keys["method"]),
-        runner="v1" if on_cpu else runner(plan.vllm, speculation=keys, env={**profile.env, **(env or {})}),
+        runner="v1"
+        if on_cpu
+        else runner(
+            plan.vllm,
+            arguments=arguments(profile),
+            speculation=keys,
+            env={**profile.env, **(env or {})},
+        ),
         platform=plan.platform,
         data_parallel_size=ranks if isinstance(ranks, int) else 1,
         enforce_eager=profile.engine.get("enforce_eager") is True,

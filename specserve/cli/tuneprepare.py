@@ -185,13 +185,14 @@ def _marks(sources: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_old(version: str) -> None:
-    """Step by step, acceptance is told since 0.32."""
-    from specserve.plan.memory.constants import minor
+    """Raises UsageError for a vLLM that does not tell the acceptance of each step."""
+    from specserve.vllm.facts import STEP_METRICS
 
-    if minor(version) < (0, 32):
+    if not STEP_METRICS.at(version):
+        first = next(era.first for era in STEP_METRICS.eras if era.value)
         raise UsageError(
             f"vLLM {version} does not tell what each step accepted (`per_request_spec_decode_metrics`)",
-            hint="a tune needs vLLM 0.32 or later; `specserve bench` compares single K with older ones",
+            hint=f"a tune needs vLLM {first} or later; `specserve bench` compares single K with older ones",
         )
 
 

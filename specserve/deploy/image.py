@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from specserve.errors import UsageError
+from specserve.vllm.facts import READ
 
 _REFERENCE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::\d+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
@@ -41,7 +42,7 @@ def official(version: str, *, platform: str, reference: str | None = None) -> Im
     """
     if reference is not None and not _REFERENCE.fullmatch(reference):
         raise UsageError(
-            f"`{reference}` is no image", hint="write it like `vllm/vllm-openai:v0.33.0@sha256:…`"
+            f"`{reference}` is no image", hint=f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
         )
     repository = "vllm/vllm-openai-cpu" if platform == "cpu" else "vllm/vllm-openai"
     name = reference or f"{repository}:v{release(version)}"

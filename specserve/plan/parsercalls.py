@@ -10,6 +10,7 @@ from pathlib import Path
 from specserve.errors import FactError
 from specserve.plan.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
 from specserve.plan.table import Argument, Form, Kind, flag_of
+from specserve.vllm.facts import READ
 
 
 class UnknownLayout(FactError):
@@ -18,7 +19,7 @@ class UnknownLayout(FactError):
     def __init__(self, root: Path, missing: str) -> None:
         super().__init__(
             f"cannot read vLLM's arguments: {root} has no {missing}",
-            hint="this vLLM is laid out differently from 0.26 to 0.33; the shipped tables still serve",
+            hint=f"this vLLM is laid out differently from {READ[0]} to {READ[-1]}; the shipped tables still serve",
         )
 
 

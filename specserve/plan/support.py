@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
 from specserve.plan.table import Section, VllmTable, dumps, loads
+from specserve.vllm.fact import minor
+from specserve.vllm.facts import EXAMPLE_RANGE
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -53,9 +55,9 @@ def _minor(version: str) -> tuple[int, int]:
 
 @lru_cache
 def known_versions() -> tuple[str, ...]:
-    """The minor versions that have a table, oldest first: `("0.26", "0.32", "0.33")`."""
+    """The minor versions that have a table, oldest first."""
     minors = (file.stem.removeprefix("vllm-") for file in _TABLES.glob("vllm-*.json"))
-    return tuple(sorted(minors, key=_minor))
+    return tuple(sorted(minors, key=minor))
 
 
 @lru_cache
@@ -81,7 +83,7 @@ def _specifiers(spec: str) -> SpecifierSet:
     try:
         return SpecifierSet(spec)
     except InvalidSpecifier as error:
-        raise UsageError(f"{spec!r} is not a version range", hint="write it like >=0.32,<0.34") from error
+        raise UsageError(f"{spec!r} is not a version range", hint=f"write it like {EXAMPLE_RANGE}") from error
 
 
 @lru_cache
@@ -92,10 +94,22 @@ def in_range(spec: str) -> tuple[str, ...]:
     """
     specifiers = _specifiers(spec)
     return tuple(
-        minor
-        for minor in known_versions()
-        if any(specifiers.contains(f"{minor}.{patch}", prereleases=True) for patch in _PATCHES)
+        name
+        for name in known_versions()
+        if any(specifiers.contains(f"{name}.{patch}", prereleases=True) for patch in _PATCHES)
     )
+
+
+def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
+    """The known minors that a profile with this range is judged against, oldest first; of newer ones, none.
+
+    Without a range these are the newest two and, if `here`, the installed one. Raises UsageError for no range.
+    """
+    if spec:
+        return in_range(spec)
+    known = known_versions()
+    own = installed_version() if here else None
+    return tuple(name for name in known if name in known[-2:] or (own and minor(name) == minor(own)))
 
 
 def contains(spec: str, version: str) -> bool:
@@ -105,8 +119,8 @@ def contains(spec: str, version: str) -> bool:
 
 def versions_with(section: Section, name: str, *, among: tuple[str, ...] | None = None) -> tuple[str, ...]:
     """The known minors (or those `among` them) that have this argument in this section."""
-    minors = known_versions() if among is None else among
-    return tuple(minor for minor in minors if name in table(minor).section(section))
+    names = known_versions() if among is None else among
+    return tuple(version for version in names if name in table(version).section(section))
 
 
 @lru_cache

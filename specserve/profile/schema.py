@@ -10,6 +10,7 @@ from typing import Any
 from specserve.diagnostics import Span
 from specserve.profile.keys import Key
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import EXAMPLE_RANGE
 
 SCHEMA = 1
 
@@ -145,7 +146,7 @@ TOP: Mapping[str, Key] = {
     "schema": Key("int", "Number of the profile schema.", default=SCHEMA),
     "name": Key("str", "Name of the deployment; default: the file's stem."),
     "extends": Key("str", "A parent profile in the same repository; its values lie underneath."),
-    "vllm": Key("str", "vLLM versions this profile is for, such as >=0.32,<0.34."),
+    "vllm": Key("str", f"vLLM versions this profile is for, such as {EXAMPLE_RANGE}."),
     "target": Key("map", "The model whose output is wanted.", required=True, nullable=False),
     "speculation": Key("map", "How to speculate, by vLLM's SpeculativeConfig; null: not at all."),
     "alternatives": Key("map", "Other `speculation` blocks for the same target, by name."),

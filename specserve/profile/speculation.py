@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve.profile.keys import Key
+from specserve.vllm.facts import METHODS_REMOVED
 
 _METHOD = {"method": Key("str", "The speculation method.", required=True, nullable=False)}
 
@@ -22,9 +23,9 @@ _EVERY = {
         "list", "Synthetic acceptance per position, for benchmarks.", items="float"
     ),
     "synthetic_acceptance_length": Key("float", "Synthetic mean acceptance length, for benchmarks."),
-    "fly_window_size": Key("int", "Window of the lossy `fly` verification (vLLM 0.33).", minimum=1),
-    "fly_entropy_threshold": Key("float", "Entropy threshold of `fly` (vLLM 0.33).", minimum=0),
-    "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly` (vLLM 0.33).", minimum=1),
+    "fly_window_size": Key("int", "Window of the lossy `fly` verification.", minimum=1),
+    "fly_entropy_threshold": Key("float", "Entropy threshold of `fly`.", minimum=0),
+    "fly_entropy_top_k": Key("int", "Top-k of the entropy of `fly`.", minimum=1),
     "disable_padded_drafter_batch": Key("bool", "Do not pad the drafter's batch."),
     "enforce_eager": Key("bool", "Run the drafter without graphs."),
 }
@@ -44,11 +45,9 @@ _DRAFT = {
     "parallel_drafting": Key("bool", "All K tokens in one draft step (PARD and the like)."),
     "use_local_argmax_reduction": Key("bool", "Argmax per tensor-parallel rank."),
     "disable_eagle_block_drop": Key("bool", "Keep the last block of a prefix-cache hit."),
-    "disable_lookahead_block_hashes": Key("bool", "No hashes for lookahead blocks (vLLM 0.33)."),
+    "disable_lookahead_block_hashes": Key("bool", "No hashes for lookahead blocks."),
     "index_share_for_mtp_iteration": Key("bool", "Share the sparse index between MTP steps."),
-    "draft_lm_head_quantization": Key(
-        "str", "Quantize the draft's head (vLLM 0.33).", choices=("fp8", "nvfp4")
-    ),
+    "draft_lm_head_quantization": Key("str", "Quantize the draft's head.", choices=("fp8", "nvfp4")),
     "enable_adaptive_verification": Key("bool", "Verify fewer drafts where they are unlikely."),
 }
 _NGRAM = {
@@ -66,7 +65,7 @@ _SUFFIX = {
 _HETEROGENEOUS = {
     "use_heterogeneous_vocab": Key("bool", "Draft with another tokenizer: only common tokens are drafted.")
 }
-_DFLASH = {"xpress_topc": Key("int", "Candidates of an XPress drafter; 0: all (vLLM 0.33).", minimum=0)}
+_DFLASH = {"xpress_topc": Key("int", "Candidates of an XPress drafter; 0: all.", minimum=0)}
 _DSPARK = {"dspark_draft_topk": Key("int", "Top-k of the DSpark draft.", minimum=1)}
 
 METHODS: Mapping[str, Mapping[str, Key]] = {
@@ -89,8 +88,8 @@ OWN_LAYERS = frozenset(
     {"mtp", "dspark"}
 )  # without a model, they draft with layers of the target's repository
 REMOVED = {
-    "medusa": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
-    "mlp_speculator": "vLLM 0.33 removed it; heads for `eagle3` or `mtp` took its place",
+    "medusa": f"{METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
+    "mlp_speculator": f"{METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts states and speculates nothing",
 }
 GONE = REMOVED.keys() - {"extract_hidden_states"}

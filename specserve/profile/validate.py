@@ -18,6 +18,7 @@ from specserve.profile.schema import SCHEMA, TOP, Hardware, Profile, Server, Tar
 from specserve.profile.texts import COMMAND
 from specserve.profile.tree import Node
 from specserve.profile.values import shown
+from specserve.vllm.facts import EXAMPLE_RANGE
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NEEDED = "write `target: {model: …}`"
@@ -154,7 +155,7 @@ def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
     except InvalidSpecifier:
         message = f"`vllm` must be a range of versions; found {quoted(text)}"
         span = replace(node.span, path="vllm")
-        found.append(problem("SD006", message, span, help="write it like `>=0.32,<0.34`"))
+        found.append(problem("SD006", message, span, help=f"write it like `{EXAMPLE_RANGE}`"))
     return text
 
 

@@ -11,6 +11,7 @@ from specserve.checks.headfit import _bare as bare
 from specserve.diagnostics import Severity
 from specserve.facts.model import ModelFile, Tensor
 from specserve.profile.schema import Profile
+from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, PACKED, QWEN2, QWEN3, SPECULATOR
 
@@ -78,7 +79,7 @@ def test_a_head_is_known_under_the_name_that_vllm_gives_it(
     head = {**LLAMA, "architectures": [name], "dflash_config": {"mask_token_id": 1}}
     found = findings(profile(block(method)), {"org/t": facts(LLAMA), "org/d": facts(head)})
     assert [item.message for item in found if item.code == "SD235"] == (
-        [f"vLLM 0.26, 0.32, 0.33 has no head of the class `{asked}`"] if asked else []
+        [f"vLLM {', '.join(READ[-2:])} has no head of the class `{asked}`"] if asked else []
     )
 
 
@@ -331,8 +332,10 @@ def test_a_target_hands_out_its_hidden_states_or_not(
 
 def test_a_version_that_serves_the_pair_is_named(profile: Load) -> None:
     models = {"org/t": facts({**LLAMA, "architectures": ["GraniteForCausalLM"]}), "org/d": facts(EAGLE3)}
-    (finding,) = [item for item in findings(profile(block("eagle3")), models) if item.code == "SD224"]
-    assert finding.notes == ("the profile's range holds vLLM 0.26, 0.32, 0.33; this is so in 0.26",)
+    loaded = profile(f'vllm: ">=0.26"\n{block("eagle3")}')
+    (finding,) = [item for item in findings(loaded, models) if item.code == "SD224"]
+    without = ", ".join(READ[: READ.index("0.32")])
+    assert finding.notes == (f"the profile's range holds vLLM {', '.join(READ)}; this is so in {without}",)
     assert finding.help == "vLLM 0.32, 0.33 does: see the profile's `vllm` range"
 
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.lengths import derived
 from specserve.checks.modelfields import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
+from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors
 from tests.checks.recipes import EAGLE3, LLAMA, MIMO, QWEN2, QWEN3, SPECULATOR, VISION
 
@@ -87,8 +87,9 @@ def test_a_plug_in_may_bring_a_class(profile: Load) -> None:
 def test_a_class_of_newer_versions_is_unknown_to_the_older(profile: Load) -> None:
     loaded = profile('vllm: ">=0.26"\ntarget: {model: org/t}')
     (finding,) = findings(loaded, {"org/t": facts({"architectures": ["DeepseekV41ForCausalLM"]})})
-    assert finding.message == "vLLM 0.26 cannot build a `DeepseekV41ForCausalLM`"
-    assert finding.notes == ("the profile's range holds vLLM 0.26, 0.32, 0.33; this is so in 0.26",)
+    old = ", ".join(READ[: READ.index("0.30")])
+    assert finding.message == f"vLLM {old} cannot build a `DeepseekV41ForCausalLM`"
+    assert finding.notes == (f"the profile's range holds vLLM {', '.join(READ)}; this is so in {old}",)
 
 
 @pytest.mark.parametrize(
@@ -119,54 +120,6 @@ def test_min_p_of_the_model_is_refused_unless_it_is_overridden(profile: Load, en
     assert codes(profile(f"target: {{model: org/t}}\nengine: {engine}"), models) == []
 
 
-@pytest.mark.parametrize(
-    ("config", "most", "default"),
-    [
-        ({"max_position_embeddings": 4096}, 4096, 4096),
-        ({"max_position_embeddings": 4096, "model_max_length": 8192}, 8192, 8192),
-        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, 16384),
-        (
-            {
-                "max_position_embeddings": 32768,
-                "rope_scaling": {
-                    "rope_type": "yarn",
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32768,
-                },
-            },
-            131072,
-            32768,
-        ),
-        (
-            {"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-            131072,
-            131072,
-        ),
-        (
-            {
-                "max_position_embeddings": 131072,
-                "original_max_position_embeddings": 4096,
-                "rope_scaling": {"type": "longrope"},
-            },
-            131072,
-            4096,
-        ),
-        ({"text_config": {"num_attention_heads": 4, "max_position_embeddings": 512}}, 512, 512),
-        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
-    ],
-)
-def test_the_context_of_a_model_is_what_vllm_derives(config: Any, most: int, default: int) -> None:
-    length = derived(config)
-    assert length is not None and (length.most, length.default) == (most, default)
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {"max_position_embeddings": "4096"}, {"max_position_embeddings": None}]
-)
-def test_a_context_that_is_not_told_is_not_known(config: Any) -> None:
-    assert derived(config) is None
-
-
 def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
     text = "target: {model: org/t, max_model_len: 9000}"
     models = {"org/t": facts(LLAMA)}
@@ -183,6 +136,7 @@ def test_more_context_is_taken_where_the_profile_insists(profile: Load) -> None:
         ("==0.33.*", "null", "{}", Severity.WARNING),
         ("==0.33.*", "4096", '{VLLM_USE_V2_MODEL_RUNNER: "0"}', Severity.WARNING),
         ("==0.32.*", "4096", "{}", Severity.WARNING),
+        ("==0.31.*", "4096", "{}", Severity.WARNING),
         ("==0.33.*", "512", "{}", None),
     ],
 )

@@ -21,7 +21,7 @@ def codes(report: Report) -> list[str]:
 def test_one_bad_profile_does_not_hide_the_others(write: Write, tmp_path: Path) -> None:
     files = [
         write("target: [", "broken.yaml"),
-        write('target: {model: ./m}\nvllm: "==0.28"', "old.yaml"),
+        write('target: {model: ./m}\nvllm: "==0.20"', "old.yaml"),
         write("target: {model: ./m}", "good.yaml"),
         write(WIDE, "wide.yaml"),
         write("target: {model: ./m}\nenv: {VLLM_X: y}", "warned.yaml"),

@@ -70,7 +70,9 @@ def taken(version: str, *args: Any, **kwargs: Any) -> str | None:
         ("V1", {"enable_dbo": True}),
         ("V1", {"env": "0"}),
         ("V2", {"method": "suffix", "env": "1"}),
-        (None, {"watermark_config": {}}),
+        ("V2", {"watermark_config": {}}),
+        ("V2", {"watermark_config": {}, "env": "0"}),
+        ("V2", {"watermark": 0.1}),
     ],
 )
 @pytest.mark.parametrize("version", ["0.32", "0.33"])

@@ -14,6 +14,7 @@ from specserve.checks.rule import Context
 from specserve.checks.slots import needed_slots, too_few_lora_slots, too_few_slots
 from specserve.profile.schema import Profile, Target
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import READ
 from tests.checks.judging import of
 from tests.checks.vllmlines import function, minor
 
@@ -85,7 +86,7 @@ def test_the_slots_are_those_of_vllm_s_own_lines(method: str, k: int, parallel: 
 
 
 @given(
-    version=st.sampled_from(("0.26", "0.32", "0.33")), method=st.sampled_from(METHODS), k=st.integers(1, 64),
+    version=st.sampled_from(READ), method=st.sampled_from(METHODS), k=st.integers(1, 64),
     requests=st.integers(1, 64), tokens=st.integers(1, 4096),
 )  # fmt: skip
 def test_one_token_more_than_drafting_takes_is_enough(

@@ -9,9 +9,10 @@ import pytest
 from specserve.checks.rule import Context
 from specserve.checks.runner import unsupported_async_scheduling
 from specserve.checks.slots import fewer_active_requests
-from specserve.checks.versions import is_since
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
+from specserve.vllm.fact import minor
+from specserve.vllm.facts import READ
 from tests.checks.judging import of
 
 Load = Callable[[str], Profile]
@@ -21,17 +22,9 @@ NGRAM = (
 
 
 @pytest.mark.parametrize(
-    ("version", "first", "meaning"),
-    [("0.33", "0.33", True), ("0.32", "0.33", False), ("0.100", "0.33", True), ("1.0", "0.33", True)],
-)
-def test_versions_are_compared_as_numbers(version: str, first: str, meaning: bool) -> None:
-    assert is_since(version, first) is meaning
-
-
-@pytest.mark.parametrize(
     ("vllm", "severity"),
     [
-        ("", Severity.WARNING),
+        ("", None),
         ('vllm: ">=0.26"', Severity.ERROR),
         ('vllm: "~=0.26.0"', Severity.ERROR),
         ('vllm: ">=0.32"', None),
@@ -42,6 +35,22 @@ def test_what_only_an_old_version_refuses_is_an_error_where_the_profile_names_th
 ) -> None:
     loaded = profile(f"{vllm}\n{NGRAM}env: {{VLLM_USE_V2_MODEL_RUNNER: 1}}")
     assert [item.severity for item in of("SD122", loaded)] == ([severity] if severity else [])
+
+
+def test_what_the_newest_takes_is_a_warning_where_the_profile_names_no_version(profile: Load) -> None:
+    block = "speculation: {method: eagle3, model: ./d, num_speculative_tokens: 2, disable_padded_drafter_batch: true}"
+    asked = f"{block}\nengine: {{async_scheduling: true}}"
+    assert [item.severity for item in of("SD123", profile(asked))] == [Severity.WARNING]
+    assert [item.severity for item in of("SD123", profile(f'vllm: "~=0.32.0"\n{asked}'))] == [Severity.ERROR]
+
+
+@pytest.mark.parametrize("version", READ)
+def test_sd122_follows_each_version_s_own_list_of_what_v2_lacks(profile: Load, version: str) -> None:
+    ngram = f'vllm: "~={version}.0"\n{NGRAM}env: {{VLLM_USE_V2_MODEL_RUNNER: 1}}'
+    assert len(of("SD122", profile(ngram))) == (minor(version) < (0, 32))
+    dspark = "speculation: {method: dspark, model: ./d, num_speculative_tokens: 4}\n"
+    dspark = f'vllm: "~={version}.0"\n{dspark}env: {{VLLM_USE_V2_MODEL_RUNNER: 0}}'
+    assert len(of("SD122", profile(dspark))) == (minor(version) >= (0, 29))
 
 
 def test_what_the_newest_refuses_is_an_error_whatever_the_range(profile: Load) -> None:

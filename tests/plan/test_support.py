@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,19 @@ from hypothesis import strategies as st
 from specserve.errors import UsageError
 from specserve.plan import support
 from specserve.plan.sources import read_package
-from specserve.plan.support import UnknownVersion, contains, in_range, known_versions, table, versions_with
+from specserve.plan.support import (
+    UnknownVersion,
+    contains,
+    in_range,
+    judged_versions,
+    known_versions,
+    table,
+    versions_with,
+)
 from specserve.plan.table import VllmTable, dumps
+from specserve.vllm.facts import READ
 
-VERSIONS = ("0.26", "0.32", "0.33")
+VERSIONS = READ
 
 
 def test_three_minor_versions_are_known_oldest_first() -> None:
@@ -39,9 +49,9 @@ def test_a_newer_vllm_gets_the_newest_table_and_is_marked(asked: str) -> None:
     assert not table(asked).exact
 
 
-@pytest.mark.parametrize("asked", ["0.25.1", "0.28", "nightly", ""])
+@pytest.mark.parametrize("asked", ["0.25.1", "0.1", "nightly", ""])
 def test_an_older_an_unknown_and_an_unreadable_version_name_the_known_ones(asked: str) -> None:
-    with pytest.raises(UnknownVersion, match=r"0\.26, 0\.32, 0\.33"):
+    with pytest.raises(UnknownVersion, match=re.escape(", ".join(READ))):
         table(asked)
 
 
@@ -84,12 +94,23 @@ def test_arguments_that_every_version_has_are_read_as_they_are_used(minor: str) 
 
 def test_what_changed_between_the_versions_is_seen() -> None:
     assert versions_with("speculation", "fly_window_size") == ("0.33",)
-    assert versions_with("engine", "per_request_spec_decode_metrics") == ("0.32", "0.33")
-    assert versions_with("engine", "calculate_kv_scales") == ("0.26",)
-    assert versions_with("frontend", "log_config_file") == ("0.26",)
-    assert versions_with("engine", "log_config_file") == ("0.32", "0.33")
-    assert [minor for minor in VERSIONS if "medusa" in table(minor).methods] == ["0.26", "0.32"]
+    assert versions_with("engine", "per_request_spec_decode_metrics") == READ[READ.index("0.29") :]
+    assert versions_with("engine", "calculate_kv_scales") == ("0.26", "0.27")
+    first = versions_with("engine", "log_config_file")[0]
+    assert versions_with("frontend", "log_config_file") == READ[: READ.index(first)]
+    assert [minor for minor in VERSIONS if "medusa" in table(minor).methods] == [*READ[: READ.index("0.33")]]
     assert [minor for minor in VERSIONS if table(minor).inverse_flags] == ["0.33"]
+
+
+def test_without_a_range_the_newest_two_are_judged_and_here_the_installed_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(support, "installed_version", lambda: "0.29.1+cpu")
+    assert judged_versions(None) == READ[-2:]
+    assert judged_versions(None, here=True) == ("0.29", *READ[-2:])
+    assert judged_versions("~=0.27.0", here=True) == ("0.27",)
+    monkeypatch.setattr(support, "installed_version", lambda: "99.0")
+    assert judged_versions(None, here=True) == READ[-2:]
 
 
 def test_a_question_can_be_asked_of_some_versions_only() -> None:
@@ -111,7 +132,7 @@ def test_an_old_name_of_mtp_is_an_alias_and_no_method(minor: str) -> None:
         (">=0.32,<0.34", ("0.32", "0.33")),
         ("==0.32.1", ("0.32",)),
         ("~=0.26.0", ("0.26",)),
-        ("!=0.32.*", ("0.26", "0.33")),
+        ("!=0.32.*", tuple(name for name in READ if name != "0.32")),
         (">0.32.0,<0.33", ("0.32",)),
         (">=0.34", ()),
     ],

@@ -10,6 +10,7 @@ import pytest
 
 from specserve.profile.load import load_profile
 from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL
+from specserve.vllm.facts import READ
 
 Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
@@ -95,7 +96,7 @@ def test_a_method_says_what_it_needs(problems: Problems, method: str) -> None:
     assert told == [f"2:1 SD007 `speculation.{key}` is missing, which `{method}` needs" for key in needed]
 
 
-@pytest.mark.parametrize("version", ["0.26", "0.32", "0.33"])
+@pytest.mark.parametrize("version", READ)
 def test_every_key_that_vllm_takes_is_in_the_tables(version: str) -> None:
     table = json.loads((_TABLES / f"vllm-{version}.json").read_text())
     known = {key for keys in METHODS.values() for key in keys}

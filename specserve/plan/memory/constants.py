@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Literal
 
 from specserve.plan.memory.estimate import Interval
+from specserve.vllm.fact import minor
 
 Runner = Literal["v1", "v2", "cpu"]
 _MIB, _GIB = 2**20, 2**30
@@ -80,9 +80,3 @@ def regime(version: str, *, runner: Runner) -> Regime:
 
 def _since(row: Regime) -> tuple[int, int]:
     return minor(row.since)
-
-
-def minor(version: str) -> tuple[int, int]:
-    """(0, 32) of `0.32.1+cpu`; (0, 0) for a text that starts with no version."""
-    match = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else (0, 0)

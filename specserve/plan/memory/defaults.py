@@ -8,7 +8,7 @@ from typing import NamedTuple
 from specserve.facts.accelerators import Machine
 
 GPU_MEMORY_UTILIZATION = 0.92
-"""Source: vllm/config/cache.py 0.26-0.33; 0.9 before 0.22."""
+"""The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""
 _GIB = 2**30
 
 
@@ -22,11 +22,6 @@ def batch_defaults(machine: Machine, *, world_size: int = 1) -> tuple[int, int]:
     if kind.total_bytes >= 70 * _GIB and "a100" not in kind.name.lower():
         return 8192, 1024
     return 2048, 256
-
-
-def gpu_memory_utilization(version: tuple[int, int]) -> float:
-    """The share of the memory that vLLM takes where it is not told."""
-    return GPU_MEMORY_UTILIZATION if version >= (0, 22) else 0.9
 
 
 class Captured(NamedTuple):

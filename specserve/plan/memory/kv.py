@@ -14,6 +14,7 @@ from specserve.facts.architecture.shape import Latent, Mixer, Shape, State
 from specserve.plan.memory.dtypes import LATENT_BYTES, kv_token_bytes, state_bytes
 from specserve.plan.memory.layerkv import LayerKv
 from specserve.plan.memory.settings import Settings
+from specserve.vllm.facts import STATE_CHECKPOINTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Cache:
     is_aligned: bool = False
     """Whether states are kept at block ends, for prefix caching (mamba_cache_mode `align`)."""
     has_checkpoints: bool = True
-    """Whether some states are then kept inside a prefill too (vLLM 0.32 and later)."""
+    """Whether some states are then kept inside a prefill too."""
     state_padded_bytes: int | None = None
     conv_dtype: str = "auto"
     recurrent_dtype: str = "auto"
@@ -163,6 +164,6 @@ def _with_states(
         block_size=block_size,
         state_block_size=block_size if is_aligned else settings.max_model_len,
         is_aligned=is_aligned,
-        has_checkpoints=not settings.version.startswith("0.26"),
+        has_checkpoints=STATE_CHECKPOINTS.at(settings.version),
         state_padded_bytes=padded,
     )

@@ -1,53 +1,49 @@
-"""Which of vLLM's model runners a launch gets. Source: vllm/config/vllm.py 0.26-0.33, `use_v2_model_runner`."""
+"""The model runner of a launch, as the memory estimate and a tune need it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specserve.plan.memory.constants import Runner, minor
+from specserve.vllm.runner import SWITCH, which_runner
 
-VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-_V2_SINCE = (0, 32)
-_V2_BEFORE = frozenset(
-    {
-        "DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration",
-        "LongcatFlashNgramForCausalLM", "Qwen2MoeForCausalLM",
-    }
-)  # fmt: skip
-"""What 0.26 ran on V2 by itself."""
+if TYPE_CHECKING:
+    from specserve.plan.memory.constants import Runner
+    from specserve.profile.schema import Profile
+
+
+def arguments(profile: Profile) -> dict[str, Any]:
+    """The engine arguments that the choice of the runner depends on, by vLLM's names."""
+    return {**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size}
 
 
 def runner(
     version: str,
     *,
+    arguments: Mapping[str, Any] | None = None,
     speculation: Mapping[str, Any] | None = None,
-    architectures: tuple[str, ...] = (),
+    config: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Runner:
-    """`v1` or `v2` for a CUDA launch; `speculation` as vLLM's speculative_config."""
-    keys = speculation or {}
-    told = (env or {}).get(VARIABLE)
-    if told is not None:
-        return "v2" if told.strip().lower() in ("1", "true") else "v1"
-    method = keys.get("method")
-    if method == "dspark":
-        return "v2"
-    if minor(version) < _V2_SINCE and not _V2_BEFORE & set(architectures):
-        return "v1"
-    parallel = keys.get("parallel_drafting") and method != "dflash"
-    unsupported = method in ("suffix", "custom_class") or parallel or keys.get("use_heterogeneous_vocab")
-    return "v1" if unsupported else "v2"
+    """`v1` or `v2` for a CUDA launch; V2 if only the target's config.json (`config`) could tell and is not given.
 
-
-def other_runner(version: str, *, speculation: Mapping[str, Any], env: Mapping[str, str]) -> Runner | None:
-    """The one that a CUDA launch does not get and could be put on; None where it can have but one.
-
-    Source: vllm/config/vllm.py 0.32-0.33, `_get_v1_model_runner_unsupported_features` and its like for V2.
+    `arguments`: engine arguments; `speculation`: vLLM's speculative_config.
     """
-    now = runner(version, speculation=speculation, env=env)
-    if now == "v2":
-        only_v2 = speculation.get("method") == "dspark" or speculation.get("enable_adaptive_verification")
-        return None if only_v2 else "v1"
-    free = {name: value for name, value in env.items() if name != VARIABLE}
-    return "v2" if runner(version, speculation=speculation, env=free) == "v2" else None
+    found = which_runner(version, arguments=arguments or {}, speculation=speculation, env=env, config=config)
+    return "v1" if found and found.runner == "V1" else "v2"
+
+
+def other_runner(
+    version: str,
+    *,
+    speculation: Mapping[str, Any],
+    env: Mapping[str, str],
+    arguments: Mapping[str, Any] | None = None,
+) -> Runner | None:
+    """The one that a CUDA launch does not get and could be put on; None if it can have but one."""
+    now = runner(version, arguments=arguments, speculation=speculation, env=env)
+    switched = {**env, SWITCH: "0" if now == "v2" else "1"}
+    other = which_runner(version, arguments=arguments or {}, speculation=speculation, env=switched)
+    if other is None or other.lacks or other.runner.lower() == now:
+        return None
+    return "v1" if now == "v2" else "v2"

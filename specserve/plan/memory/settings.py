@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from specserve.vllm.facts import READ
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -28,7 +30,7 @@ class Settings:
     mamba_ssm_cache_dtype: str = "auto"
     disable_hybrid_kv_cache_manager: bool = False
     async_scheduling: bool = True
-    version: str = "0.33"
+    version: str = READ[-1]
     platform: Literal["cuda", "cpu"] = "cuda"
     vendor: str = "nvidia"
     compute_capability: tuple[int, int] | None = None

@@ -9,14 +9,16 @@ from typing import Any
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
 from specserve.plan.host import default_kv_bytes
-from specserve.plan.memory.constants import Runner, minor
-from specserve.plan.memory.defaults import batch_defaults, gpu_memory_utilization
-from specserve.plan.memory.length import longest
+from specserve.plan.memory.constants import Runner
+from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults
+from specserve.plan.memory.length import length_of
+from specserve.plan.memory.runner import arguments
 from specserve.plan.memory.runner import runner as runner_of
 from specserve.plan.memory.settings import Settings
 from specserve.profile.numbers import human_int
 from specserve.profile.schema import Expectation, Profile
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import SHORTENS_TARGET
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 _GIB = 2**30
@@ -99,20 +101,23 @@ def situation(
     """
     engine = profile.engine
     keys = dict(speculation.keys) if speculation else {}
-    limit = longest(target)
+    limit = length_of(target, version=version)
     length = profile.target.max_model_len
     runner: Runner = (
         "cpu"
         if machine.is_cpu
-        else runner_of(version, speculation=keys, architectures=target.architectures, env=profile.env)
+        else runner_of(
+            version, arguments=arguments(profile), speculation=keys, config=target.config, env=profile.env
+        )
     )
-    length = limit if length is None or length == -1 else length
-    if draft and speculation and speculation.method == "draft_model" and runner == "v2":
-        length = min(length, _draft_limit(keys, draft))
+    length = limit.default if length is None or length == -1 else length
+    shortens = runner == "v2" and SHORTENS_TARGET.at(version)
+    if draft and speculation and speculation.method == "draft_model" and shortens:
+        length = min(length, _draft_limit(keys, draft, version=version))
     settings = _settings(profile, machine=machine, version=version, length=length, runner=runner, keys=keys)
     told = _kv_bytes(profile, is_cpu=machine.is_cpu)
     is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
-    utilization = _number(engine.get("gpu_memory_utilization")) or gpu_memory_utilization(minor(version))
+    utilization = _number(engine.get("gpu_memory_utilization")) or GPU_MEMORY_UTILIZATION
     return Situation(
         target=target,
         machine=machine,
@@ -132,7 +137,7 @@ def situation(
         capture_sizes=_capture_sizes(engine),
         max_capture_size=_integer(_compiled(engine, "max_cudagraph_capture_size")),
         is_auto_length=profile.target.max_model_len == -1,
-        longest=limit,
+        longest=limit.most,
         promises=tuple(
             filter(None, (_promise(item, engines=settings.data_parallel_size) for item in profile.expect))
         ),
@@ -187,9 +192,9 @@ def _moe_backend(engine: Mapping[str, Any]) -> str:
     return _text(engine.get("moe_backend")) or _text(inner) or "auto"
 
 
-def _draft_limit(keys: Mapping[str, Any], draft: ModelFacts) -> int:
-    """The V2 runner lowers the target to a draft's context. Source: vllm/config/vllm.py 0.33, 3025-3051."""
-    return _integer(keys.get("max_model_len")) or longest(draft)
+def _draft_limit(keys: Mapping[str, Any], draft: ModelFacts, *, version: str) -> int:
+    """The context that a draft model has, or is given."""
+    return _integer(keys.get("max_model_len")) or length_of(draft, version=version).default
 
 
 def _k(speculation: Speculation | None, draft: ModelFacts | None, target: ModelFacts) -> int:

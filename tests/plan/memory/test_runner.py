@@ -2,7 +2,8 @@
 
 import pytest
 
-from specserve.plan.memory.runner import VARIABLE, other_runner, runner
+from specserve.plan.memory.runner import other_runner, runner
+from specserve.vllm.runner import SWITCH
 
 DRAFT = {"method": "draft_model", "model": "small"}
 
@@ -11,12 +12,12 @@ DRAFT = {"method": "draft_model", "model": "small"}
     ("keys", "env", "gets", "other"),
     [
         (DRAFT, {}, "v2", "v1"),
-        (DRAFT, {VARIABLE: "0"}, "v1", "v2"),
-        (DRAFT, {VARIABLE: "1"}, "v2", "v1"),
+        (DRAFT, {SWITCH: "0"}, "v1", "v2"),
+        (DRAFT, {SWITCH: "1"}, "v2", "v1"),
         ({"method": "dspark"}, {}, "v2", None),
         ({**DRAFT, "enable_adaptive_verification": True}, {}, "v2", None),
         ({"method": "suffix"}, {}, "v1", None),
-        ({**DRAFT, "use_heterogeneous_vocab": True}, {VARIABLE: "0"}, "v1", None),
+        ({**DRAFT, "use_heterogeneous_vocab": True}, {SWITCH: "0"}, "v1", None),
     ],
 )
 def test_a_cuda_launch_of_033(

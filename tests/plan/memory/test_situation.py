@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,12 +14,13 @@ from specserve.errors import FactError
 from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.judge import estimate
-from specserve.plan.memory.length import longest
+from specserve.plan.memory.length import length_of
 from specserve.plan.memory.runner import runner
 from specserve.plan.memory.shape import shape
 from specserve.plan.memory.situation import Promise, Situation, situation
 from specserve.profile.schema import Profile, Target
 from specserve.profile.speculation import Speculation
+from specserve.vllm.facts import READ
 
 Load = Callable[[str], Profile]
 CONFIG: dict[str, Any] = {
@@ -76,9 +78,9 @@ def test_what_the_profile_says_wins_over_the_defaults(profile: Load) -> None:
     assert (found.kv_cache_memory_bytes, found.settings.enable_prefix_caching) == (2**31, False)
 
 
-def test_the_share_of_the_memory_depends_on_the_version(profile: Load) -> None:
+def test_the_share_of_the_memory_is_vllm_s_unless_the_profile_says_another(profile: Load) -> None:
     assert of(profile("")).gpu_memory_utilization == 0.92
-    assert of(profile(""), version="0.19").gpu_memory_utilization == 0.9
+    assert of(profile("engine: {gpu_memory_utilization: 0.8}")).gpu_memory_utilization == 0.8
 
 
 def test_a_v2_draft_lowers_the_target_to_its_own_context(profile: Load) -> None:
@@ -116,7 +118,7 @@ def test_a_promise_counts_where_it_says_how_long_its_requests_are(profile: Load)
         ("0.33", {"method": "dflash", "parallel_drafting": True}, {}, "v2"),
         ("0.33", {}, {"VLLM_USE_V2_MODEL_RUNNER": "0"}, "v1"),
         ("0.26", {}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "v2"),
-        ("0.26", {}, {}, "v1"),
+        ("0.26", {"method": "draft_model"}, {}, "v1"),
         ("0.26", {"method": "dspark"}, {}, "v2"),
     ],
 )
@@ -143,7 +145,7 @@ def test_the_runner_is_the_one_that_vllm_would_take(
     ],
 )
 def test_the_longest_sequence_is_the_one_that_vllm_derives(config: dict[str, Any], expected: int) -> None:
-    assert longest(facts(**config)) == expected
+    assert length_of(facts(**config), version="0.33").default == expected
 
 
 def test_the_shape_of_experts_is_that_of_the_shared_ones_and_one_of_the_others() -> None:
@@ -202,7 +204,7 @@ def test_arguments_of_any_type_are_weighed_or_left_to_the_rules_about_them(
 
 @given(st.dictionaries(KEYS, JUNK, max_size=4))
 def test_a_configuration_of_any_content_gives_sizes_or_a_fact_error(config: dict[str, Any]) -> None:
-    for read in (longest, shape):
+    for read in (partial(length_of, version=READ[-1]), shape):
         try:
             read(facts(**config))
         except FactError as error:

@@ -1,0 +1,63 @@
+"""The context of a model by its config.json, as each version of vLLM derives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specserve.vllm.context import context_length
+from specserve.vllm.facts import READ
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+@pytest.mark.parametrize("version", READ)
+@pytest.mark.parametrize(
+    ("config", "most", "default"),
+    [
+        ({}, 4096, 4096),
+        ({"model_max_length": 8192}, 8192, 8192),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 16384, 16384),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, 2048, 2048),
+        ({"rope_scaling": {"rope_type": "linear", "factor": None}}, 4096, 4096),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 4096, 4096),
+        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "longrope"}}, 4096, 2048),
+        ({"original_max_position_embeddings": 2048, "rope_scaling": {"type": "su"}}, 4096, 2048),
+        ({"rope_scaling": {"type": "su", "original_max_position_embeddings": 2048}}, 4096, 4096),
+        (
+            {
+                "original_max_position_embeddings": 2048,
+                "rope_scaling": {"type": "longrope"},
+                "model_max_length": 100_000,
+            },
+            100_000,
+            2048,
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0}}}, 8192, 8192),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 4096, 4096),
+        ({"n_positions": 1024, "max_seq_len": 512}, 512, 512),
+    ],
+)
+def test_the_context_is_what_vllm_derives(
+    config: dict[str, Any], most: int, default: int, version: str
+) -> None:
+    length = context_length({"max_position_embeddings": 4096, **config}, version)
+    assert length is not None and (length.most, length.default) == (most, default)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("0.26", 131072), ("0.29", 131072), ("0.30", 32768), ("0.33.0", 32768)]
+)
+def test_yarn_stretched_the_context_until_vllm_took_it_as_stretched_already(
+    version: str, expected: int
+) -> None:
+    length = context_length({"max_position_embeddings": 32768, "rope_scaling": YARN}, version)
+    assert length is not None and (length.most, length.default) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"max_position_embeddings": "4096"}, {"max_position_embeddings": None}]
+)
+def test_a_context_that_is_not_told_is_not_known(config: dict[str, Any]) -> None:
+    assert context_length(config, "0.33") is None
