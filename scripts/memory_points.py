@@ -19,13 +19,14 @@ from specserve.errors import FactError
 from specserve.facts.accelerators import Accelerator, Machine, catalogue
 from specserve.facts.model import ModelFacts, Tensor
 from specserve.plan.memory.bounds import Drafting, buffers, outside
-from specserve.plan.memory.constants import Regime, Runner, minor, regime
-from specserve.plan.memory.defaults import batch_defaults, gpu_memory_utilization
+from specserve.plan.memory.constants import Regime, Runner, regime
+from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults
 from specserve.plan.memory.demand import Demand, Stage, demand
 from specserve.plan.memory.pool import Group
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.shape import shape
 from specserve.plan.memory.situation import Situation
+from specserve.vllm.fact import minor
 
 GIB = 2**30
 BLOCK = 16
@@ -256,7 +257,8 @@ def situation(point: Mapping[str, Any]) -> Situation:
     length = int(point.get("max_model_len") or config.get("max_position_embeddings") or 4096)
     tokens, seqs = _batch(machine, length=length, version=version)
     tokens, seqs = int(point.get("max_num_batched_tokens") or tokens), int(point.get("max_num_seqs") or seqs)
-    utilization = point.get("gpu_memory_utilization") or gpu_memory_utilization(minor(version))
+    default = 0.9 if minor(version) < (0, 22) else GPU_MEMORY_UTILIZATION
+    utilization = point.get("gpu_memory_utilization") or default
     draft = point.get("draft")
     return Situation(
         target=ModelFacts(str(point.get("model")), "lock", config),

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from memory_points import GIB, Row, logged_kv, row
 
-from specserve.plan.memory.constants import Regime, minor
+from specserve.plan.memory.constants import Regime
 from specserve.plan.memory.estimate import MemoryVerdict
 from specserve.plan.memory.reckoning import Reckoning, reckon
 from specserve.plan.memory.verdict import verdict, verdict_without_states
+from specserve.vllm.fact import minor
 
 GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "before 0.8": ((0, 0), (0, 8)),

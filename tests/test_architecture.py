@@ -80,10 +80,10 @@ def test_only_the_view_of_vllm_holds_versions_of_vllm() -> None:
             continue
         documentation = docstrings(tree(file))
         for node in ast.walk(tree(file)):
-            text = node.value if isinstance(node, ast.Constant) else None
-            if isinstance(text, str) and id(node) not in documentation and version.search(text):
-                found.append(f"{name(file)}:{node.lineno} {text!r}")
-            if isinstance(node, ast.Tuple) and re.fullmatch(r"\(0, [2-4]\d\)", ast.unparse(node)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if id(node) not in documentation and version.search(node.value):
+                    found.append(f"{name(file)}:{node.lineno} {node.value!r}")
+            elif isinstance(node, ast.Tuple) and re.fullmatch(r"\(0, [2-4]\d\)", ast.unparse(node)):
                 found.append(f"{name(file)}:{node.lineno} {ast.unparse(node)}")
     assert found == []
 

@@ -15,7 +15,7 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.support import UnknownVersion, first_version, known_versions, table
+from specserve.plan.support import UnknownVersion, first_version, judged_versions, known_versions, table
 from specserve.plan.table import VllmTable
 from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
@@ -247,7 +247,7 @@ def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None
                 return found, f">={major}.{minor},<{major}.{minor + 1}"
         except UnknownVersion:
             pass
-        known = ", ".join(known_versions())
+        known = ", ".join(judged_versions(None))
         text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
     notes.append(Note("vllm", text, image.span.line))
     return newest, None

@@ -283,7 +283,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
 def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
     found = support.installed()
     assert found is not None
-    script = Path(__file__).parents[2] / "scripts" / "update_vllm_tables.py"
+    script = Path(__file__).parents[2] / "scripts" / "update_vllm.py"
     code = (
         "import pathlib, runpy, sys; "
         f"module = runpy.run_path({str(script)!r}); "
