@@ -96,7 +96,7 @@ def write_transformers(package: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write one table per argument; 2 when there is nothing to read or a layout is unknown; with --check 1 if a line is gone."""
+    """Write a table per argument; 2 if there is nothing to read, or with --check 1 if a line is gone."""
     is_check = "--check" in arguments
     arguments = [argument for argument in arguments if argument != "--check"]
     gone = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -44,6 +45,8 @@ class Installed:
 
 def _minor(version: str) -> tuple[int, int]:
     """(0, 32) of `0.32`, `v0.32.1` or `0.32.0+cpu`. Raises UnknownVersion for what is no version."""
+    if re.fullmatch(r"\d+\.\d+(\.\d+)?", version):
+        return minor(version)  # packaging costs a lint 4 ms
     from packaging.version import InvalidVersion, Version
 
     try:

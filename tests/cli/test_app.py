@@ -97,7 +97,7 @@ def test_a_full_disk_behind_stdout_is_said_and_is_no_bug(tmp_path: Path, argumen
         (["lint", "demo/draft"], "hint: a profile is a *.yaml or *.yml with a top-level `target` or"),
         (["lint", "--format", "xml", DEMO], "xml"),
         (["plan", DEMO, "--port", "70000"], "--port"),
-        (["plan", DEMO, "--vllm", "0.28"], "vLLM 0.28 is not among the versions"),
+        (["plan", DEMO, "--vllm", "0.20"], "vLLM 0.20 is not among the versions"),
         (["plan", DEMO, "--alternative", "nope"], "has no alternative `nope`"),
         (["plan", DEMO, "--devices", ","], "names no device"),
         (["plan", DEMO, "--set", "nonsense"], "`--set` takes `key.path=value`"),

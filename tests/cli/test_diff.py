@@ -131,7 +131,7 @@ def test_models_that_are_not_here_are_not_compared_and_that_is_said(
         (["a.yaml", "http://127.0.0.1:8000"], "is no profile"),
         (["a.yaml@x", "b.yaml"], "git cannot read"),
         (["a.yaml", "--", "vllm", "serve"], "`target.model` is missing"),
-        (["a.yaml", "b.yaml", "--vllm", "0.28"], "vLLM 0.28 is not among the versions"),
+        (["a.yaml", "b.yaml", "--vllm", "0.20"], "vLLM 0.20 is not among the versions"),
         (["a.yaml", "b.yaml", "--set", "engine.max_num_sequences=1"], "has no engine argument"),
     ],
 )
