@@ -49,7 +49,7 @@ def _make_arg_parser() -> Any:
     for module in ("common", "launchers", "openai"):
         with contextlib.suppress(ImportError, AttributeError):
             return __import__(f"vllm.entrypoints.{module}.cli_args", fromlist=["x"]).make_arg_parser
-    raise ImportError("vLLM's `make_arg_parser` is not where it was in 0.26 to 0.33")
+    raise ImportError("vLLM's `make_arg_parser` is in none of the modules that are known to hold it")
 
 
 def parse(parser: Any, argv: Sequence[str]) -> argparse.Namespace:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.vllm import facts
+from specserve.vllm.fact import minor
 
 Name = Literal["V1", "V2"]
 SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
@@ -76,6 +77,8 @@ def which_runner(
         return Choice("V1", "V2 needs a GPU", v1)
     if v2:
         return Choice("V1", f"V2 does not know {v2[0].what}", v1)
+    if minor(version) < minor(facts.V2_BY_ARCHITECTURE.eras[0].first):
+        return Choice("V1", "no vLLM that old takes V2 by itself")
     if facts.V2_BY_ARCHITECTURE.at(version):
         if config is None:
             return None

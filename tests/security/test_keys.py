@@ -301,6 +301,8 @@ PASS_IT_ON = {
     "facts/download.py": "to the child that downloads",
     "facts/tokenizers/sample.py": "to the child that compares",
     "checks/probe.py": "to the child that asks vLLM",
+    "checks/oracle.py": "to the child that asks vLLM",
+    "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
     "profile/revision.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
     "measure/bench/driver.py": "to the child that sends the load, without keys that no arm needs",
