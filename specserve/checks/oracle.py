@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__
+from specserve.checks.answercache import keep_answer, recall_answer
 from specserve.checks.figures import machine_words
 from specserve.checks.rule import Context, Judged
 from specserve.errors import FactError
@@ -88,13 +89,13 @@ def ask(
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError."""
     requests = [_request(question) for question in questions]
     files = [_file(request, machine=machine, vllm=vllm) for request in requests]
-    found = [_recall(file) for file in files]
+    found = [recall_answer(file) for file in files]
     missing = [index for index, answer in enumerate(found) if answer is None]
     if missing:
         answers = _run(command, [requests[index] for index in missing], machine, vllm, limit_s=limit_s)
         for index, answer in zip(missing, answers, strict=True):
             found[index] = answer
-            _keep(files[index], answer)
+            keep_answer(files[index], answer)
     return tuple(_read(answer or {}) for answer in found)
 
 
@@ -193,22 +194,6 @@ def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
     ]
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return fact_cache() / "oracle" / f"{name}.json"
-
-
-def _recall(file: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return kept if isinstance(kept, dict) else None
-    return None
-
-
-def _keep(file: Path, answer: Mapping[str, Any]) -> None:
-    """A cache that cannot be written is no reason to fail."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(answer), encoding="utf-8")
-        part.replace(file)
 
 
 def _run(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__
+from specserve.checks.answercache import keep_answer, recall_answer
 from specserve.errors import FactError
 from specserve.facts.model import ModelFacts
 from specserve.facts.store import fact_cache
@@ -56,12 +57,12 @@ def ask(
     speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype)
     request = _request(target, speculative, settings=settings)
     file = _file(request, target, draft, version=version)
-    answer = _recall(file)
+    answer = recall_answer(file)
     if answer is None:
         answer = _run(command, request, target, draft, limit_s=limit_s)
         if "error" in answer:
             raise FactError(f"vLLM {version} could not build `{target.model}`: {answer['error']}")
-        _keep(file, answer)
+        keep_answer(file, answer)
     try:
         return demand_of(answer, target, settings=settings, speculative=speculative)
     except (KeyError, TypeError, ValueError) as error:
@@ -123,22 +124,6 @@ def _file(request: Mapping[str, Any], target: ModelFacts, draft: ModelFacts | No
     configs = [dict(facts.config) for facts in (target, draft) if facts is not None]
     asked = json.dumps([request, configs, version, __version__], sort_keys=True, default=str)
     return fact_cache() / "probe" / f"{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
-
-
-def _recall(file: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return kept if isinstance(kept, dict) else None
-    return None
-
-
-def _keep(file: Path, answer: Mapping[str, Any]) -> None:
-    """A cache that cannot be written is no reason to fail."""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(answer), encoding="utf-8")
-        part.replace(file)
 
 
 def _run(
