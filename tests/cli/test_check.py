@@ -195,3 +195,8 @@ def test_an_unknown_machine_is_a_usage_error(
 ) -> None:
     assert _run(["check", pair(), "--assume", "4xH100"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["check", "--offline", "--vllm-source", str(tmp_path), "configs/demo.yaml"]) == 2
+    assert "does not hold a vLLM" in capsys.readouterr().err
