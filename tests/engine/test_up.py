@@ -38,9 +38,12 @@ def held_by(processes: list[psutil.Process]) -> set[Path]:
     """Shared memory and sockets in the temporary folder that these processes hold."""
     held: set[Path] = set()
     for process in processes:
-        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        try:
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
+            addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
+        except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+            continue  # it has ended since it was listed, as vLLM's short-lived children do
         held |= {path for path in Path("/dev/shm").iterdir() if f"/dev/shm/{path.name}" in maps}
-        addresses = [str(connection.laddr) for connection in process.net_connections("unix")]
         held |= {Path(address) for address in addresses if address.startswith(tempfile.gettempdir())}
     return held
 
