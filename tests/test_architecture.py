@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.plan.support import known_versions, table
+from specserve.vllm.versions import known_versions, table
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "specserve").rglob("*.py"))
@@ -18,7 +18,7 @@ OWN_FLAGS = {"--host", "--port", "--help", "--version"}
 """Flags of vLLM that specserve's own command line has too, or may name in a hint."""
 
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-COMPARES = {"specserve/checks/site.py", "specserve/plan/memory/constants.py", "specserve/plan/support.py"}
+COMPARES = {"specserve/checks/site.py", "specserve/plan/memory/constants.py", "specserve/vllm/versions.py"}
 """Files that compare versions in an order, and ask for a table or a row of figures, not for what vLLM does."""
 
 
@@ -55,13 +55,13 @@ def test_no_function_is_longer_than_50_lines() -> None:
     assert long == {}
 
 
-def test_only_plan_and_convert_know_vllms_flags() -> None:
+def test_only_the_view_of_vllm_plan_and_convert_know_vllms_flags() -> None:
     tables = [table(version) for version in known_versions()]
     arguments = [item for one in tables for item in (*one.engine.values(), *one.frontend.values())]
     flags = {item.flag for item in arguments if item.flag} - OWN_FLAGS
     found = []
     for file in PACKAGE:
-        if file.relative_to(ROOT).parts[1] in ("plan", "convert"):
+        if file.relative_to(ROOT).parts[1] in ("vllm", "plan", "convert"):
             continue
         module = tree(file)
         documentation = docstrings(module)

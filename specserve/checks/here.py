@@ -20,7 +20,7 @@ def on_this_machine(
     from specserve.plan.host import localize, this_host
     from specserve.plan.launch import launch
     from specserve.plan.site import seen_from
-    from specserve.plan.support import contains, installed, installed_table
+    from specserve.vllm.versions import contains, installed, installed_table
 
     if machine is not None and machine.basis == "assumed":
         return None, None, "judged for another machine (`--assume`)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.launchplan import FromEnv
-from specserve.plan.support import contains, known_versions
+from specserve.vllm.versions import contains, known_versions
 
 _NOT_COMPILED = ("compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that may switch compilation off; what they say is vLLM's to judge."""
@@ -61,7 +61,7 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32,<0.34"
 
     ## Source
-    specserve, plan/tables
+    specserve, vllm/tables
     """
     if ctx.versions:
         return

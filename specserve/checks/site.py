@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.figures import gib
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.plan.support import known_versions
+from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
     from specserve.facts.model import ModelFacts
@@ -207,7 +207,7 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32,<0.34"
 
     ## Source
-    specserve, plan/tables
+    specserve, vllm/tables
     """
     assert ctx.plan is not None
     newest = known_versions()[-1]

@@ -14,15 +14,15 @@ from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.plan.replacements import KEYS, advice
-from specserve.plan.support import first_version, known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
-from specserve.profile.problems import ordered, quoted
+from specserve.profile.problems import did_you_mean, ordered, quoted
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
 from specserve.profile.validate import validate
+from specserve.vllm.replacements import ARGUMENTS, KEYS
+from specserve.vllm.versions import first_version, known_versions, table
 
 
 class NoStart(UsageError):
@@ -85,7 +85,7 @@ def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Sett
     names = {name for known in tables for name in (*known.engine, *known.frontend)}
     for name, setting in given.items():
         if name not in names:
-            text, help_text = f"vLLM has no option {quoted(setting.written)}", advice(name, names)
+            text, help_text = f"vLLM has no option {quoted(setting.written)}", _advice(name, names)
             found.append(
                 Finding("SD102", "unknown-argument", Severity.ERROR, text, setting.place, help=help_text)
             )
@@ -124,3 +124,12 @@ def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
             start.start.span, help="add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY",
         )
     ]  # fmt: skip
+
+
+def _advice(name: str, known: set[str]) -> str | None:
+    """What to write in place of an argument that no vLLM has any more, or never had."""
+    old = ARGUMENTS.get(name)
+    if old is None:
+        guess = did_you_mean(name, known)
+        return f"did you mean `--{guess.replace('_', '-')}`?" if guess else None
+    return old.why if old.now else f"leave it out: {old.why}"

@@ -15,8 +15,6 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.support import UnknownVersion, first_version, judged_versions, known_versions, table
-from specserve.plan.table import VllmTable
 from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
@@ -25,6 +23,8 @@ from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
+from specserve.vllm.table import VllmTable
+from specserve.vllm.versions import UnknownVersion, first_version, judged_versions, known_versions, table
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""

@@ -18,11 +18,11 @@ from specserve.convert.options import (
 )
 from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
-from specserve.plan.support import known_versions, table
-from specserve.plan.table import Argument
 from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
+from specserve.vllm.table import Argument
+from specserve.vllm.versions import known_versions, table
 
 LEFT_OVER = "belongs to no option"
 _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)

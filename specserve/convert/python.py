@@ -16,8 +16,8 @@ from specserve.convert.invocation import starts
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.plan.support import known_versions, table
 from specserve.profile.tree import Node
+from specserve.vllm.versions import known_versions, table
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")

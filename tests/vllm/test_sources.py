@@ -11,10 +11,10 @@ from textwrap import dedent
 
 import pytest
 
-from specserve.plan import support
-from specserve.plan.parsercalls import UnknownLayout
-from specserve.plan.sources import read_package, stamp
-from specserve.plan.table import Argument, VllmTable, dumps, loads
+from specserve.vllm import versions
+from specserve.vllm.parsercalls import UnknownLayout
+from specserve.vllm.sources import read_package, stamp
+from specserve.vllm.table import Argument, VllmTable, dumps, loads
 
 FILES = {
     "_version.py": "__version__ = version = '0.34.1'\n",
@@ -325,7 +325,7 @@ ANY_CHOICE = {
 
 @pytest.mark.vllm
 def test_the_reader_agrees_with_the_parser_of_the_installed_vllm() -> None:
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     child = subprocess.run(
         [sys.executable, "-c", REAL_PARSER], capture_output=True, text=True, timeout=300, check=True

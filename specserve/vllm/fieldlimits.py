@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from specserve.plan.annotations import Hint, Module, Package, annotated_fields, find, hints
+from specserve.vllm.annotations import Hint, Module, Package, annotated_fields, find, hints
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _ENUMS = ("Enum", "enum.Enum")

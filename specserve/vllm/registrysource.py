@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from specserve.plan.annotations import Module, Package, absolute_name
-from specserve.plan.parsercalls import UnknownLayout, function_in, texts
-from specserve.plan.registry import Kind, ModelClass, Registry, Trait
+from specserve.vllm.annotations import Module, Package, absolute_name
+from specserve.vllm.parsercalls import UnknownLayout, function_in, texts
+from specserve.vllm.registry import Kind, ModelClass, Registry, Trait
 
 REGISTRY = "vllm.model_executor.models.registry"
 SPECULATION = "vllm.config.speculative"

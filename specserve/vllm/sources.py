@@ -8,10 +8,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.plan import fieldlimits
-from specserve.plan.annotations import Module, Package, annotated_fields, hints
-from specserve.plan.fieldlimits import bounds, texts_of
-from specserve.plan.parsercalls import (
+from specserve.vllm import fieldlimits
+from specserve.vllm.annotations import Module, Package, annotated_fields, hints
+from specserve.vllm.fieldlimits import bounds, texts_of
+from specserve.vllm.parsercalls import (
     UnknownLayout,
     added_arguments,
     as_json,
@@ -21,7 +21,7 @@ from specserve.plan.parsercalls import (
     reads_json,
     texts,
 )
-from specserve.plan.table import Argument, VllmTable
+from specserve.vllm.table import Argument, VllmTable
 
 ENGINE_FILE = "engine/arg_utils.py"
 FRONTEND_FILES = (

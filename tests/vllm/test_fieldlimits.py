@@ -11,12 +11,12 @@ from textwrap import dedent
 
 import pytest
 
-from specserve.plan import fieldlimits
-from specserve.plan.annotations import Package, annotated_fields
 from specserve.plan.arguments import problems
-from specserve.plan.parsercalls import class_of
-from specserve.plan.support import installed, known_versions, table
 from specserve.profile.schema import Profile
+from specserve.vllm import fieldlimits
+from specserve.vllm.annotations import Package, annotated_fields
+from specserve.vllm.parsercalls import class_of
+from specserve.vllm.versions import installed, known_versions, table
 
 Load = Callable[[str], Profile]
 MODULE = """

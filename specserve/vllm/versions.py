@@ -1,4 +1,4 @@
-"""Which vLLM versions are known, which one is installed, and their tables. Knows no profile."""
+"""Which vLLM versions are known, which one is installed, and their tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
-from specserve.plan.table import Section, VllmTable, dumps, loads
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
+from specserve.vllm.table import Section, VllmTable, dumps, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -160,8 +160,8 @@ def installed_table() -> VllmTable | None:
     found = installed()
     if found is None:
         return None
-    from specserve.plan.parsercalls import UnknownLayout
-    from specserve.plan.sources import read_package, stamp
+    from specserve.vllm.parsercalls import UnknownLayout
+    from specserve.vllm.sources import read_package, stamp
 
     try:
         cache = _cache_file(found, stamp(found.package))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.errors import FactError
-from specserve.plan.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
-from specserve.plan.table import Argument, Form, Kind, flag_of
+from specserve.vllm.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
 from specserve.vllm.facts import READ
+from specserve.vllm.table import Argument, Form, Kind, flag_of
 
 
 class UnknownLayout(FactError):
