@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.figures import gib
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.vllm.versions import known_versions
+from specserve.vllm.versions import is_newer, known_versions
 
 if TYPE_CHECKING:
     from specserve.facts.model import ModelFacts
@@ -210,19 +210,12 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     specserve, vllm/tables
     """
     assert ctx.plan is not None
-    newest = known_versions()[-1]
-    if _minor(ctx.plan.vllm) > _minor(newest):
+    if is_newer(ctx.plan.vllm):
         yield Hit(
             "vllm",
-            f"vLLM {ctx.plan.vllm} is installed; this specserve knows {newest} and older",
+            f"vLLM {ctx.plan.vllm} is installed; this specserve knows {known_versions()[-1]} and older",
             help="update specserve, or read vLLM's release notes for what changed",
         )
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    from specserve.vllm.fact import minor
-
-    return minor(version)
 
 
 @rule("SD409", "ineffective-devices", Severity.INFO, needs="host")

@@ -72,11 +72,6 @@ class Parsed:
     """Whether the program takes a model among these."""
 
 
-def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool]]:
-    """The option strings of several versions; the last one's meaning counts."""
-    return {flag: meaning for table in tables for flag, meaning in table.options().items()}
-
-
 def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Parsed:
     """The options among the words that follow `vllm serve` or `api_server`.
 

