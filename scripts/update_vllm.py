@@ -21,12 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from vllmsource.arguments import read_package
+from vllmsource.models import read_registry, read_transformers
+
 from specserve.checks.catalogue import RULES
 from specserve.errors import SpecserveError
 from specserve.vllm import registry
 from specserve.vllm.facts import FACTS, READ
-from specserve.vllm.registrysource import read_registry, read_transformers
-from specserve.vllm.sources import read_package
 from specserve.vllm.table import VllmTable, dumps
 
 VIEW = Path(__file__).parent.parent / "specserve" / "vllm"

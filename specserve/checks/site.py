@@ -197,8 +197,8 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     """The installed vLLM is newer than all that this specserve knows.
 
     ## Why is this bad?
-    Arguments are read from its own sources, and rules and memory constants are those of the newest version that is
-    known: what changed since is not told.
+    Its arguments are asked of that vLLM, but the rules and the memory estimate are those of the newest version that
+    is known: they miss what has changed since.
 
     ## Example
         vllm: ">=0.32"

@@ -1,8 +1,7 @@
-"""Which vLLM versions are known, which one is installed, and their tables."""
+"""Which vLLM versions are known, which one is installed, and the tables of the known ones."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.errors import UsageError
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
-from specserve.vllm.table import Argument, Section, VllmTable, dumps, loads
+from specserve.vllm.table import Argument, Section, VllmTable, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
@@ -150,55 +149,6 @@ def installed_version() -> str | None:
     """The version of the installed vLLM, `+cpu` for the CPU build; None where there is none."""
     found = installed()
     return found.version if found else None
-
-
-@lru_cache
-def installed_table() -> VllmTable | None:
-    """The table of the installed vLLM, read from its own sources; None where no vLLM is installed.
-
-    The result is kept in the user's cache until the sources change. Sources that cannot be read are replaced
-    by the shipped table. Raises UnknownVersion where neither serves.
-    """
-    found = installed()
-    if found is None:
-        return None
-    from specserve.vllm.parsercalls import UnknownLayout
-    from specserve.vllm.sources import read_package, stamp
-
-    try:
-        cache = _cache_file(found, stamp(found.package))
-        content = _cached(cache)
-        if content is None:
-            content = read_package(found.package, version=found.version, distribution=found.distribution)
-            _keep(cache, content)
-    except UnknownLayout:
-        return table(found.version)
-    return content
-
-
-def _cache_file(found: Installed, stamp: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("specserve") / "vllm" / f"{found.version}-{stamp[:16]}.json"
-
-
-def _cached(file: Path) -> VllmTable | None:
-    try:
-        return loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, or written by another specserve
-
-
-def _keep(file: Path, content: VllmTable) -> None:
-    """Write the cache in one step; a cache that cannot be written costs time, no more."""
-    import tempfile
-
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(dumps(content))
-        Path(temporary).replace(file)
 
 
 def newest() -> VllmTable:

@@ -33,7 +33,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
-        monkeypatch.setattr(versions, "installed_table", lambda: table(version) if version else None)
+        monkeypatch.setattr(
+            "specserve.checks.installed.installed_table", lambda: table(version) if version else None
+        )
         monkeypatch.setattr(host, "this_host", lambda: facts)
 
     return become

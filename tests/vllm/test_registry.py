@@ -6,9 +6,9 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from vllmsource.models import read_registry, read_transformers
 
 from specserve.vllm.registry import dumps, loads, registry, transformers_names
-from specserve.vllm.registrysource import read_registry, read_transformers
 from specserve.vllm.versions import known_versions
 
 SOURCES = {

@@ -10,12 +10,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from vllmsource import fieldlimits
+from vllmsource.annotations import Package, annotated_fields
+from vllmsource.parsercalls import class_of
 
 from specserve.plan.arguments import problems
 from specserve.profile.schema import Profile
-from specserve.vllm import fieldlimits
-from specserve.vllm.annotations import Package, annotated_fields
-from specserve.vllm.parsercalls import class_of
 from specserve.vllm.versions import installed, known_versions, table
 
 Load = Callable[[str], Profile]
