@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from specserve.errors import TrafficError
-from specserve.metrics.acceptance import Acceptance, since_by_engine, total
+from specserve.metrics.counters import Acceptance, since_by_engine, total_acceptance
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve.health import activity, get
 from specserve.serve.server import Server
@@ -196,7 +196,7 @@ def summarize(pairs: Sequence[Pair]) -> Summary:
         plain_tokens_per_s=_tokens_per_s([pair.plain for pair in pairs]),
         speculative_tokens_per_s=_tokens_per_s([pair.speculative for pair in pairs]),
         ratios=tuple(pair.ratio for pair in pairs),
-        acceptance=total(pair.speculative.acceptance for pair in pairs),
+        acceptance=total_acceptance(pair.speculative.acceptance for pair in pairs),
     )
 
 

@@ -39,8 +39,8 @@ from bench_blocks import (
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.report.console import out, say
-from specserve.report.failure import failure
-from specserve.serve.logfile import default_log
+from specserve.report.findings import failure
+from specserve.serve.logs import default_log
 from specserve.serve.server import Server, running
 
 ROOT = Path(__file__).resolve().parents[1]

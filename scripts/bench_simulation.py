@@ -19,8 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import Share, point, ratio
-from specserve.measure.verdict import verdict
+from specserve.measure.statistics import Share, point, ratio, verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from pathlib import Path
 from gpureport.contributed import reports
 
 from specserve.errors import FactError, SpecserveError
-from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import ArmInfo, Comparison, Result
+from specserve.measure.bench.result import ArmInfo, Comparison, Result, read_result
 from specserve.measure.bench.sharing import redacted
-from specserve.report.benchmarkdown import table
+from specserve.report.bench import table
 from specserve.report.benchview import load, machine, sections
-from specserve.report.figures import number, rate, spread
-from specserve.report.markup import code_cell, markdown
+from specserve.report.console import number, rate, spread
+from specserve.report.html import code_cell, markdown
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 HEAD = """\
@@ -62,7 +61,7 @@ def read(file: Path) -> Result:
         raise FactError(
             f"`{file.name}` has a name of other characters than letters, digits, `.`, `_` and `-`"
         )
-    result = resultfile.read(file)
+    result = read_result(file)
     if redacted(result) != result:
         raise FactError(
             f"`{file.name}` holds more than a shared result has: it was not written by `bench --share`"

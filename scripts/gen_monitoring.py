@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specserve.deploy.monitoring.dashboard import dashboard
-from specserve.deploy.monitoring.rules import alert_rules
+from specserve.deploy.dashboard import dashboard
+from specserve.deploy.monitoring import alert_rules
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs" / "monitoring"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specserve.report.catalogue import document
-from specserve.report.manual import pages
+from specserve.report.manual import document, pages
 
 FILE = Path(__file__).parents[1] / "docs" / "rules.md"
 

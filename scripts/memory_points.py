@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from specserve.errors import FactError
-from specserve.facts.accelerators import Accelerator, Machine, catalogue
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.hardware.accelerators import Accelerator, Machine, catalogue
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.plan.memory.bounds import Drafting, buffers, outside
 from specserve.plan.memory.constants import Regime, Runner, regime
 from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults

@@ -22,15 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specserve.measure.verify.crew import Crew
+from specserve.measure.verify.greedy import Answer, Position
 from specserve.measure.verify.prompts import prompts
 from specserve.measure.verify.result import Sampling, Verdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.scored import Answer, Position
-from specserve.measure.verify.session import TOP, Session
+from specserve.measure.verify.session import TOP, Crew, Session
 from specserve.serve.client import Client
-from specserve.serve.endpoint import endpoint
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
+from specserve.serve.requests import endpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = str(ROOT / "configs" / "demo.yaml")

@@ -29,8 +29,8 @@ from typing import Any
 import psutil
 import yaml
 
-from specserve.deploy.monitoring.dashboard import queries
-from specserve.serve.ports import free_port
+from specserve.deploy.dashboard import queries
+from specserve.serve.process import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS = [json.loads(line)["prompt"] for line in (ROOT / "demo" / "prompts.jsonl").read_text().splitlines()]

@@ -31,20 +31,17 @@ from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 
 from specserve.cli.prepare import prepare
 from specserve.errors import SpecserveError
-from specserve.measure.bench.arms import BASELINE, Arm, Session, sessions
-from specserve.measure.bench.fit import memory_bytes
-from specserve.measure.bench.news import News, Noted, Passed, Ready
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.arms import BASELINE, Arm, Session, host, memory_bytes, sessions, versions
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
-from specserve.measure.bench.rundir import RunDirectory, create, resume
+from specserve.measure.bench.rundir import News, Noted, Passed, Ready, RunDirectory, create, resume
 from specserve.measure.bench.schedule import Block, Sizes
-from specserve.measure.bench.surroundings import host, versions
-from specserve.measure.tune.wish import split
+from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.load import load_profile
-from specserve.serve.stop import stop_on_signals
+from specserve.serve.signals import stop_on_signals
 
 ROOT = Path(__file__).parents[1]
 PROFILE = ROOT / "configs" / "demo.yaml"

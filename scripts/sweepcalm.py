@@ -1,7 +1,7 @@
 """What every server of a sweep does on the calm machine: the neighbours of a shared one are no property of a K.
 
 Beside others the same step of the same server takes up to half as long again, for tenths of seconds or for minutes,
-which no order of turns makes up for. So a pass is dealt to its parts (specserve/measure/tune/calm.py), and each part is
+which no order of turns makes up for. So a pass is dealt to its parts (tune/observe.py), and each part is
 taken from all passes that have it: a step depends on server and load alone, prefills on the prompts and on whether
 there is a draft, and how many steps there are was counted.
 """
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specserve.measure.bench.arms import BASELINE
-from specserve.measure.bench.records import Pass
-from specserve.measure.tune.calm import QUICK, parts, stretches_s
+from specserve.measure.bench.driver import Pass
+from specserve.measure.tune.observe import QUICK, parts, stretches_s
 
 SEPARATOR = "."
 _QUIET = 0.25

@@ -13,9 +13,9 @@ from typing import Any
 from sweepcalm import SEPARATOR, Calm, Load, Place, Taken, calm, rates, taken
 
 from specserve.measure.bench.arms import BASELINE
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
-from specserve.measure.student import quantile
+from specserve.measure.statistics import quantile
 
 WIDEST = 0.02
 """Half a 95 % interval of a K's tokens/s over all workloads, as a share, that is wanted where it may be the best."""

@@ -12,8 +12,8 @@ from gpureport import sharing, store
 from gpureport.step import PARTS
 from gpureport.summary import headline, results_of
 from specserve.errors import FactError
-from specserve.report.benchmarkdown import table
-from specserve.report.markup import markdown
+from specserve.report.bench import table
+from specserve.report.html import markdown
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
 _HEAD = (

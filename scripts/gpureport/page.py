@@ -10,8 +10,7 @@ from gpureport.memory import is_inside
 from gpureport.step import PARTS
 from gpureport.summary import compared, headline, results_of, speedups
 from specserve.report.charts import Series, Value, Words, clean_value, intervals, mark
-from specserve.report.html import Column, chip, figure, listed, page, pairs, table
-from specserve.report.markup import escaped, html_sentence
+from specserve.report.html import Column, chip, escaped, figure, html_sentence, listed, page, pairs, table
 
 _GIB = 2**30
 _INSIDE, _OUTSIDE = 1, 2

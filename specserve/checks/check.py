@@ -19,8 +19,8 @@ from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
-    from specserve.facts.comparison import TokenizerComparison
+    from specserve.hardware.accelerators import Machine
+    from specserve.models.tokenizercompare import TokenizerComparison
     from specserve.plan.memory.estimate import MemoryEstimate
 
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from specserve.checks.gather import Known, Wanted, gather
 from specserve.errors import FactError
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.compare import Difference, Written, differences
 from specserve.plan.comparefacts import memory_values, model_values
 from specserve.plan.memory.estimate import MemoryEstimate

@@ -11,7 +11,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
-from specserve.facts.model import BITS, ModelFacts
+from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes
 
 _SHARE = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
+    from specserve.hardware.accelerators import Machine
     from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict
 
 _GIB = 2**30

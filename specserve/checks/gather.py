@@ -18,11 +18,10 @@ from specserve.profile.schema import Profile
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
-    from specserve.facts.comparison import TokenizerComparison
-    from specserve.facts.drift import Drift
-    from specserve.facts.lockfile import Lock
-    from specserve.facts.model import ModelFacts
+    from specserve.hardware.accelerators import Machine
+    from specserve.models.facts import ModelFacts
+    from specserve.models.lock import Drift, Lock
+    from specserve.models.tokenizercompare import TokenizerComparison
     from specserve.plan.memory.demand import Demand
     from specserve.plan.memory.estimate import MemoryEstimate
     from specserve.plan.memory.situation import Situation
@@ -162,7 +161,7 @@ def _published(model: str, error: FactError) -> ModelFacts | None:
     """The published configuration of a model that neither the cache nor the Hub could tell about."""
     if error.cause not in {"offline", "unreachable"}:
         return None
-    from specserve.facts.published import published
+    from specserve.models.facts import published
 
     return published(model)
 
@@ -182,7 +181,7 @@ def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, .
     """The lock beside the profile, and what is no longer as it says. Raises FactError where one is asked for."""
     if wanted.no_lock:
         return None, ()
-    from specserve.facts.drift import Drift
+    from specserve.models.lock import Drift
     from specserve.plan.locked import lock_of
 
     try:
@@ -208,7 +207,7 @@ def _compare(
     target: ModelFacts, draft: ModelFacts, *, lock: Lock | None, tokenizer: ModelFacts | None = None
 ) -> TokenizerComparison:
     """By the lock, where no files are at hand; else by the files."""
-    from specserve.facts.tokenizers.compare import compare
+    from specserve.models.tokenizercompare import compare
 
     main = tokenizer or target
     if lock and "lock" in (main.origin, draft.origin):
@@ -220,8 +219,8 @@ def _compare(
 
 def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
-    from specserve.facts.accelerators import Machine, accelerator, assume, this_cpu
-    from specserve.facts.nvml import find
+    from specserve.hardware.accelerators import Machine, accelerator, assume, this_cpu
+    from specserve.hardware.gpus import find
     from specserve.vllm.versions import installed
 
     if wanted.machine:

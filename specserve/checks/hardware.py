@@ -99,7 +99,7 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
         return
-    from specserve.facts.accelerators import CPU, accelerator
+    from specserve.hardware.accelerators import CPU, accelerator
 
     try:
         named = accelerator(wanted.accelerator)

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.known import class_of, versions_where
-from specserve.checks.modelfields import (
-    Config,
-    architectures,
-    draft_config,
-    model_type,
-    target_config,
-    whole,
-)
+from specserve.checks.modelfields import Config, architectures, draft_config, model_type, target_config, whole
 from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import judged, only_in

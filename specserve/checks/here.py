@@ -8,7 +8,7 @@ from specserve.errors import SpecserveError
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
+    from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from specserve import __version__
 from specserve.checks.answercache import keep_answer, recall_answer
-from specserve.facts.store import fact_cache
+from specserve.models.hub import fact_cache
 from specserve.vllm.table import VllmTable, loads
 from specserve.vllm.versions import Installed, installed, is_newer, table
 

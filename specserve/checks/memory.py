@@ -11,7 +11,7 @@ from specserve.diagnostics import Severity
 from specserve.profile.ranks import world_size
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
+    from specserve.hardware.accelerators import Machine
     from specserve.plan.memory.estimate import Interval, MemoryEstimate
 
 _COSTLY = 0.25

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.checks.rule import Arm, Context
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 
 Config = Mapping[str, Any]
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")

@@ -6,19 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specserve.checks.known import class_of, registries, versions_where
-from specserve.checks.modelfields import (
-    Config,
-    architectures,
-    draft_config,
-    heads,
-    kv_heads,
-    target_config,
-)
+from specserve.checks.modelfields import Config, architectures, draft_config, heads, kv_heads, target_config
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")

@@ -18,7 +18,7 @@ from specserve.checks.modelfields import (
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
 from specserve.vllm.speculation import retyped
 

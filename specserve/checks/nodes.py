@@ -69,7 +69,7 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
     hardware = ctx.profile.hardware
     if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):
         return
-    from specserve.facts.accelerators import accelerator
+    from specserve.hardware.accelerators import accelerator
 
     try:
         accelerator(hardware.accelerator)

@@ -24,9 +24,9 @@ from specserve.checks.answercache import keep_answer, recall_answer
 from specserve.checks.figures import machine_words
 from specserve.checks.rule import Context, Judged
 from specserve.errors import FactError
-from specserve.facts.accelerators import Machine
-from specserve.facts.model import ModelFacts
-from specserve.facts.store import fact_cache
+from specserve.hardware.accelerators import Machine
+from specserve.models.facts import ModelFacts
+from specserve.models.hub import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
 

@@ -11,7 +11,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.facts.tokenizers.families import tokenizer_family
+from specserve.models.vocabulary import tokenizer_family
 from specserve.profile.problems import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS

@@ -21,8 +21,8 @@ from typing import Any
 from specserve import __version__
 from specserve.checks.answercache import keep_answer, recall_answer
 from specserve.errors import FactError
-from specserve.facts.model import ModelFacts
-from specserve.facts.store import fact_cache
+from specserve.models.facts import ModelFacts
+from specserve.models.hub import fact_cache
 from specserve.plan.memory.demand import Demand
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.speculative import HEADS, Speculative

@@ -12,9 +12,8 @@ from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.facts.drift import Drift
-    from specserve.facts.lockfile import Lock
-    from specserve.facts.model import ModelFacts
+    from specserve.models.facts import ModelFacts
+    from specserve.models.lock import Drift, Lock
 
 Read = Callable[[str, str | None], "ModelFacts"]
 """The facts of a model at a revision. Raises FactError."""
@@ -51,7 +50,7 @@ def reader(
 def _read(
     model: str, revision: str | None, *, lock: Lock | None, locked: bool, offline: bool, need_config: bool
 ) -> ModelFacts:
-    from specserve.facts.read import read_model
+    from specserve.models.read import read_model
 
     entry = lock.find(model, revision=revision) if lock else None
     if entry is not None and (locked or entry.commit is not None):
@@ -66,7 +65,7 @@ def drifted(profile: Profile, lock: Lock, *, ask_hub: bool, locked: bool) -> tup
 
     `locked`: a directory that is not on this machine has not changed.
     """
-    from specserve.facts.drift import drift_of
+    from specserve.models.lock import drift_of
 
     found = []
     for use in model_uses(profile):

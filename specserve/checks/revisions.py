@@ -13,7 +13,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 
 if TYPE_CHECKING:
-    from specserve.facts.model import ModelFacts
+    from specserve.models.facts import ModelFacts
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")

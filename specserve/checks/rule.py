@@ -11,10 +11,10 @@ from specserve.profile.schema import Profile, Speculation
 
 if TYPE_CHECKING:
     from specserve.checks.oracle import Answer
-    from specserve.facts.accelerators import Machine
-    from specserve.facts.comparison import TokenizerComparison
-    from specserve.facts.drift import Drift
-    from specserve.facts.model import ModelFacts
+    from specserve.hardware.accelerators import Machine
+    from specserve.models.facts import ModelFacts
+    from specserve.models.lock import Drift
+    from specserve.models.tokenizercompare import TokenizerComparison
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
     from specserve.plan.memory.estimate import MemoryEstimate

@@ -11,7 +11,7 @@ from specserve.diagnostics import Severity
 from specserve.vllm.versions import is_newer, known_versions
 
 if TYPE_CHECKING:
-    from specserve.facts.model import ModelFacts
+    from specserve.models.facts import ModelFacts
 
 _SMALL_SHM = 2**30
 _QUEUE = 10 * 24 * 2**20

@@ -19,7 +19,7 @@ from specserve.checks.models import has_no_embedding, read_models
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry
 
 _NO_HALF = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.facts.comparison import Difference, TokenizerComparison, shown
+from specserve.models.tokenizercompare import Difference, TokenizerComparison, shown
 from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.tokenizers import KEY, pairs
 from specserve.diagnostics import Severity
-from specserve.facts.comparison import FEW_SHARED
+from specserve.models.tokenizercompare import FEW_SHARED
 
 KEPT = 0.5
 """With less of a sample text within reach of the draft, most drafts end early."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 
 _READABLE = (None, "auto", "safetensors")
 

@@ -41,7 +41,7 @@ def _run(arguments: list[str]) -> int:
 
         return run(arguments)
     except SpecserveError as error:
-        from specserve.report.failure import failure
+        from specserve.report.findings import failure
 
         _tell(failure(error))
         return error.exit_code
@@ -51,7 +51,7 @@ def _run(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
             _tell(f"error: cannot write: {error.strerror}")
             return 2
-        from specserve.report.failure import crash_report, trace
+        from specserve.report.findings import crash_report, trace
 
         _tell(trace(error) if os.environ.get("SPECSERVE_DEBUG") else crash_report(error))
         return 3

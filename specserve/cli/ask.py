@@ -79,7 +79,7 @@ def ask(
     from specserve.errors import TrafficError
     from specserve.report.console import in_one_line, say
     from specserve.serve.client import Client, Question
-    from specserve.serve.endpoint import endpoint
+    from specserve.serve.requests import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     text = _prompt(prompt)

@@ -14,13 +14,11 @@ from typing import NoReturn
 
 from specserve.errors import FactError, Interrupted, LaunchError
 from specserve.plan.launchplan import Json, LaunchPlan
-from specserve.report.acceptance import acceptance_line
+from specserve.report.answer import GenerationProgress, acceptance_line
 from specserve.report.console import clean, say
-from specserve.report.generation import GenerationProgress
-from specserve.serve.batch import Entry, answered, encoded, entries, in_order, record
-from specserve.serve.logfile import default_log
+from specserve.serve.batch import Entry, Output, answered, encoded, entries, in_order, record
+from specserve.serve.logs import default_log
 from specserve.serve.offline import Finished, OfflineEngine
-from specserve.serve.output import Output
 
 _SHOWN_ERRORS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

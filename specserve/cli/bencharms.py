@@ -135,14 +135,14 @@ def _devices(profile: Profile) -> tuple[str, ...] | None:
 
 
 def _memory(profile: Profile, plan: LaunchPlan) -> int | None:
-    from specserve.measure.bench.fit import memory_bytes
+    from specserve.measure.bench.arms import memory_bytes
 
     return memory_bytes(profile, plan) if plan.platform == "cpu" else None
 
 
 def _local_models(profile: Profile) -> tuple[str, ...]:
     """Those of target and draft that vLLM would load from a folder here."""
-    from specserve.facts.read import local_path
+    from specserve.models.read import local_path
 
     draft = profile.speculation.keys.get("model") if profile.speculation else None
     named = [profile.target.model, *([str(draft)] if draft else [])]
@@ -151,7 +151,7 @@ def _local_models(profile: Profile) -> tuple[str, ...]:
 
 def _at_url(name: str | None, url: str, asked: Asked) -> Arm:
     from specserve.measure.bench.arms import Arm
-    from specserve.serve.endpoint import endpoint
+    from specserve.serve.requests import endpoint
 
     root = endpoint(url, api_key_env=asked.api_key_env).root
     return Arm(name or root.partition("://")[2], url=root, api_key_env=asked.api_key_env)
@@ -171,7 +171,7 @@ def _refuse_profile_options(asked: Asked) -> None:
 def refuse_silent(arms: Sequence[Arm]) -> None:
     """Raises TrafficError where a server at a URL does not answer: before a directory is made, or a server started."""
     from specserve.serve.client import Client
-    from specserve.serve.endpoint import endpoint
+    from specserve.serve.requests import endpoint
 
     for arm in arms:
         if arm.url is not None:

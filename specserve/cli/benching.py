@@ -117,12 +117,12 @@ def _refuse_other_vllm(ready: Prepared, directory: RunDirectory) -> None:
 
 def _complete(path: Path) -> Result | None:
     """The result that is there, where it is of everything; None where it must be reckoned anew."""
-    from specserve.measure.bench.resultfile import RESULT_FILE, read
+    from specserve.measure.bench.result import RESULT_FILE, read_result
 
     if not (path / RESULT_FILE).is_file():
         return None
     try:
-        found = read(path)
+        found = read_result(path)
     except FactError:  # cut off, or of another version: what was measured is there all the same
         return None
     return found if found.is_complete else None
@@ -138,8 +138,8 @@ def _read_asked(content: dict[str, Any]) -> Asked:
 
 def _run(ready: Prepared, directory: RunDirectory, *, ending: Ending) -> None:
     from specserve.measure.bench.run import Bench
-    from specserve.report.benchprogress import BenchView
-    from specserve.serve.stop import stop_on_signals
+    from specserve.report.benchplan import BenchView
+    from specserve.serve.signals import stop_on_signals
 
     began = time.monotonic()
     with ExitStack() as stack:
@@ -187,13 +187,13 @@ def _kept(ready: Prepared, bench: Bench, began: float, error: SpecserveError) ->
 
 def _write(ready: Prepared, bench: Bench, began: float, *, is_complete: bool) -> Result:
     from specserve.measure.bench.outcome import outcome
-    from specserve.measure.bench.resultfile import text
+    from specserve.measure.bench.result import result_text
     from specserve.report.benchhtml import html_report
 
     directory = bench.directory
     _spend(directory, began)
     result = outcome(_basis(ready, bench, is_complete=is_complete), bench.passes)
-    directory.write("result.json", text(result))
+    directory.write("result.json", result_text(result))
     directory.write("report.html", html_report(result))
     return result
 
@@ -204,8 +204,8 @@ def _spend(directory: RunDirectory, began: float) -> None:
 
 
 def _basis(ready: Prepared, bench: Bench, *, is_complete: bool) -> Any:
+    from specserve.measure.bench.arms import host, versions
     from specserve.measure.bench.outcome import Basis
-    from specserve.measure.bench.surroundings import host, versions
     from specserve.measure.workloads.load import info
 
     content = bench.directory.content

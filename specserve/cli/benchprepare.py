@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.errors import CheckFailed, SpecserveError, UsageError
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.arms import Arm
-    from specserve.measure.bench.fit import Fit
+    from specserve.measure.bench.arms import Arm, Fit
     from specserve.measure.bench.result import Point
     from specserve.measure.bench.run import Wish
     from specserve.measure.bench.rundir import RunDirectory
@@ -91,8 +90,7 @@ def prepared(asked: Asked, *, starts: bool = True, at_once: int | None = None) -
     from specserve.cli.bencharms import arms_of
     from specserve.cli.benchpoints import points_of, prompts_of, sources
     from specserve.cli.durations import seconds
-    from specserve.measure.bench.arms import sessions
-    from specserve.measure.bench.fit import fit
+    from specserve.measure.bench.arms import fit, sessions
     from specserve.measure.bench.run import Wish
     from specserve.measure.bench.schedule import Sizes
 
@@ -154,8 +152,8 @@ def with_places(asked: Asked) -> Asked:
 
 
 def new_directory(ready: Prepared, output: str | None) -> RunDirectory:
+    from specserve.measure.bench.arms import environment, host, versions
     from specserve.measure.bench.rundir import create, default_place
-    from specserve.measure.bench.surroundings import environment, host, versions
 
     marks = [arm.plan.fingerprint for arm in ready.wish.arms if arm.plan is not None]
     platform = next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), None)

@@ -47,9 +47,9 @@ def shown(
 
 def show(place: str, *, format: str, share: str | None) -> None:
     """A run's report once more. Raises FactError where there is none."""
-    from specserve.measure.bench.resultfile import read
+    from specserve.measure.bench.result import read_result
 
-    result = read(Path(place))
+    result = read_result(Path(place))
     if share is not None:
         give(result, share)
     write(result, format=format)
@@ -66,11 +66,11 @@ def write(result: Result, *, format: str) -> None:
 def compare(places: tuple[str, str], *, format: str) -> None:
     """Two runs side by side. Raises FactError where one is none."""
     from specserve.measure.bench.comparison import compare as compared_runs
-    from specserve.measure.bench.resultfile import read
+    from specserve.measure.bench.result import read_result
     from specserve.report.benchcompare import compared
     from specserve.report.console import out
 
-    old, new = (read(Path(place)) for place in places)
+    old, new = (read_result(Path(place)) for place in places)
     out(compared(compared_runs(old, new), form=format))
 
 

@@ -8,8 +8,8 @@ from specserve.errors import LaunchError
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.report.console import say, styled
-from specserve.serve.detached.record import Record
-from specserve.serve.detached.room import Clash, Room, clashes
+from specserve.serve.detached.observe import Clash, Room, clashes
+from specserve.serve.detached.registry import Record
 
 
 def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None) -> Room:
@@ -58,7 +58,7 @@ def _devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
     """As CUDA counts them: the first ones of what it may see, as many as there are ranks."""
     if plan.platform == "cpu":
         return ("cpu",)
-    from specserve.facts.nvml import gpus, selected
+    from specserve.hardware.gpus import gpus, selected
     from specserve.profile.ranks import world_size
 
     visible = plan.env.get("CUDA_VISIBLE_DEVICES")
@@ -69,17 +69,17 @@ def _devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
 
 def _totals(plan: LaunchPlan) -> dict[str, int]:
     if plan.platform == "cpu":
-        from specserve.facts.accelerators import this_cpu
+        from specserve.hardware.accelerators import this_cpu
 
         return {"cpu": this_cpu().accelerator.total_bytes}
-    from specserve.facts.nvml import gpus
+    from specserve.hardware.gpus import gpus
 
     return {gpu.uuid: gpu.total_bytes for gpu in gpus()}
 
 
 def _running() -> list[Record]:
     from specserve.errors import FactError
-    from specserve.serve.detached.group import Detached
+    from specserve.serve.detached.processes import Detached
     from specserve.serve.detached.registry import names, read
 
     found = []

@@ -77,7 +77,7 @@ def check(
     specserve check my.yaml --offline --strict --format json
     specserve check -- vllm serve ./llama --speculative-config '{…}'
     """
-    from specserve.facts.accelerators import assume as machine_of
+    from specserve.hardware.accelerators import assume as machine_of
 
     if ask_vllm and vllm_source is None:
         _refuse_without_vllm()

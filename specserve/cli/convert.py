@@ -112,7 +112,7 @@ def _tell(result: Converted, *, target: str | None, others: list[Given]) -> bool
     """The changes, what is still to be done, and what else was in the text, on stderr. True for errors."""
     from specserve.diagnostics import Severity
     from specserve.report.console import clean, say
-    from specserve.report.text import render
+    from specserve.report.findings import render
 
     for note in result.notes:
         place = f"line {note.line}: " if note.line > 1 else ""

@@ -12,9 +12,9 @@ import typer
 from specserve.cli.up import LogFormat, refuse_taken_port
 from specserve.errors import SpecserveError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.serving import JsonView, TextView
-from specserve.serve.detached.record import Arm
-from specserve.serve.detached.room import Room
+from specserve.report.servers import JsonView, TextView
+from specserve.serve.detached.observe import Room
+from specserve.serve.detached.registry import Arm
 
 if TYPE_CHECKING:
     from specserve.cli.gate import Gate
@@ -53,8 +53,8 @@ def leave(
     """
     from specserve.serve.detached.launch import launch, refuse_running
     from specserve.serve.detached.registry import folder_of
-    from specserve.serve.logfile import default_log
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.logs import default_log
+    from specserve.serve.signals import stop_on_signals
 
     folder_of(name)  # what cannot be a name ends it before anything starts
     refuse_running(name)

@@ -45,7 +45,7 @@ def doctor(
     from specserve.checks.doctor.leftovers import find_leftovers
     from specserve.report.console import out
     from specserve.report.doctor import count, doctor_json, doctor_text
-    from specserve.serve.statefolder import state_folder
+    from specserve.serve.files import state_folder
 
     if leftovers:
         files = [str(path) for path in find_leftovers().files]
@@ -101,7 +101,7 @@ def _at(seen: Seen) -> str:
 
 def _pids(servers: list[Seen]) -> frozenset[int]:
     """Every process of these servers."""
-    from specserve.serve.detached.group import Detached
+    from specserve.serve.detached.processes import Detached
 
     pids = {pid for seen in servers for pid in seen.pids}
     for seen in servers:

@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from specserve.serve.events import Event
-    from specserve.serve.stop import StopRequest
+    from specserve.serve.signals import StopRequest
 
 
 def down(
@@ -31,9 +31,9 @@ def down(
     """
     from specserve.errors import UsageError
     from specserve.report.console import say
-    from specserve.serve.detached.group import marked
+    from specserve.serve.detached.processes import marked
     from specserve.serve.detached.registry import names as known
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.signals import stop_on_signals
 
     if all_ == bool(names):
         raise UsageError("`down` takes either names or `--all`", hint="`specserve ps` lists the servers")
@@ -54,9 +54,9 @@ def _one(name: str, stop: StopRequest) -> bool:
     """Stop one; what fails is told, and the others are stopped all the same."""
     from specserve.errors import FactError, SpecserveError
     from specserve.report.console import clean, say
-    from specserve.report.failure import failure
+    from specserve.report.findings import failure
+    from specserve.serve.detached.processes import stop_marked, stop_server
     from specserve.serve.detached.registry import read, remove
-    from specserve.serve.detached.stop import stop_marked, stop_server
 
     tell = _Teller(name)
     try:
@@ -88,7 +88,7 @@ class _Teller:
 
     def __call__(self, event: Event) -> None:
         from specserve.report.console import say
-        from specserve.report.serving import duration
+        from specserve.report.servers import duration
         from specserve.serve import events
 
         match event:

@@ -9,7 +9,7 @@ from specserve.errors import VerifyFailed
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve.server import Server
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 _PATIENCE = 3
 """A verification may take so many times its limit before systemd gives the start up."""
@@ -30,7 +30,7 @@ def verifying(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: flo
     from specserve.measure.verify.run import Wish
     from specserve.report.console import say
     from specserve.report.verify import brief, brief_json
-    from specserve.serve.notify import notify
+    from specserve.serve.signals import notify
 
     wish = Wish(
         samplings=(Sampling(0.0), Sampling(0.7)),

@@ -26,9 +26,9 @@ def gpus(
     specserve gpus
     specserve check my.yaml --assume 4xH100-80GB
     """
-    from specserve.facts.accelerators import this_cpu
-    from specserve.facts.nvml import gpus as found_here
-    from specserve.report.accelerators import accelerators_json, accelerators_text
+    from specserve.hardware.accelerators import this_cpu
+    from specserve.hardware.gpus import gpus as found_here
+    from specserve.report.check import accelerators_json, accelerators_text
     from specserve.report.console import out
 
     show = accelerators_json if format is Format.JSON else accelerators_text

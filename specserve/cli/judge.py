@@ -76,24 +76,24 @@ def show(report: Report, *, format: Format) -> None:
     """Findings to stdout in that format, the sum to stderr."""
     match format:
         case Format.JSON:
-            from specserve.report.json import report_json
+            from specserve.report.formats import report_json
 
             out(report_json(report))
             return
         case Format.SARIF:
-            from specserve.report.sarif import sarif
+            from specserve.report.formats import sarif
 
             out(sarif(report))
         case Format.GITHUB:
-            from specserve.report.github import github
+            from specserve.report.formats import github
 
             _out(github(report.findings, skipped=report.skipped))
         case Format.CONCISE:
-            from specserve.report.text import concise
+            from specserve.report.findings import concise
 
             _out(concise(report.findings, skipped=report.skipped))
         case Format.TEXT:
-            from specserve.report.text import render
+            from specserve.report.findings import render
 
             # an empty line stands between the findings and their sum
             _out(f"{render(report.findings, stream=sys.stdout)}\n" if report.findings else "")
@@ -107,7 +107,7 @@ def _out(text: str) -> None:
 
 def tell(report: Report, *, explain: bool) -> None:
     """The sum to stderr; to a person also how to read more, once."""
-    from specserve.report.text import summary
+    from specserve.report.findings import summary
 
     say(summary(report))
     if explain and report.findings and is_terminal(sys.stderr):

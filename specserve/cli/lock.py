@@ -66,7 +66,7 @@ def _sum(states: list[State]) -> str:
 
 def _write(profile: Profile, *, offline: bool) -> None:
     from specserve.plan.locking import lock_profile
-    from specserve.report.failure import told
+    from specserve.report.findings import told
 
     done = lock_profile(profile, offline=offline)
     say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
@@ -82,7 +82,7 @@ def _state(profile: Profile, *, offline: bool) -> State:
     """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
     from specserve.plan.drifted import drifts_from, unused
     from specserve.plan.locked import lock_of
-    from specserve.report.failure import told
+    from specserve.report.findings import told
 
     try:
         found = lock_of(profile)

@@ -9,7 +9,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.facts.lockfile import Lock
+    from specserve.models.lock import Lock
 
 
 def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile, Lock | None]:

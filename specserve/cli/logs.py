@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from specserve.serve.detached.record import Record
+    from specserve.serve.detached.registry import Record
 
 _LOOK_S = 0.2
 _CHUNK_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def logs(
     specserve logs demo -f
     specserve logs demo -n 0 | grep SpecDecoding
     """
-    from specserve.serve.detached.only import only_server
+    from specserve.serve.detached.registry import only_server
 
     record = only_server(name)
     path = Path(record.log_path)
@@ -53,7 +53,7 @@ def logs(
 def _print_last(path: Path, *, lines: int) -> int:
     """The last lines of a log; returns how far it was read. A log of days is not read whole for a hundred lines."""
     from specserve.errors import FactError
-    from specserve.serve.ownfiles import open_regular
+    from specserve.serve.files import open_regular
 
     try:
         with open_regular(path) as file:
@@ -83,8 +83,8 @@ def _print_last(path: Path, *, lines: int) -> int:
 
 def _follow(record: Record, path: Path, *, position: int) -> None:
     """Print what comes, until the server is gone and its log is at an end. A log that shrank is begun anew."""
-    from specserve.serve.detached.group import Detached
-    from specserve.serve.ownfiles import open_regular
+    from specserve.serve.detached.processes import Detached
+    from specserve.serve.files import open_regular
 
     group, rest = Detached(record), b""
     while True:

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specserve.cli.options import (
-    Alternative,
-    Assume,
-    Devices,
-    MasterAddr,
-    NodeRank,
-    NoLock,
-    Port,
-    Settings,
-)
+from specserve.cli.options import Alternative, Assume, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -67,7 +58,7 @@ def plan(
     specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --origin
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.facts.accelerators import assume as machine_of
+    from specserve.hardware.accelerators import assume as machine_of
     from specserve.plan.nodes import node_at, node_count
     from specserve.plan.shell import origins
     from specserve.report.console import in_one_line, out

@@ -96,7 +96,7 @@ def preflight(
     answer = _ask(asked)
     findings = tuple(_finding(item) for item in answer["findings"])
     for reason in answer["missing"]:
-        from specserve.report.failure import told
+        from specserve.report.findings import told
 
         say(f"{styled('warning', 'yellow')}: not checked: {told(reason)}")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
@@ -106,7 +106,7 @@ def preflight(
         raise CheckFailed(text, findings=findings, hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
-        from specserve.report.text import render
+        from specserve.report.findings import render
 
         say(render(warnings))
 

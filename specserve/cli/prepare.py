@@ -13,7 +13,7 @@ from specserve.profile.schema import Hardware, Profile
 from specserve.vllm.table import VllmTable
 
 if TYPE_CHECKING:
-    from specserve.facts.accelerators import Machine
+    from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.nodes import Node
 
@@ -82,7 +82,7 @@ def prepare(
     if devices is not None and plan.platform == "cpu":
         _say_without_effect()
     if starts and plan.port == 0:
-        from specserve.serve.ports import free_port
+        from specserve.serve.process import free_port
 
         plan = with_port(plan, free_port(plan.host))
     return meant, plan
@@ -128,7 +128,7 @@ def _refuse_errors(
     """Shows what the static rules find, or with a plan those about this machine; errors end the command."""
     from specserve.checks.run import can_be_passed, examined
     from specserve.report.console import say
-    from specserve.report.text import render
+    from specserve.report.findings import render
 
     everything, _ = examined(profile, plan=plan, host=host)
     # an arm that is not launched cannot stop the launch

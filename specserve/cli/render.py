@@ -13,8 +13,7 @@ from specserve.cli.options import Alternative, NoLock, Settings
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.deploy.artifact import Artifact
-    from specserve.deploy.deployment import Deployment
+    from specserve.deploy.deployment import Artifact, Deployment
     from specserve.profile.schema import Profile
 
 
@@ -179,7 +178,7 @@ def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
 
 
 def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> None:
-    from specserve.deploy.files import foreign, put
+    from specserve.deploy.targets import foreign, put
     from specserve.report.console import clean, out, say
 
     strangers = [] if force else foreign(artifacts, folder)
@@ -204,7 +203,7 @@ def _files(count: int) -> str:
 
 def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
     """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
-    from specserve.deploy.files import stale
+    from specserve.deploy.targets import stale
     from specserve.report.console import clean, out, say, styled
 
     found = stale(artifacts, folder, target=to.value)

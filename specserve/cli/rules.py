@@ -52,9 +52,8 @@ def rules(
     specserve rules --needs nothing --format json
     """
     from specserve.errors import UsageError
-    from specserve.report.catalogue import listing, listing_json
     from specserve.report.console import out, say
-    from specserve.report.manual import pages
+    from specserve.report.manual import listing, listing_json, pages
 
     wanted = tuple(prefix.upper() for prefix in prefixes or ("",))
     known = pages()

@@ -11,7 +11,7 @@ from specserve.errors import ProfileError, UsageError
 from specserve.profile.problems import quoted
 
 if TYPE_CHECKING:
-    from specserve.facts.lockfile import Lock
+    from specserve.models.lock import Lock
     from specserve.profile.schema import Profile
 
 _END = "--"
@@ -91,7 +91,7 @@ def _taken(words: list[str], settings: Iterable[str]) -> Taken:
 
 def _running(name: str) -> list[str] | None:
     """The command of a detached server as its process has it; None where none of that name runs."""
-    from specserve.serve.detached.group import Detached
+    from specserve.serve.detached.processes import Detached
     from specserve.serve.detached.registry import names, read
 
     if name not in names():
@@ -107,7 +107,7 @@ def _running(name: str) -> list[str] | None:
 
 def _locked(name: str, settings: Iterable[str]) -> Taken:
     """The profile beside a lock, at the commits of the lock."""
-    from specserve.facts.lockfile import read_lock
+    from specserve.models.lock import read_lock
     from specserve.profile.load import load_profile
 
     stem = name.removesuffix(_LOCK)

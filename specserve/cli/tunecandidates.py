@@ -13,8 +13,8 @@ from specserve.errors import CheckFailed, SpecserveError, UsageError
 if TYPE_CHECKING:
     from specserve.cli.tuneprepare import Asked
     from specserve.measure.bench.arms import Arm
+    from specserve.measure.tune.plan import Candidate
     from specserve.measure.tune.result import Choice
-    from specserve.measure.tune.wish import Candidate
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -36,8 +36,7 @@ def arm(
     Raises ProfileError, UsageError, FactError.
     """
     from specserve.cli.prepare import prepare
-    from specserve.measure.bench.arms import Arm
-    from specserve.measure.bench.fit import memory_bytes
+    from specserve.measure.bench.arms import Arm, memory_bytes
     from specserve.profile.ranks import world_size
 
     profile, plan = prepare(
@@ -104,7 +103,7 @@ def _planned(
     profile: Profile, asked: Asked, idea: Idea, *, loads: Sequence[int], plan: LaunchPlan, starts: bool
 ) -> list[Candidate]:
     from specserve.cli.tuneprepare import most_requests
-    from specserve.measure.tune.wish import Candidate, ladder_of, small_tokens
+    from specserve.measure.tune.plan import Candidate, ladder_of, small_tokens
 
     assert asked.profile is not None
     most = most_tokens(asked, idea)
@@ -138,7 +137,7 @@ def _planned(
 
 
 def _ranges(rungs: Mapping[int, int]) -> list[list[int]]:
-    from specserve.measure.tune.ladder import as_ranges
+    from specserve.measure.tune.schedule import as_ranges
 
     return as_ranges(rungs)
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specserve.errors import FactError, HubUnreachable, UsageError
-from specserve.facts.accelerators import CPU, Machine
-from specserve.facts.accelerators import assume as machine_of
+from specserve.hardware.accelerators import CPU, Machine
+from specserve.hardware.accelerators import assume as machine_of
+from specserve.measure.tune.choose import LONGEST
 from specserve.measure.tune.estimated import DEFAULT_CONTEXT, Chance, estimate
-from specserve.measure.tune.goodput import LONGEST
 from specserve.measure.tune.walk import geometric_rate
 from specserve.profile.ranks import world_size
 from specserve.profile.schema import Profile
@@ -62,7 +62,7 @@ def run(
     from specserve.checks.gather import Wanted, gather
     from specserve.plan.memory.situation import situation
     from specserve.profile.load import load_profile, with_alternative
-    from specserve.report.tuneestimate import estimate_json, estimate_text
+    from specserve.report.tuneplan import estimate_json, estimate_text
     from specserve.vllm.versions import known_versions
 
     _refuse_measuring(asked, others)

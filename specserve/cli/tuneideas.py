@@ -11,7 +11,7 @@ from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.cli.tuneprepare import Asked
-    from specserve.measure.tune.ladder import Situation
+    from specserve.measure.tune.schedule import Situation
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -151,7 +151,7 @@ def situation(
     profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan, env: Mapping[str, str] | None = None
 ) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
-    from specserve.measure.tune.ladder import Situation
+    from specserve.measure.tune.schedule import Situation
     from specserve.plan.memory.runner import arguments, runner
 
     on_cpu = plan.platform == "cpu"

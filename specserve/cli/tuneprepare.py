@@ -13,9 +13,8 @@ from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.cli.tuneideas import Idea
-    from specserve.measure.bench.fit import Fit
-    from specserve.measure.tune.budget import Fitted
-    from specserve.measure.tune.wish import Candidate, Wish
+    from specserve.measure.bench.arms import Fit
+    from specserve.measure.tune.plan import Candidate, Fitted, Wish
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -70,7 +69,7 @@ class Prepared:
     @property
     def confirms(self) -> bool:
         """Whether the choice is launched, too."""
-        from specserve.measure.tune.wish import TUNED
+        from specserve.measure.tune.plan import TUNED
 
         return self.asked.confirm and TUNED in self.fitted.kept
 
@@ -84,9 +83,9 @@ def prepared(asked: Asked, *, starts: bool, most_tokens: Mapping[str, int] | Non
     from specserve.cli.durations import seconds
     from specserve.cli.tunecandidates import arm
     from specserve.cli.tuneideas import situation, unasked
-    from specserve.measure.bench.fit import fit
-    from specserve.measure.tune.ladder import between
-    from specserve.measure.tune.wish import BASELINE, Wish, fitted
+    from specserve.measure.bench.arms import fit
+    from specserve.measure.tune.plan import BASELINE, Wish, fitted
+    from specserve.measure.tune.schedule import between
 
     own, plan = _launched(asked, starts=starts)
     names = sources(asked.workloads)
@@ -232,7 +231,7 @@ def most_requests(profile: Profile) -> int:
 
 def _objective(asked: Asked, wish: Wish) -> Any:
     """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
-    from specserve.measure.tune.limits import limits_at
+    from specserve.measure.tune.choose import limits_at
 
     is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())
     if asked.objective == "goodput" and not is_limited:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from specserve.cli.tuneprepare import Asked, Prepared, prepared
 from specserve.errors import UsageError
 from specserve.measure.bench.rundir import RUN, VERSION
-from specserve.serve.ownfiles import read_own
-from specserve.serve.statefolder import state_folder
+from specserve.serve.files import read_own, state_folder
 
 if TYPE_CHECKING:
-    from specserve.measure.tune.wish import Wish
+    from specserve.measure.tune.plan import Wish
 
 KIND = "tune"
 _MOST_BYTES = 1 << 20

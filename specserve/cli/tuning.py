@@ -65,9 +65,9 @@ def _measured(
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
     """The result, where its raw data lies, and why the choice could not be confirmed, where it could not."""
     from specserve.measure.tune.run import Tune
-    from specserve.report.benchprogress import BenchView
+    from specserve.report.benchplan import BenchView
     from specserve.report.console import in_one_line, say
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.signals import stop_on_signals
 
     began = time.monotonic()
     directory = _directory(ready, found, output)
@@ -125,7 +125,7 @@ def _tuned(
     """The result, and why the choice could not be confirmed. `is_told`: all was measured, nothing is started."""
     from specserve.measure.tune.choose import choose
     from specserve.measure.tune.outcome import outcome
-    from specserve.report.tunefile import as_json_text
+    from specserve.report.tune import as_json_text
     from specserve.report.tunehtml import tune_html
 
     if is_told:
@@ -197,7 +197,7 @@ def _confirmed(
 def _confirm(ready: Prepared, tune: Tune, choice: Choice, launch: int) -> SpecserveError | None:
     """Launch the choice beside the server without speculation; why that failed."""
     from specserve.cli.tunecandidates import tuned
-    from specserve.measure.tune.wish import TUNED
+    from specserve.measure.tune.plan import TUNED
 
     if tune.is_late():
         tune.notes.append("the budget was used up before the choice could be confirmed at every point")
@@ -249,8 +249,7 @@ def _is_told(ready: Prepared, directory: RunDirectory, *, anew: str) -> bool:
 
 def _show(result: TuneResult, path: Path, *, explain: bool, as_json: bool) -> None:
     from specserve.report.console import out, say
-    from specserve.report.tune import text
-    from specserve.report.tunefile import as_json_text
+    from specserve.report.tune import as_json_text, text
 
     out(as_json_text(result) if as_json else text(result, explain=explain))
     say(f"raw data, logs, result.json and report.html: {path}")

@@ -26,7 +26,7 @@ from specserve.cli.options import (
 from specserve.errors import LaunchError, SpecserveError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import out, say
-from specserve.report.serving import JsonView, TextView
+from specserve.report.servers import JsonView, TextView
 
 if TYPE_CHECKING:
     from specserve.cli.gate import Gate
@@ -223,9 +223,9 @@ def launch(
 
     `gate`: called when it answers; what it raises ends the server.
     """
-    from specserve.serve.logfile import default_log
+    from specserve.serve.logs import default_log
     from specserve.serve.server import supervise
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.signals import stop_on_signals
 
     view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan)
     try:
@@ -260,7 +260,7 @@ def refuse_taken_port(plan: LaunchPlan) -> None:
     if not plan.answers:
         return
     from specserve.serve.health import served_models
-    from specserve.serve.ports import holder, is_own
+    from specserve.serve.process import holder, is_own
 
     try:
         found = holder(plan.host, plan.port)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specserve.measure.verify.session import Session
     from specserve.profile.schema import Profile
     from specserve.serve.client import Client
-    from specserve.serve.stop import StopRequest
+    from specserve.serve.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Asked:
 
 def run(asked: Asked, wish: Wish) -> Verification:
     """Verify what was asked for. Raises SpecserveError, Interrupted for a signal; nothing is left behind."""
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.signals import stop_on_signals
 
     if asked.is_profile:
         return _profile(asked, wish)
@@ -94,10 +94,10 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
     from specserve.cli.exposure import refuse_exposed
     from specserve.cli.preflight import cleared
     from specserve.cli.up import refuse_taken_port
-    from specserve.report.verifystart import StartView
-    from specserve.serve.logfile import default_log
+    from specserve.report.servers import StartView
+    from specserve.serve.logs import default_log
     from specserve.serve.server import running
-    from specserve.serve.stop import stop_on_signals
+    from specserve.serve.signals import stop_on_signals
 
     assert asked.server is not None
     source, plan = cleared(
@@ -124,7 +124,7 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
 def draft_limit(profile: Profile) -> int | None:
     """The most tokens that a profile's draft model was made for; None where that is not known from a local copy."""
     from specserve.errors import FactError
-    from specserve.facts.read import read_model
+    from specserve.models.read import read_model
 
     speculation = profile.speculation
     model = getattr(speculation, "model", None)
@@ -148,7 +148,7 @@ def verified(
     from specserve.measure.verify.run import Verifier
     from specserve.report.verify import VerifyProgress
     from specserve.serve.client import Client
-    from specserve.serve.endpoint import endpoint
+    from specserve.serve.requests import endpoint
 
     def tick() -> None:
         if stop.count:
@@ -167,8 +167,7 @@ def verified(
 
 def connected(client: Client, model: str | None, *, on_tick: Callable[[], None]) -> Session:
     """A session with a server that may hang: `on_tick` may end the wait."""
-    from specserve.measure.verify.crew import Crew
-    from specserve.measure.verify.session import Session
+    from specserve.measure.verify.session import Crew, Session
 
     asking = Crew(iter([lambda: Session(client, model=model)]), concurrency=1)
     return next(asking.results(on_tick=on_tick))
@@ -177,7 +176,7 @@ def connected(client: Client, model: str | None, *, on_tick: Callable[[], None])
 @contextmanager
 def _other(asked: Asked, on_tick: Callable[[], None]) -> Iterator[Session]:
     from specserve.serve.client import Client
-    from specserve.serve.endpoint import endpoint
+    from specserve.serve.requests import endpoint
 
     url, key = _place(asked.against, asked.api_key_env)
     with Client(endpoint(url, api_key_env=key)) as client:

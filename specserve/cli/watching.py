@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from specserve.measure.watch.exporter import Exporter
     from specserve.measure.watch.watch import Report
     from specserve.profile.schema import Profile
-    from specserve.report.watchscreen import Screen
-    from specserve.serve.detached.record import Record
-    from specserve.serve.endpoint import Endpoint
+    from specserve.report.watch import Screen
+    from specserve.serve.detached.registry import Record
+    from specserve.serve.requests import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Watched:
     def _record(self) -> Record | None:
         if self._name is None:
             return None
-        from specserve.serve.detached.only import only_server
+        from specserve.serve.detached.registry import only_server
 
         return only_server(self._name)
 
     def _found(self) -> Endpoint:
         from specserve.cli.where import DEFAULT_URL
-        from specserve.serve.endpoint import endpoint
+        from specserve.serve.requests import endpoint
 
         url = self.record.url if self.record is not None else self._url or DEFAULT_URL
         return endpoint(url, api_key_env=self._api_key_env)
@@ -145,7 +145,7 @@ class Shown:
         self._state: State | None = None
         self._trouble = ""
         if not is_json and not only_last and _takes_screen():
-            from specserve.report.watchscreen import Screen
+            from specserve.report.watch import Screen
 
             self._screen = Screen()
 
@@ -220,8 +220,7 @@ def _takes_screen() -> bool:
 
 def watching(watched: Watched, times: Times, *, shown: Shown, exporter: str | None) -> Report:
     """Watch until the time is over; the last report. Raises Interrupted on SIGTERM, KeyboardInterrupt."""
-    from specserve.measure.watch.source import Source
-    from specserve.measure.watch.watch import Watch, looks
+    from specserve.measure.watch.watch import Source, Watch, looks
 
     source = Source(watched.locate, model=watched.model)
     watch = Watch(source.read, window_s=times.window_s, profile=watched.profile)

@@ -32,8 +32,7 @@ def where(url: str | None, name: str | None, api_key_env: str | None) -> tuple[s
         raise UsageError("`--url` and `--name` both say where the server is", hint="give one of them")
     if url is not None:
         return url, api_key_env
-    from specserve.serve.detached.only import only_server
-    from specserve.serve.detached.registry import names
+    from specserve.serve.detached.registry import names, only_server
 
     if name is None and len(names()) != 1:
         return DEFAULT_URL, api_key_env

@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specserve.convert.options import (
-    NotJson,
-    Option,
-    Parsed,
-    json_node,
-    merged,
-    node_of,
-    wrong_value,
-)
+from specserve.convert.options import NotJson, Option, Parsed, json_node, merged, node_of, wrong_value
 from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
 from specserve.profile.problems import quoted

@@ -6,9 +6,15 @@ import os
 import shlex
 from typing import Any
 
-from specserve.deploy.artifact import Artifact
-from specserve.deploy.container import HOME_NOTE, environment, question, staging
-from specserve.deploy.deployment import MODELS, Deployment
+from specserve.deploy.deployment import (
+    HOME_NOTE,
+    MODELS,
+    Artifact,
+    Deployment,
+    environment,
+    question,
+    staging,
+)
 from specserve.deploy.yamltext import Note, yaml_text
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv

@@ -1,4 +1,4 @@
-"""What every target writes down, worked out once: commands, image, models, sizes, labels. Writes nothing."""
+"""What every target writes down, worked out once: commands, image, models, sizes, labels."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import re
 import textwrap
 from dataclasses import dataclass, replace
 
-from specserve.deploy.image import Image, official, release
 from specserve.errors import UsageError
-from specserve.facts.accelerators import catalogue
+from specserve.hardware.accelerators import catalogue
 from specserve.plan.contained import Mount, contained
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -17,7 +16,78 @@ from specserve.plan.nodes import node_count, on_node
 from specserve.plan.uses import model_uses
 from specserve.profile.ranks import world_size
 from specserve.profile.schema import Profile
+from specserve.vllm.facts import READ
 from specserve.vllm.table import VllmTable
+
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file of a rendered deployment: where it lies below the output folder, and all of its text."""
+
+    path: str
+    """With `/` between folders."""
+    text: str
+    alone: bool = True
+    """Whether it means something without the files beside it: those that do are printed where there is no folder."""
+
+
+def in_one_line(text: str) -> str:
+    """The text without what would begin a new line of a file, or a directive in it."""
+    return _BREAKS.sub(" ", text).rstrip("\\")
+
+
+_REFERENCE = re.compile(
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::\d+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
+    r"(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+_VERSION = re.compile(r"v?(\d+\.\d+)(\.\d+\S*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A container image, and the user of its passwd that is not root.
+
+    torch asks for the name of the user while it is imported and dies of a uid without one (vllm-project/vllm#44548).
+    The CUDA image has `vllm` with group 0, which may write where the image lets it (docker/Dockerfile); the CPU image
+    has what its Ubuntu brings, `ubuntu`.
+    """
+
+    reference: str
+    uid: int
+    gid: int
+    home: str
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it is named by its digest: the same image for ever."""
+        return "@sha256:" in self.reference
+
+
+def official(version: str, *, platform: str, reference: str | None = None) -> Image:
+    """The image of a vLLM version on `cpu` or `cuda`; `reference` names another, such as the same by its digest.
+
+    Raises UsageError for a text that is no image.
+    """
+    if reference is not None and not _REFERENCE.fullmatch(reference):
+        raise UsageError(
+            f"`{reference}` is no image", hint=f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
+        )
+    repository = "vllm/vllm-openai-cpu" if platform == "cpu" else "vllm/vllm-openai"
+    name = reference or f"{repository}:v{release(version)}"
+    if platform == "cpu":
+        return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
+    return Image(name, uid=2000, gid=0, home="/home/vllm")
+
+
+def release(version: str) -> str:
+    """`0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`: the number that an image's tag has."""
+    match = _VERSION.match(version)
+    if match is None:
+        raise UsageError(f"`{version}` is no version of vLLM")
+    return match[1] + (match[2] or ".0").partition("+")[0]
+
 
 PORT = 8000
 MODELS = "/models"
@@ -249,3 +319,38 @@ def dns_label(name: str) -> str:
     """A name that Kubernetes takes for a Service, with room for an ending: letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "vllm-server"
     return plain if plain[0].isalpha() else f"m-{plain}"[:40].strip("-")
+
+
+HOME_NOTE = "vLLM, torch and Triton compile into it"
+_LEFT_OUT = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
+"""What repositories hold beside the weights that vLLM reads, and would double the download."""
+
+
+def environment(made: Deployment, *, cache: str) -> dict[str, str]:
+    """The variables of the server that are no secret: the profile's, and where the container may write."""
+    values = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
+    own = {"HOME": made.image.home, "HF_HOME": cache}
+    if made.downloads and made.may_be_offline:
+        own["HF_HUB_OFFLINE"] = "1"
+    return {**own, **values}
+
+
+def staging(download: Download) -> list[str]:
+    """The command that brings one repository into the cache; `hf` comes with vLLM."""
+    words = ["hf", "download", download.model]
+    if download.revision:
+        words.append(f"--revision={download.revision}")
+    if download.tokenizer_only:
+        for pattern in ("*.json", "*.txt", "*.model", "*.jinja", "*.py"):
+            words += ["--include", pattern]
+        return words
+    for pattern in _LEFT_OUT:
+        words += ["--exclude", pattern]
+    return words
+
+
+def question(made: Deployment, *, port: int) -> list[str]:
+    """A command that fails until the server answers; curl is in both images."""
+    unchecked = ["--insecure"] if made.scheme == "https" else []
+    return ["curl", "--fail", "--silent", "--show-error", "--max-time", "5", *unchecked,
+            f"{made.scheme}://127.0.0.1:{port}/health"]  # fmt: skip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specserve.deploy.artifact import Artifact
-from specserve.deploy.deployment import MODELS, Deployment
+from specserve.deploy.deployment import MODELS, Artifact, Deployment
 from specserve.deploy.yamltext import Note, yaml_text
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.fingerprint import jsonable

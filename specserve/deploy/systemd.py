@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from specserve.deploy.artifact import Artifact, in_one_line
-from specserve.deploy.container import staging
-from specserve.deploy.deployment import LEADER, Deployment
+from specserve.deploy.deployment import LEADER, Artifact, Deployment, in_one_line, staging
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 
 PROGRAM = "/opt/vllm/bin/vllm"

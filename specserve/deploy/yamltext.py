@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
 
-from specserve.deploy.artifact import in_one_line
+from specserve.deploy.deployment import in_one_line
 
 _WIDTH = 100
 _PLAIN = re.compile(r"(?=[^-])[A-Za-z_./-][A-Za-z0-9_./@+-]*|--?[A-Za-z][A-Za-z0-9_-]*")

@@ -1,13 +1,4 @@
-"""Intervals for what repeated measurements say: rates, their ratios, quantiles. Pure; knows no server.
-
-A block is a short time in which every arm sends the same prompts. Requests of one block share the machine's mood and
-their batch, requests of one prompt share its difficulty: the variance of a ratio is clustered by both (Cameron, Gelbach
-& Miller 2011, "Robust inference with multiway clustering"), with launches in the place of blocks where there are
-several. Each spread is a jackknife's, which holds where prompts weigh unequally, and the interval is Student's with the
-degrees of freedom of the spread that dominates (Satterthwaite), since blocks are few. Percentiles of a bootstrap of
-blocks, then of requests in them, cover anything from 55 to 97 % where they should cover 95 %: too little where prompts
-come again in other blocks, which they then take for new ones (`scripts/bench_simulation.py --bootstrap`).
-"""
+"""Intervals for what repeated measurements say, and the verdict that an interval allows."""
 
 from __future__ import annotations
 
@@ -15,8 +6,80 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from specserve.measure.student import quantile
+from specserve.measure.bench.result import Interval, Verdict
+
+_TINY = 1e-300
+
+
+@lru_cache(maxsize=4096)
+def quantile(probability: float, *, freedom: float) -> float:
+    """The value below which a t variable lies with this probability. `freedom` may be a fraction, above 0.
+
+    Raises ValueError outside of 0 to 1.
+    """
+    if not (0.0 < probability < 1.0 and freedom > 0.0):
+        raise ValueError(f"no quantile at {probability} with {freedom} degrees of freedom")
+    if probability < 0.5:
+        return -quantile(1.0 - probability, freedom=freedom)
+    low, high = 0.0, 1.0
+    while cumulative(high, freedom=freedom) < probability:
+        low, high = high, high * 2.0
+        if high > 1e150:
+            return math.inf
+    for _ in range(200):
+        middle = (low + high) / 2.0
+        if middle in (low, high):
+            break
+        if cumulative(middle, freedom=freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2.0
+
+
+def cumulative(value: float, *, freedom: float) -> float:
+    """The probability that a t variable is at most `value`."""
+    square = value * value
+    if square < freedom:  # near the middle the tail would lose half of its digits
+        half = 0.5 * _beta(square / (freedom + square), 0.5, freedom / 2.0)
+        return 0.5 + half if value >= 0 else 0.5 - half
+    tail = 0.5 * _beta(freedom / (freedom + square), freedom / 2.0, 0.5)
+    return 1.0 - tail if value >= 0 else tail
+
+
+def _beta(x: float, a: float, b: float) -> float:
+    """The regularized incomplete beta function."""
+    if x <= 0.0 or x >= 1.0:
+        return 0.0 if x <= 0.0 else 1.0
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    if x < (a + 1.0) / (a + b + 2.0):
+        return front * _fraction(x, a, b) / a
+    return 1.0 - front * _fraction(1.0 - x, b, a) / b
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """Its continued fraction (Lentz), which converges fast below (a + 1) / (a + b + 2)."""
+    c, d = 1.0, 1.0 / _away(1.0 - (a + b) * x / (a + 1.0))
+    result = d
+    for m in range(1, 500):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d, c = 1.0 / _away(1.0 + even * d), _away(1.0 + even / c)
+        result *= c * d
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        d, c = 1.0 / _away(1.0 + odd * d), _away(1.0 + odd / c)
+        result *= c * d
+        if abs(c * d - 1.0) < 1e-15:
+            break
+    return result
+
+
+def _away(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
 
 CONFIDENCE = 0.95
 
@@ -174,3 +237,61 @@ def point(values: Sequence[float], at: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+PAYS_ABOVE = 1.03
+COSTS_BELOW = 0.97
+CERTAINTY = 0.995
+"""PAYS and COSTS also need this interval to leave out 1, so that equal arms get one in 1 of 100 cells at most."""
+_MOST = 100
+"""More than so many times the work is not advised."""
+
+
+def interval(estimate: Estimate) -> Interval:
+    """The value with its 95 % bounds."""
+    low, high = estimate.bounds()
+    return Interval(estimate.value, low, high)
+
+
+def verdict(estimate: Estimate) -> Verdict:
+    """Whether one arm is faster than another, by the ratio of their rates."""
+    low, high = estimate.bounds()
+    if low >= COSTS_BELOW and high <= PAYS_ABOVE:
+        return Verdict.NO_DIFFERENCE
+    surely_low, surely_high = estimate.bounds(CERTAINTY)
+    if low > PAYS_ABOVE and surely_low > 1:
+        return Verdict.PAYS
+    if high < COSTS_BELOW and surely_high < 1:
+        return Verdict.COSTS
+    return Verdict.INCONCLUSIVE
+
+
+def needed(estimate: Estimate) -> str:
+    """What would decide an INCONCLUSIVE cell if the value stayed as it is, in one clause."""
+    if not math.isfinite(estimate.error):
+        return "more than one block"
+    factor = _factor(estimate)
+    if factor is None or factor > _MOST:
+        return "more than is worth it: the speedup is too near to where the verdict changes"
+    if estimate.launches > 1:
+        return f"about {_more(estimate.launches, factor)} more launches"
+    if estimate.prompt_share > 0.5:
+        return f"about {_more(estimate.prompts, factor)} more prompts"
+    return f"about {_more(estimate.blocks, factor)} more blocks"
+
+
+def _factor(estimate: Estimate) -> float | None:
+    """How many times as much would decide it: the interval's width goes with the root; None: nothing would."""
+    pays, costs = math.log(PAYS_ABOVE), math.log(COSTS_BELOW)
+    beyond = max(estimate.log - pays, costs - estimate.log)
+    if beyond > 0:
+        wanted = [(beyond, CONFIDENCE), (abs(estimate.log), CERTAINTY)]
+    else:
+        wanted = [(min(pays - estimate.log, estimate.log - costs), CONFIDENCE)]
+    if min(room for room, _ in wanted) <= 0:
+        return None
+    return max((estimate.half(confidence) / room) ** 2 for room, confidence in wanted)
+
+
+def _more(count: int, factor: float) -> int:
+    return max(1, math.ceil(count * (factor - 1)))

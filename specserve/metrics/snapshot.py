@@ -11,10 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from specserve.errors import FactError
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import Counters, EngineName
-from specserve.metrics.histogram import Histogram
-from specserve.metrics.samples import Sample, samples
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
+from specserve.metrics.prometheus import Sample, samples
 
 MOST_ENGINES = 1024
 _MOST_BUCKETS = 200

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specserve.errors import FactError
-from specserve.facts.drift import Drift, drift_of
-from specserve.facts.lockfile import Lock
+from specserve.models.lock import Drift, Lock, drift_of
 from specserve.plan.locked import lock_of
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile

@@ -55,7 +55,7 @@ def this_host() -> Host:
     """The machine and the Python that run this."""
     import shutil
 
-    from specserve.facts.hostmemory import host_memory
+    from specserve.hardware.host import host_memory
 
     memory = host_memory()
     script = Path(sys.executable).with_name("vllm")

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specserve.facts.download import missing_of_listing
-from specserve.facts.hashing import identity
-from specserve.facts.hubcache import find_snapshot, hub_cache
-from specserve.facts.lockfile import Lock, is_path, lock_path, read_lock
-from specserve.facts.model import ModelFacts
+from specserve.models.download import missing_of_listing
+from specserve.models.facts import ModelFacts
+from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.lock import Lock, identity, is_path, lock_path, read_lock
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
 from specserve.profile.schema import Profile, Speculation
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError
-from specserve.facts.comparison import TokenizerComparison
-from specserve.facts.hashing import hashed
-from specserve.facts.lockfile import label, lock_path, lock_text, read_lock
-from specserve.facts.model import ModelFacts
-from specserve.facts.read import local_path, read_model, refuse_no_hub_id
+from specserve.models.facts import ModelFacts
+from specserve.models.lock import hashed, label, lock_path, lock_text, read_lock
+from specserve.models.read import local_path, read_model, refuse_no_hub_id
+from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
 from specserve.profile.schema import Profile
 
@@ -64,8 +63,8 @@ def read_fresh(use: ModelUse, *, offline: bool) -> ModelFacts:
     if offline or local_path(use.model) is not None:
         facts = read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
     else:
-        from specserve.facts.hub import read_from_hub
-        from specserve.facts.hubcache import is_offline
+        from specserve.models.hub import read_from_hub
+        from specserve.models.hubcache import is_offline
 
         refuse_no_hub_id(use.model, revision=use.revision)
         if is_offline():
@@ -120,7 +119,7 @@ def _comparisons(
     names: Mapping[tuple[str, str | None], str],
 ) -> dict[tuple[str, str], TokenizerComparison]:
     """The target's tokenizer, by default the target's own, against the target and against each draft model."""
-    from specserve.facts.tokenizers.compare import compare
+    from specserve.models.tokenizercompare import compare
 
     def name(key: tuple[str, str | None]) -> str:
         return label(names[key], key[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specserve.facts.read import local_path
+from specserve.models.read import local_path
 from specserve.plan.host import with_env
 from specserve.plan.launchplan import Added, LaunchPlan, Origin
 

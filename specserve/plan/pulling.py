@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.errors import FactError, ModelNotFound, NotCached
-from specserve.facts.download import Download, plan_download
-from specserve.facts.folder import read_folder
-from specserve.facts.hubcache import find_snapshot, hub_cache, is_complete, is_offline
-from specserve.facts.read import local_path, refuse_no_hub_id
+from specserve.models.assemble import read_folder
+from specserve.models.download import Download, plan_download
+from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline
+from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.plan.uses import ModelUse, model_uses
 from specserve.profile.schema import Profile
 
@@ -34,7 +34,7 @@ def downloads(
         refuse_no_hub_id(use.model, revision=use.revision)
         if is_offline():
             raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set")
-        from specserve.facts.hub import read_from_hub
+        from specserve.models.hub import read_from_hub
 
         tell(f"asking for {use.model}")
         facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)

@@ -31,7 +31,7 @@ def seen_from(host: Host, plan: LaunchPlan, *, environ: Mapping[str, str] = os.e
 def _taken(plan: LaunchPlan) -> Mapping[int, str]:
     if not plan.port:
         return {}
-    from specserve.facts.ports import holder
+    from specserve.hardware.host import holder
 
     with suppress(OSError):  # an address that is not of this host
         found = holder(plan.host, plan.port)

@@ -1,20 +1,41 @@
-"""Two runs of a benchmark side by side, as text, markdown, HTML or JSON. Computes nothing."""
+"""Two runs of a benchmark side by side, as text, markdown, HTML or JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
 from specserve.measure.bench.comparison import PointChange, RunComparison
-from specserve.measure.bench.resultfile import plain
+from specserve.measure.bench.result import plain
+from specserve.report.bench import table as markdown_table
 from specserve.report.benchview import load, where
-from specserve.report.columns import columns, distinct
-from specserve.report.console import filled, in_one_line, json_text, styled
-from specserve.report.figures import moment, number, rate, spread
+from specserve.report.console import (
+    columns,
+    distinct,
+    filled,
+    in_one_line,
+    json_text,
+    moment,
+    number,
+    rate,
+    spread,
+    styled,
+)
+from specserve.report.html import (
+    Column,
+    code_cell,
+    escaped,
+    html_sentence,
+    listed,
+    markdown,
+    markdown_sentence,
+    page,
+    table,
+)
 
 HEAD = ("load", "arm", "old tok/s", "new", "ratio", "old speedup", "new", "new/old, 95 %")
 
@@ -25,12 +46,8 @@ def compared(comparison: RunComparison, *, form: str, stream: TextIO | None = No
         case "json":
             return without_user(_json(comparison))
         case "html":
-            from specserve.report.benchcomparepage import html_comparison
-
             return html_comparison(comparison)
         case "markdown":
-            from specserve.report.benchcomparepage import markdown_comparison
-
             return markdown_comparison(comparison)
     return without_user(_text(comparison, stream or sys.stdout))
 
@@ -157,3 +174,61 @@ def _json(comparison: RunComparison) -> str:
         "notes": list(comparison.notes),
     }
     return json_text(json.dumps(plain(content), indent=2, ensure_ascii=False, allow_nan=False)) + "\n"
+
+
+def markdown_comparison(comparison: RunComparison) -> str:
+    """For a pull request; everything from outside is escaped."""
+    parts = [
+        f"### {markdown(comparison.new.name)}: two runs",
+        f"{markdown(_when(comparison))}. {markdown(summary(comparison))}",
+    ]
+    if comparison.changes:
+        rows = [
+            (markdown(item.what), code_cell(item.old), code_cell(item.new)) for item in comparison.changes
+        ]
+        parts.append(markdown_table(("changed", "old", "new"), rows))
+    for title, changes in groups(comparison):
+        numbers = frozenset(HEAD) - {"arm"}
+        found = [(row[0], code_cell(row[1]), *row[2:]) for row in map(cells, changes)]
+        parts.append(f"**{markdown(title)}**\n\n{markdown_table(HEAD, found, numbers=numbers)}")
+        parts.append("\n".join(f"- {markdown(line)}" for line in turns(changes)))
+    parts.append(
+        "\n".join(f"- {markdown_sentence(line)}" for line in (*refusals(comparison), *comparison.notes))
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def html_comparison(comparison: RunComparison) -> str:
+    """One file; everything from outside is escaped."""
+    lead = [f"<p>{escaped(_when(comparison))}.</p>", f"<p>{escaped(summary(comparison).capitalize())}.</p>"]
+    return page(kind="two benchmarks", title=comparison.new.name, lead=lead, body=_body(comparison))
+
+
+def _body(comparison: RunComparison) -> Iterator[str]:
+    if comparison.changes:
+        yield "<h2>What changed</h2>"
+        columns = (
+            Column("what", is_name=True),
+            Column("old", is_name=True, wraps=True),
+            Column("new", is_name=True, wraps=True),
+        )
+        yield table(
+            columns,
+            [tuple(map(escaped, (item.what, item.old, item.new))) for item in comparison.changes],
+            stacks=True,
+        )
+    for title, changes in groups(comparison):
+        yield f"<h2>{escaped(title)}</h2>"
+        yield table(
+            [Column(name, is_name=name == "arm") for name in HEAD],
+            [tuple(map(escaped, cells(item))) for item in changes],
+        )
+        yield listed(map(escaped, turns(changes)))
+    notes = [*refusals(comparison), *comparison.notes]
+    if notes:
+        yield "<h2>Notes</h2>"
+        yield listed(map(html_sentence, notes))
+
+
+def _when(comparison: RunComparison) -> str:
+    return f"Old: {moment(comparison.old.created)}. New: {moment(comparison.new.created)}"

@@ -1,17 +1,23 @@
-"""What a benchmark would do, for `--dry-run`: launches, points, requests, minutes. Starts nothing."""
+"""What a benchmark would do, and how far it is."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
 
 from specserve.errors import UsageError
+from specserve.measure.bench import rundir
 from specserve.measure.bench.result import Point
 from specserve.report.benchview import arm_words, where
-from specserve.report.console import in_one_line, out
+from specserve.report.console import in_one_line, is_terminal, out, say
+from specserve.report.servers import duration
 
 _START_S = {"cpu": 30.0, "cuda": 180.0}
 _TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
@@ -131,3 +137,78 @@ def _sessions(sessions: Sequence[Any]) -> list[str]:
 def _start(ready: Any) -> str:
     platform = _platform(ready)
     return f"{_START_S[platform]:g} s a launch, {_TOKENS_PER_S[platform][0]:g} tokens/s a request"
+
+
+_EVERY_S = 15.0
+
+
+class BenchView:
+    """Tells what happens; a context manager that leaves no half line behind."""
+
+    def __init__(self, *, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = is_terminal(self._stream)
+        self._said_s = 0.0
+        self._phase = ""
+
+    def __enter__(self) -> BenchView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._erase()
+
+    def begin(self, ready: Any, directory: Path) -> None:
+        """What is about to be done, in two lines."""
+        wish = ready.wish
+        names = ", ".join(in_one_line(arm.name) for arm in wish.arms)
+        say(f"{len(wish.points)} points, {wish.sizes.blocks} blocks each, on {names}")
+        say(f"run directory: {in_one_line(str(directory))}")
+
+    def __call__(self, what: rundir.News) -> None:
+        """One piece of news."""
+        match what:
+            case rundir.Starting():
+                self._show(f"starting {in_one_line(what.arm)}: {what.phase}")
+            case rundir.Ready():
+                self._say(f"{in_one_line(what.arm)} is ready after {duration(what.took_s)}")
+            case rundir.WarmingUp():
+                self._show(f"warming up {in_one_line(what.arm)}")
+            case rundir.Noted():
+                self._say(f"note: {in_one_line(what.text)}")
+            case rundir.Passed():
+                self._passed(what)
+            case rundir.Stopping():
+                self._show("stopping the servers")
+
+    def _passed(self, what: rundir.Passed) -> None:
+        left = f"about {duration(what.left_s)} left (estimated)" if what.done < what.total else "done"
+        line = (
+            f"{what.done}/{what.total} {in_one_line(what.arm)}, {in_one_line(where(what.point))}: "
+            f"{what.tokens_per_s:.1f} tokens/s; {left}"
+        )
+        now = time.monotonic()
+        if self._live:
+            self._show(line)
+        elif now - self._said_s >= _EVERY_S or what.done == what.total:
+            self._said_s = now
+            say(line)
+
+    def _show(self, line: str) -> None:
+        """In the place of the live line; in a pipe only what is new."""
+        if self._live:
+            import shutil
+
+            width = shutil.get_terminal_size().columns
+            self._stream.write(f"\r\x1b[K{line[: width - 1]}")
+            self._stream.flush()
+
+    def _say(self, line: str) -> None:
+        self._erase()
+        say(line)
+
+    def _erase(self) -> None:
+        if self._live:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

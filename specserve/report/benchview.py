@@ -16,7 +16,7 @@ from specserve.measure.bench.result import (
     Result,
     Verdict,
 )
-from specserve.report.figures import number, percent, spread
+from specserve.report.console import number, percent, spread
 
 _WORSE = 1.03
 """A P99 that is higher by more than this is told even where the speedup is good."""

@@ -1,19 +1,92 @@
-"""A check as text: what ran, the findings, tokenizers and memory. Plain first, coloured on a terminal."""
+"""A check as text: what ran, the findings, tokenizers, memory, and what vLLM makes of the launch."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from specserve.checks.check import Checked, Group
 from specserve.checks.figures import is_fixed
+from specserve.checks.rule import Judged
 from specserve.diagnostics import Finding, Report, Severity
-from specserve.facts.accelerators import Machine
-from specserve.facts.comparison import TokenizerComparison
+from specserve.hardware.accelerators import Accelerator, Machine, catalogue
+from specserve.hardware.gpus import Gpu, kind
+from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.memory.estimate import Interval, MemoryEstimate
-from specserve.report.console import clean, filled, styled
-from specserve.report.effective import effective_text
-from specserve.report.text import render
+from specserve.report.console import clean, columns, filled, styled
+from specserve.report.findings import render
+
+_ROWS = (
+    ("model runner", "model_runner"),
+    ("context length", "model_config.max_model_len"),
+    ("tokens per step", "scheduler_config.max_num_batched_tokens"),
+    ("concurrent requests", "scheduler_config.max_num_seqs"),
+    ("async scheduling", "scheduler_config.async_scheduling"),
+    ("prefix caching", "cache_config.enable_prefix_caching"),
+    ("KV cache dtype", "cache_config.cache_dtype"),
+    ("CUDA graphs", "compilation_config.cudagraph_mode"),
+    ("largest CUDA graph", "compilation_config.max_cudagraph_capture_size"),
+    ("draft method", "speculative_config.method"),
+    ("draft tokens", "speculative_config.num_speculative_tokens"),
+    ("draft context length", "draft.max_model_len"),
+    ("draft tensor parallel", "draft.tensor_parallel_size"),
+)
+
+
+def effective_text(judged: Judged) -> str:
+    """The table; what speculation changes is marked. Empty if vLLM refuses the launch."""
+    values = judged.answer.effective
+    if not values:
+        return ""
+    rows = [f"Effective configuration by {clean(judged.basis)}:"]
+    for title, name in _ROWS:
+        if values.get(name) is not None:
+            rows.append(f"  {title:<23}{_shown(values[name]):<20}{_difference(judged, name)}".rstrip())
+    return "\n".join(rows)
+
+
+def effective_json(judged: tuple[Judged, ...]) -> list[dict[str, Any]]:
+    """What vLLM said of every arm, with the whole configuration that is looked at."""
+    return [
+        {
+            "arm": item.path or None,
+            "basis": item.basis,
+            "refused": item.answer.refused,
+            "not_judged": item.answer.not_judged,
+            "effective": dict(item.answer.effective),
+            "caused_by_speculation": dict(_caused(item)),
+            "asked_otherwise": [
+                {"argument": change.argument, "asked": change.asked, "effective": change.effective}
+                for change in item.answer.changed
+            ],
+            "warnings": list(item.answer.warnings),
+        }
+        for item in judged
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else clean(str(value))
+
+
+def _difference(judged: Judged, name: str) -> str:
+    before = judged.without.effective.get(name) if judged.without else None
+    if before is None or before == judged.answer.effective[name]:
+        return ""
+    return f"{_shown(before)} without speculation"
+
+
+def _caused(judged: Judged) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is another value with speculation than without it."""
+    without = judged.without.effective if judged.without else {}
+    for name, value in judged.answer.effective.items():
+        if name in without and without[name] != value:
+            yield name, {"without": without[name], "with": value}
+
 
 _GIB = 2**30
 _TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
@@ -96,7 +169,7 @@ def _facts(verdict: Checked) -> Iterator[str]:
     elif any(item.published for item in verdict.unread):
         yield "Tokenizers: not checked"
     if verdict.memory and verdict.machine:
-        yield _memory(verdict.memory, verdict.machine)
+        yield _memory_text(verdict.memory, verdict.machine)
     if verdict.vllm:
         yield effective_text(verdict.vllm[0])
 
@@ -109,7 +182,7 @@ def _tokenizers(comparison: TokenizerComparison) -> str:
     return "\n".join([*lines, *reasons])
 
 
-def _memory(estimate: MemoryEstimate, machine: Machine) -> str:
+def _memory_text(estimate: MemoryEstimate, machine: Machine) -> str:
     """The figures of the fullest GPU; a range where a term is bounded, not known."""
     words, colour = _MEMORY[estimate.verdict]
     where = "Memory per GPU"
@@ -183,3 +256,62 @@ def _range(interval: Interval) -> str:
 
 def _share(size_bytes: float, total_bytes: float) -> str:
     return f"{size_bytes / total_bytes:.0%}" if total_bytes else ""
+
+
+def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
+    """Both tables for a person: usable memory, not the nameplate's."""
+    lines = ["Found here"]
+    for gpu in found:
+        name = kind(gpu).name
+        free = f"{gpu.free_bytes / _GIB:.1f} GiB free"
+        lines.append(f"  {gpu.index}  {clean(name):<22} {_gpu_memory(kind(gpu))}  {free}  {clean(gpu.name)}")
+        lines += [f"     {clean(holder)}" for holder in gpu.holders]
+    if not found:
+        lines.append("  no NVIDIA GPU")
+    free_bytes = (cpu.free_bytes or (0,))[0]
+    lines.append(f"  -  {'cpu':<22} {_gpu_memory(cpu.accelerator)}  {free_bytes / _GIB:.1f} GiB free")
+    lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory;"]
+    lines += ["those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`"]
+    rows = [
+        (item.name, _gpu_memory(item).strip(), _capability(item), _bandwidth(item), _flops(item))
+        for item in catalogue()
+    ]
+    lines += columns(("name", "memory", "capability", "bandwidth", "compute"), rows, left=("name",))
+    return "\n".join(lines)
+
+
+def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
+    """The same for scripts."""
+    here = [
+        {
+            "index": gpu.index, "uuid": gpu.uuid, "device": gpu.name, **_row(kind(gpu)),
+            "free_bytes": gpu.free_bytes, "holders": list(gpu.holders),
+        }
+        for gpu in found
+    ]  # fmt: skip
+    memory = {"total_bytes": cpu.accelerator.total_bytes, "free_bytes": (cpu.free_bytes or (None,))[0]}
+    names = [_row(known) for known in catalogue()]
+    return json.dumps({"version": 1, "found": here, "cpu": memory, "catalogue": names}, indent=2)
+
+
+def _row(item: Accelerator) -> dict[str, object]:
+    capability = list(item.compute_capability) if item.compute_capability else None
+    total = {"name": item.name, "vendor": item.vendor, "total_bytes": item.total_bytes}
+    rates = {"bandwidth_bytes_per_s": item.bandwidth_bytes_per_s, "flops": item.flops}
+    return {**total, "compute_capability": capability, **rates}
+
+
+def _gpu_memory(item: Accelerator) -> str:
+    return f"{item.total_bytes / _GIB:7.2f} GiB"
+
+
+def _capability(item: Accelerator) -> str:
+    return ".".join(map(str, item.compute_capability)) if item.compute_capability else "-"
+
+
+def _bandwidth(item: Accelerator) -> str:
+    return f"{item.bandwidth_bytes_per_s / 1e9:,.0f} GB/s" if item.bandwidth_bytes_per_s else "-"
+
+
+def _flops(item: Accelerator) -> str:
+    return f"{item.flops / 1e12:,.0f} TFLOPS" if item.flops else "-"

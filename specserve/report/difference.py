@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from specserve.diagnostics import Span
 from specserve.plan.compare import Comparison, Difference, Written
 from specserve.report.console import clean, styled
-from specserve.report.snippet import masked
+from specserve.report.findings import masked
 
 _TITLES = {
     "argv": "arguments",

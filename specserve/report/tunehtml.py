@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune.result import Row, TuneResult
 from specserve.report.charts import COLOURS, Series, Value, Words, bars, clean_value, intervals, mark
-from specserve.report.figures import NONE, moment, number, spread, took
-from specserve.report.html import Column, chip, figure, listed, page, table
-from specserve.report.markup import escaped, html_sentence
+from specserve.report.console import NONE, moment, number, spread, took
+from specserve.report.html import Column, chip, escaped, figure, html_sentence, listed, page, table
 
 _LEGEND = (
     "Predicted: from one launch without speculation and one with K_max, by the steps that every request took. "

@@ -1,15 +1,23 @@
-"""What a tune would launch and send, before anything is. Computes nothing."""
+"""What a tune would launch and send, and what it is estimated to find."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-from specserve.measure.tune.budget import duration
-from specserve.measure.tune.ladder import as_ranges
-from specserve.measure.tune.wish import TUNED, in_words
-from specserve.report.console import clean
+from specserve.checks.figures import capacity, gib
+from specserve.measure.bench.result import Interval
+from specserve.measure.tune.choose import LONGEST
+from specserve.measure.tune.estimated import Estimate, Given
+from specserve.measure.tune.plan import TUNED, duration, in_words
+from specserve.measure.tune.roofline import Estimated
+from specserve.measure.tune.schedule import as_ranges
+from specserve.plan.memory.estimate import Interval as Bounds
+from specserve.plan.memory.estimate import MemoryEstimate
+from specserve.report.console import clean, filled
 
 
 def plan_text(ready: Any, found: Any = None) -> str:
@@ -112,3 +120,215 @@ def launches(ready: Any) -> list[tuple[str, tuple[str, ...], str]]:
         beside = "turn by turn with the baseline" if ready.room.at_once >= 2 else "after the others"
         found.append((TUNED, (), f"what is chosen, on other prompts, {beside}"))
     return found
+
+
+_HEAD = """\
+requests  K  speedup             tokens/s       TPOT       step    tokens a step
+                                                                 needed  assumed"""
+_LENGTHS = (
+    "tokens a step: the mean acceptance length, the step's own token included; needed: from which "
+    "speculation pays (break-even)"
+)
+_MEMORY = {"fit": "fits", "tight": "tight", "does_not_fit": "DOES NOT FIT"}
+_MARKS = {True: " ", None: "?", False: "*"}
+_LEGENDS = {
+    "*": "more than the KV cache holds at once: some would wait, and these figures are not reached",
+    "?": "perhaps more than the KV cache holds at once",
+}
+
+
+def estimate_text(found: Estimate, *, name: str, file: str) -> str:
+    """For a person, at 80 columns. `file`: the profile as it was named."""
+    lines = [
+        f"Estimated, nothing was measured: {clean(name)} ({found.method}) on {_where(found)},",
+        f"chance {_chance(found)},",
+        f"{found.context_tokens:,.0f} tokens of context a request",
+        _filled(_memory(found, file), "Memory: "),
+        "",
+        _HEAD,
+        *(_row(load, _MARKS[found.fits(load.concurrency)]) for load in found.loads),
+        _filled(_LENGTHS),
+    ]
+    marks = {_MARKS[found.fits(load.concurrency)] for load in found.loads}
+    lines += [_filled(text, f"{mark} ") for mark, text in _LEGENDS.items() if mark in marks]
+    lines += ["", *_verdict(found), "", "Basis"]
+    ridge = f"a step stays bound by memory up to about {found.free_tokens:,.0f} tokens, draft tokens included"
+    lines += [_filled(line, "  - ") for line in (*found.basis, ridge)]
+    return "\n".join(lines)
+
+
+def _filled(text: str, lead: str = "") -> str:
+    return filled(text, lead=lead, stream=sys.stdout)
+
+
+def _where(found: Estimate) -> str:
+    return f"{found.machine.count * found.machine.nodes}x {found.machine.accelerator.name}"
+
+
+def _chance(found: Estimate) -> str:
+    chance = found.chance
+    if chance.length is None:
+        return f"{chance.value:g} of each draft token, given the one before"
+    return f"{chance.value:.2f} of each draft token, from {chance.length:.2f} tokens a step at K = {chance.tokens}"
+
+
+def _memory(found: Estimate, file: str) -> str:
+    """The verdict, and how many requests run at once."""
+    reason = _reason(found.memory)
+    text = _MEMORY[found.memory.verdict] + (f": {reason}" if reason else "")
+    if found.memory.verdict != "does_not_fit" and found.requests_at_once is not None:
+        text += f"; {_range(found.requests_at_once)} such requests fit at once"
+    if found.memory.verdict == "fit":
+        return text
+    machine = found.machine
+    nodes = f"{machine.nodes}x" if machine.nodes > 1 else ""
+    assumed = f"{nodes}{machine.count}x{machine.accelerator.name}"
+    turn = f"`specserve check {clean(file)} --assume {assumed}` says what to turn"
+    return f"{text}; {'nothing of this would be served; ' * (found.memory.verdict != 'tight')}{turn}"
+
+
+def _reason(memory: MemoryEstimate) -> str:
+    if memory.verdict != "does_not_fit":
+        return memory.reason
+    parts = memory.per_gpu_bytes
+    weights = parts.target_weights + parts.draft_weights
+    if weights >= parts.budget:
+        return f"the weights take {gib(weights)} per GPU, and vLLM may use {gib(parts.budget)}"
+    return capacity(memory)
+
+
+def _range(bounds: Bounds) -> str:
+    low, high = f"{bounds.low:,.0f}", f"{bounds.high:,.0f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _row(load: Estimated, mark: str) -> str:
+    speedup = f"{load.speedup.value:.2f}x ({load.speedup.low:.2f}-{load.speedup.high:.2f})"
+    shown = speedup if load.tokens else f"none: K = 1 {load.speedup.value:.2f}x"
+    return (
+        f"{load.concurrency:8d}{mark} {load.tokens:<2d} {shown:<17} {load.tokens_per_s:9,.0f} "
+        f"{load.tpot_ms:7.1f} ms {load.step_ms:7.1f} ms {load.break_even:8.2f} {load.mean_length:8.2f}"
+    )
+
+
+def _verdict(found: Estimate) -> list[str]:
+    loads, lines = found.served, []
+    if found.schedule is None:
+        none = (
+            "Speculation gains nothing at any of these loads: a step with drafts costs more than it brings."
+        )
+        lines.append(_filled(none))
+    else:
+        lines += [*_setting(found, loads), *_without_gain(loads)]
+    if any(load.tokens == found.most_tokens for load in loads) and found.most_tokens < LONGEST:
+        further = min(LONGEST, 2 * found.most_tokens)
+        most = f"K = {found.most_tokens} is the most that was looked at"
+        lines.append(f"{most}: `--k-max {further}` looks further.")
+    return lines
+
+
+def _setting(found: Estimate, loads: Sequence[Estimated]) -> list[str]:
+    """What to write into the profile, why it is one K, and what it gives."""
+    assert found.schedule is not None
+    lines = [f"num_speculative_tokens: {found.schedule.largest}"]
+    if not found.schedule.is_constant:
+        ranges = json.dumps([list(each) for each in found.schedule.ranges])
+        lines.append(f"num_speculative_tokens_per_batch_size: {ranges}")
+    elif len({load.tokens for load in loads}) > 1:
+        why = found.why_constant or "a schedule by load would gain next to nothing"
+        lines.append(_filled(f"One K for all loads: {why}."))
+    gains = [
+        f"{given.speedup.value:.2f}x at {load.concurrency}"
+        for load, given in zip(found.loads, found.recommended, strict=True)
+        if load in loads
+    ]
+    lines.append(_filled(f"With that: {', '.join(gains)} at once."))
+    if found.mean_gain is not None and found.mean_gain < 1:
+        mean = f"Over these loads that is {found.mean_gain:.2f}x in the mean"
+        lines.append(_filled(f"{mean}: better none, unless the load stays where it gains."))
+    return lines
+
+
+def _without_gain(loads: Sequence[Estimated]) -> list[str]:
+    none = [load.concurrency for load in loads if not load.tokens]
+    if not none:
+        return []
+    if none == [load.concurrency for load in loads][-len(none) :]:
+        return [f"From {none[0]} requests on it gains nothing by this estimate, whatever the K."]
+    return [_filled(f"At {_listed(none)} at once it gains nothing by this estimate, whatever the K.")]
+
+
+def _listed(numbers: list[int]) -> str:
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def estimate_json(found: Estimate, *, name: str) -> str:
+    """For scripts; `basis` is `estimated` throughout."""
+    machine, schedule, chance = found.machine, found.schedule, found.chance
+    recommended = found.recommended or (None,) * len(found.loads)
+    content: dict[str, Any] = {
+        "version": 1,
+        "kind": "estimate",
+        "basis": "estimated",
+        "profile": name,
+        "accelerator": machine.accelerator.name,
+        "count": machine.count,
+        "nodes": machine.nodes,
+        "method": found.method,
+        "assumed": {
+            "acceptance": chance.value,
+            "mean_acceptance_length": chance.length,
+            "mean_acceptance_length_at": chance.tokens,
+            "context_tokens": found.context_tokens,
+        },
+        "memory": {
+            "verdict": found.memory.verdict,
+            "reason": _reason(found.memory) or None,
+            "kv_cache_tokens": _bounds(found.memory.kv_cache_tokens),
+            "requests_at_once": _bounds(found.requests_at_once) if found.requests_at_once else None,
+        },
+        "largest_num_speculative_tokens": found.most_tokens,
+        "points": [
+            {**_point(load), "fits_kv_cache": found.fits(load.concurrency), "recommended": _given(given)}
+            for load, given in zip(found.loads, recommended, strict=True)
+        ],
+        "num_speculative_tokens": schedule.largest if schedule else 0,
+        "num_speculative_tokens_per_batch_size": (
+            [list(each) for each in schedule.ranges] if schedule and not schedule.is_constant else None
+        ),
+        "recommended_mean_speedup": round(found.mean_gain, 4) if found.mean_gain else None,
+        "no_schedule_because": found.why_constant,
+        "memory_bound_up_to_tokens": round(found.free_tokens, 1),
+        "rests_on": list(found.basis),
+    }
+    return json.dumps(content, indent=2)
+
+
+def _bounds(value: Bounds) -> dict[str, int]:
+    return {"low": int(value.low), "high": int(value.high)}
+
+
+def _given(given: Given | None) -> dict[str, Any] | None:
+    if given is None:
+        return None
+    return {"num_speculative_tokens": given.tokens, "speedup": _interval(given.speedup)}
+
+
+def _interval(value: Interval) -> dict[str, float]:
+    return {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
+
+
+def _point(load: Estimated) -> dict[str, Any]:
+    return {
+        "concurrency": load.concurrency,
+        "num_speculative_tokens": load.tokens,
+        "speedup": _interval(load.speedup),
+        "output_tokens_per_s": round(load.tokens_per_s, 2),
+        "tpot_ms": round(load.tpot_ms, 4),
+        "step_ms": round(load.step_ms, 4),
+        "plain_step_ms": round(load.plain_step_ms, 4),
+        "break_even_mean_acceptance_length": round(load.break_even, 4),
+        "assumed_mean_acceptance_length": round(load.mean_length, 4),
+        "draft_share_of_step": round(load.draft_share, 4),
+    }

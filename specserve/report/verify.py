@@ -28,7 +28,7 @@ from specserve.measure.verify.result import (
 from specserve.measure.verify.run import Progress
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
 from specserve.measure.verify.session import TOP
-from specserve.report.acceptance import acceptance_json
+from specserve.report.answer import acceptance_json
 from specserve.report.console import filled, in_one_line, is_terminal, json_text, say, styled
 
 _EVERY_S = 10.0

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.serve.causetable import Row, stages, table
-from specserve.serve.logs import LogLine
-from specserve.serve.requesterrors import without_requests
+from specserve.serve.logs import LogLine, without_requests
 from specserve.serve.tracebacks import root_exception
 
 

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from specserve.errors import FactError, SpecserveError, TrafficError
-from specserve.metrics.acceptance import Acceptance, of_request, since_by_engine
+from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
-from specserve.serve import failures
-from specserve.serve.endpoint import Endpoint
+from specserve.serve import requests
+from specserve.serve.requests import Endpoint
 from specserve.serve.scrape import scrape
 
 Mode = Literal["chat", "completion"]
@@ -147,7 +147,7 @@ class Client:
 
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server runs on this host and serves a folder."""
-        from specserve.facts.folder import model_note
+        from specserve.models.assemble import model_note
 
         root = self._about(model).get("root") if self._endpoint.is_loopback else None
         return model_note(Path(root)) if isinstance(root, str) else None
@@ -163,11 +163,11 @@ class Client:
         with self._failures():
             response = self._http.get(f"{self._endpoint.api}/models", timeout=2 * _CONNECT_S)
         if response.status_code != 200:
-            raise failures.of_status(self._endpoint, response.status_code, response.text)
+            raise requests.of_status(self._endpoint, response.status_code, response.text)
         try:
             return {str(model["id"]): dict(model) for model in response.json()["data"]}
         except (ValueError, LookupError, TypeError):
-            raise failures.no_api(self._endpoint) from None
+            raise requests.no_api(self._endpoint) from None
 
     def post(self, path: str, body: Mapping[str, Any], *, model: str | None = None) -> dict[str, Any]:
         """One request below `/v1/` whose answer comes whole. May be called by several threads at once.
@@ -180,16 +180,16 @@ class Client:
                 for piece in response.iter_bytes():
                     data += piece
                     if len(data) > _MOST_BYTES:
-                        raise failures.no_api(self._endpoint)
+                        raise requests.no_api(self._endpoint)
             if response.status_code != 200:
-                text = failures.message_in(bytes(data))
-                raise failures.of_status(self._endpoint, response.status_code, text, model=model)
+                text = requests.message_in(bytes(data))
+                raise requests.of_status(self._endpoint, response.status_code, text, model=model)
             try:
                 answer = json.loads(data)
             except RecursionError:
                 answer = None
         if not isinstance(answer, dict):
-            raise failures.no_api(self._endpoint)
+            raise requests.no_api(self._endpoint)
         return answer
 
     def count_tokens(self, body: Mapping[str, Any]) -> int | None:
@@ -221,7 +221,7 @@ class Client:
         before = self.metrics()
         try:
             answer, summary = self._stream(question, model, question.mode or "chat", on_text=on_text)
-        except failures.NoChatTemplate:
+        except requests.NoChatTemplate:
             if question.mode is not None:
                 raise
             answer, summary = self._stream(question, model, "completion", on_text=on_text)
@@ -306,7 +306,7 @@ class Client:
         except SpecserveError:
             raise
         except Exception as error:
-            failure = failures.of_exception(self._endpoint, error, model=model)
+            failure = requests.of_exception(self._endpoint, error, model=model)
             if failure is None:
                 raise
             raise failure from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.serve.figures import Figures
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Figures, Phase
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Questions to a server over HTTP, and whether its processes still move. Does not know when to give up."""
+"""Whether a server is well: it answers, its processes move, its nodes hold together; and its first request."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import contextlib
 import http.client
 import json
 import math
+import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
-from specserve.errors import FactError
-
-if TYPE_CHECKING:
-    from specserve.metrics.prometheus import Metrics
+from specserve.errors import FactError, LaunchError
+from specserve.metrics.prometheus import Metrics
+from specserve.plan.launchplan import LaunchPlan
+from specserve.serve import events
+from specserve.serve.events import OnEvent
+from specserve.serve.logs import Phase
+from specserve.serve.process import Group
+from specserve.serve.signals import StopRequest
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
@@ -158,3 +164,152 @@ class StallClock:
             or abs(now.io_bytes - before.io_bytes) >= _IO_NOISE_BYTES
             or abs(now.cpu_s - before.cpu_s) > self._limit_s * _IDLE_CPU_SHARE
         )
+
+
+STILL_S = 60.0
+"""So long without a token, beside waiting requests, is a hang: no step of a healthy server takes that long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Still:
+    """Requests wait, and nothing moves."""
+
+    for_s: float
+    running_requests: int
+    waiting_requests: int
+
+
+class ProgressWatch:
+    """Remembers the counters from look to look."""
+
+    def __init__(self, *, limit_s: float = STILL_S) -> None:
+        self._limit_s = limit_s
+        self._tokens: int | None = None
+        self._since_s = 0.0
+
+    def look(self, metrics: Metrics | None, *, at_s: float) -> Still | None:
+        """What is wrong at this time, in seconds of any clock; None where tokens come, or nobody waits for one.
+
+        `metrics` is None where the server did not give any: then nothing is known, and nothing is said.
+        """
+        if metrics is None:
+            return None
+        waits = metrics.running_requests + metrics.waiting_requests > 0
+        if not waits or metrics.tokens != self._tokens:
+            self._tokens, self._since_s = metrics.tokens, at_s
+            return None
+        still_s = at_s - self._since_s
+        if still_s < self._limit_s:
+            return None
+        return Still(still_s, metrics.running_requests, metrics.waiting_requests)
+
+
+Link = tuple[Any, Any]
+_LOOKS = 2
+"""A link is lost when it is missed so many times: one look may fall between two of vLLM's own steps."""
+
+
+class Links:
+    """The connections to node 0's store, which every rank of the others holds for as long as it lives.
+
+    vLLM's ranks notice a loss only in their next step, and idle ones never do: node 0 would go on to answer /health.
+    Source: vllm/distributed/parallel_state.py 0.32, `init_distributed_environment`; torch's TCPStore.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        self._port = int(str(plan.engine_kwargs["master_port"]))
+        self._held: frozenset[Link] = frozenset()
+        self._missed = 0
+
+    def look(self, processes: Sequence[psutil.Process], *, complete: bool) -> None:
+        """Raises LaunchError where the other side of a link is gone. `complete`: all nodes are there by now."""
+        links = _links(processes, self._port)
+        lost = self._held - links if complete else (self._held if not links else frozenset())
+        self._missed = self._missed + 1 if lost else 0
+        if self._missed >= _LOOKS:
+            raise self._error()
+        if not lost:
+            self._held = (self._held | links) if complete else links
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it is linked with another node."""
+        return bool(self._held)
+
+    def _error(self) -> LaunchError:
+        rank, nodes = self._plan.node_rank, self._plan.engine_kwargs["nnodes"]
+        where = f"{self._plan.engine_kwargs.get('master_addr')}:{self._port}"
+        who = f"node 0 ({where}) is" if rank else "another node is"
+        return LaunchError(
+            f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, and this one was stopped",
+            causes=("vLLM there ended, or its host went down: the log there tells why",),
+            hint="the ranks of one model live and die together: start all nodes anew",
+        )
+
+
+def _links(processes: Sequence[psutil.Process], port: int) -> frozenset[Link]:
+    """Connections by the port of node 0 with processes that are not of this launch, by both ends."""
+    found: set[Link] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            for one in process.net_connections(kind="tcp"):
+                if one.status == psutil.CONN_ESTABLISHED and port in (one.laddr.port, one.raddr.port):
+                    found.add((tuple(one.laddr), tuple(one.raddr)))
+    return frozenset(link for link in found if (link[1], link[0]) not in found)
+
+
+_TICK_S = 0.1
+_NEWS_S = 0.5
+_MAX_TOKENS = 8
+"""Enough for a prefill, and for a draft and its verification after it."""
+
+
+def warm_up(
+    child: Group, plan: LaunchPlan, *, stop: StopRequest, emit: OnEvent, look: Callable[[], None]
+) -> bool:
+    """Send one short completion; whether the wait for it ended before the server stalled.
+
+    The wait also ends if the process ends or `stop` is requested; the caller sees which. A server that refuses the
+    request is ready all the same: that is an event. `look` is called while the request runs.
+    """
+    key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
+    body = {"model": plan.model, "prompt": "Hello", "max_tokens": _MAX_TOKENS}
+    answers: list[tuple[int, str] | None] = []
+    # a thread: the process is watched meanwhile, and a server that hangs never answers
+    asking = threading.Thread(
+        target=lambda: answers.append(post(f"{plan.url}/v1/completions", body, key=key)), daemon=True
+    )
+    began_s = news_s = child.elapsed_s
+    clock = StallClock(plan.stall_timeout_s)
+    emit(events.PhaseStarted(Phase.WARM_UP, began_s))
+    asking.start()
+    while asking.is_alive() and child.is_running() and not stop.wait(_TICK_S):
+        now_s = child.elapsed_s
+        if now_s - news_s < _NEWS_S:
+            continue
+        news_s = now_s
+        look()
+        emit(events.PhaseGoesOn(Phase.WARM_UP, now_s - began_s))
+        if clock.is_stalled(activity(child.members(), log_bytes=0), at_s=now_s):
+            return False
+    if answers:
+        emit(events.PhaseEnded(Phase.WARM_UP, child.elapsed_s - began_s))
+        reason = _refusal(answers[0])
+        if reason and child.is_running():
+            emit(events.StaysCold(reason))
+    return True
+
+
+def _refusal(answer: tuple[int, str] | None) -> str | None:
+    """Why a request got no completion, in the server's words; None if it got one."""
+    if answer is None:
+        return "the connection ended"
+    status, text = answer
+    if status == 200:
+        return None
+    try:
+        message = str(json.loads(text)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        message = ""
+    return f"HTTP {status}{f': {message}' if message else ''}"

@@ -1,13 +1,18 @@
-"""vLLM's log as plain lines, without prefixes, colours and JSON."""
+"""vLLM's log: plain lines, the phases of a start, the figures that it reports."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
-from specserve.serve.ownfiles import open_regular
+from specserve.serve.files import open_regular, state_folder
 
 _CHUNK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20
@@ -110,3 +115,203 @@ def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> 
             return parse(file.read(limit_bytes).decode(errors="replace"))
     except OSError:
         return []
+
+
+_LEAST_FREE_BYTES = 4096
+
+
+def is_disk_full(log_path: Path) -> bool:
+    """Whether nothing more can be written to a log."""
+    try:
+        free = os.statvfs(log_path.parent)
+    except OSError:
+        return False
+    return free.f_bavail * free.f_frsize < _LEAST_FREE_BYTES
+
+
+def default_log(name: str) -> Path:
+    """A new path: logs/NAME-20260131-235959.log in the user's state folder or `SPECSERVE_STATE_DIR`."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        path = state_folder() / "logs" / f"{stem}{f'-{number}' if number > 1 else ''}.log"
+        if not (path.exists() or path.is_symlink()):
+            break
+    return path
+
+
+class Phase(StrEnum):
+    """What vLLM is doing, in the words that are shown; in the order in which it happens."""
+
+    ENGINE = "starting the engine"
+    DOWNLOAD = "downloading weights"
+    WEIGHTS = "loading weights"
+    COMPILE = "compiling"
+    KV_CACHE = "allocating the KV cache"
+    GRAPHS = "capturing CUDA graphs"
+    API = "starting the API server"
+    WARM_UP = "warming up"
+    SERVING = "serving"
+
+
+# Sources: vllm 0.26 to 0.33, v1/worker/{gpu,cpu}_model_runner.py, v1/worker/gpu/model_runner.py,
+# compilation/backends.py, v1/core/kv_cache_utils.py, entrypoints/launchers, huggingface_hub's progress bars.
+SIGNS: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+    (Phase.DOWNLOAD, re.compile(r"^(Fetching \d+ files|Downloading |\S+\.(safetensors|bin|gguf): +\d+%)")),
+    (
+        Phase.WEIGHTS,
+        re.compile(
+            r"^(Starting to load model |Loading drafter model|Time spent downloading weights"
+            r"|Loading \w+ checkpoint shards|Loading weights (on|took) )"
+        ),
+    ),
+    (
+        Phase.COMPILE,
+        re.compile(
+            r"Using cache directory: .* torch\.compile|Dynamo bytecode transform time|Compiling a graph"
+            r"|Directly load the compiled graph|^Warming up model for the compilation|torch\.compile took"
+        ),
+    ),
+    (
+        Phase.KV_CACHE,
+        re.compile(
+            r"^Available KV cache memory|KV cache size: |^Explicitly set .* GiB for KV cache"
+            r"|GiB (memory )?for KV [Cc]ache|^Using \w+ KV cache layout"
+        ),
+    ),
+    (Phase.GRAPHS, re.compile(r"Capturing CUDA graphs?\b|Graph capturing finished")),
+    (
+        Phase.API,
+        re.compile(r"^Starting vLLM (API )?server|^Supported tasks: |Waiting for application startup"),
+    ),
+)
+_RANK = {phase: rank for rank, phase in enumerate(Phase)}
+# A draft may be downloaded after the target was loaded: these two may alternate.
+_RANK[Phase.DOWNLOAD] = _RANK[Phase.WEIGHTS]
+
+
+_BACK = re.compile(r"^Warming up model for the compilation")
+"""On the CPU vLLM compiles when its KV cache is there already (v1/worker/cpu_model_runner.py)."""
+
+
+def next_phase(current: Phase, line: LogLine) -> Phase:
+    """The phase after this line. Goes back in one place only: of several workers, the first one counts."""
+    if current is Phase.KV_CACHE and _BACK.search(line.text):
+        return Phase.COMPILE
+    for phase, sign in SIGNS:
+        if phase is not current and _RANK[phase] >= _RANK[current] and sign.search(line.text):
+            return phase
+    return current
+
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What vLLM said about memory, of the fullest GPU; None = it did not say. Tokens are per engine."""
+
+    weights_gib: float | None = None
+    checkpoint_gib: float | None = None
+    """Size of the weight files, target and draft together; the CPU backend reports no other size."""
+    kv_cache_gib: float | None = None
+    kv_cache_tokens: int | None = None
+    max_concurrency: float | None = None
+    """How many requests of `max_model_len` tokens fit at once."""
+    max_model_len: int | None = None
+    graphs_gib: float | None = None
+
+
+# (vllm 0.32: v1/worker/gpu_model_runner.py, v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py)
+_WEIGHTS = re.compile(r"Model loading took (?P<gib>[\d.]+) GiB")
+_CHECKPOINT = re.compile(r"Checkpoint size: (?P<gib>[\d.]+) GiB")
+_KV_MEMORY = re.compile(
+    r"Available KV cache memory: (?P<gib>[\d.]+) GiB| \((?P<set_gib>[\d.]+)/[\d.]+\) GiB for KV cache"
+)
+_KV_TOKENS = re.compile(r"\w KV cache size: (?P<tokens>[\d,]+) tokens")
+_CONCURRENCY = re.compile(
+    r"Maximum concurrency for (?P<tokens>[\d,]+) tokens per request: (?P<times>[\d.]+)x"
+)
+_GRAPHS = re.compile(r"Graph capturing finished in \d+ secs, took (?P<gib>[\d.]+) GiB")
+_CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def add_line(figures: Figures, line: LogLine) -> Figures:
+    """The figures after this log line."""
+    text = line.text
+    if match := _WEIGHTS.search(text):
+        figures = replace(figures, weights_gib=max(float(match["gib"]), figures.weights_gib or 0.0))
+    if match := _CHECKPOINT.search(text):
+        figures = replace(figures, checkpoint_gib=float(match["gib"]) + (figures.checkpoint_gib or 0.0))
+    if match := _KV_MEMORY.search(text):
+        gib = float(match["gib"] or match["set_gib"])
+        figures = replace(figures, kv_cache_gib=min(gib, figures.kv_cache_gib or gib))
+    if match := _KV_TOKENS.search(text):
+        figures = replace(figures, kv_cache_tokens=_integer(match["tokens"]))
+    if match := _CONCURRENCY.search(text):
+        figures = replace(
+            figures, max_concurrency=float(match["times"]), max_model_len=_integer(match["tokens"])
+        )
+    if match := _GRAPHS.search(text):
+        figures = replace(figures, graphs_gib=float(match["gib"]))
+    return figures
+
+
+def add_metrics(figures: Figures, metrics_text: str) -> Figures:
+    """Fill what the log did not say from `vllm:cache_config_info` (vllm 0.32, v1/metrics/loggers.py)."""
+    match = _CACHE_INFO.search(metrics_text)
+    if not match:
+        return figures
+    labels = dict(_LABEL.findall(match["labels"]))
+    tokens = _number(labels.get("kv_cache_size_tokens"))
+    blocks, block_size = _number(labels.get("num_gpu_blocks")), _number(labels.get("block_size"))
+    if tokens is None and blocks is not None and block_size is not None:
+        tokens = blocks * block_size
+    memory = _number(labels.get("kv_cache_memory_bytes"))
+    concurrency = _number(labels.get("kv_cache_max_concurrency"))
+    return replace(
+        figures,
+        kv_cache_tokens=figures.kv_cache_tokens or (int(tokens) if tokens else None),
+        max_concurrency=figures.max_concurrency or concurrency,
+        kv_cache_gib=figures.kv_cache_gib or (memory / GIB if memory else None),
+    )
+
+
+def _integer(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:
+        return None  # vLLM exports "None" for what is not set
+
+
+# uvicorn puts this before the stack of a request that its application did not answer.
+_REQUEST = re.compile(r"^ERROR: +Exception in ASGI application")
+_OTHER = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL): ")
+
+
+def without_requests(lines: Sequence[LogLine]) -> list[LogLine]:
+    """The lines without the failures of single requests.
+
+    The API server reports those, and the deaths of others, at level ERROR; what ends itself it raises, and
+    that has no level. (vllm 0.26 to 0.33, entrypoints/)
+    """
+    return list(_others(lines))
+
+
+def _others(lines: Sequence[LogLine]) -> Iterator[LogLine]:
+    in_request: str | None = None  # the process whose request fails
+    for line in lines:
+        if _REQUEST.match(line.text):
+            in_request = line.process
+            continue
+        if in_request is not None:
+            if not line.level and line.process == in_request and not _OTHER.match(line.text):
+                continue
+            in_request = None
+        if line.level == "ERROR" and line.process.startswith("APIServer"):
+            continue
+        yield line

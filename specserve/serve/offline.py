@@ -1,10 +1,12 @@
-"""The offline engine as a child process: starts it, feeds it, reads it, ends it. Knows no file format."""
+"""The offline engine as a child process that is spoken to in lines of JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -14,14 +16,46 @@ from pathlib import Path
 from typing import IO, Any
 
 from specserve.errors import LaunchError
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.causes import find_cause
+from specserve.serve.files import private, remove, traces
 from specserve.serve.health import StallClock, activity
 from specserve.serve.logs import LogLine, read_end
-from specserve.serve.piped import PipedChild
-from specserve.serve.process import resolve_env
-from specserve.serve.shm import remove, traces
+from specserve.serve.process import Child, resolve_env
+
+
+class PipedChild(Child):
+    """A Child that is spoken to: `input` and `output` are its standard streams, its log is stderr."""
+
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+        self.log_path = log_path
+        self._started_at = time.monotonic()
+        try:
+            private(log_path.parent)
+            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
+        with os.fdopen(log, "ab") as stderr:
+            self._popen = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=dict(env),
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self.input: IO[bytes] = self._popen.stdin
+        self.output: IO[bytes] = self._popen.stdout
+
+    def wait(self, limit_s: float) -> None:
+        """Until the first process has ended, or the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(limit_s)
+
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""

@@ -1,16 +1,28 @@
-"""Why a server ended, or never came up: its exit, its log and the kernel, in an error with a cause and a way out."""
+"""Why a server ended, or never came up: its exit, its log and the kernel."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from specserve.errors import LaunchError
-from specserve.serve import oom
 from specserve.serve.causes import Cause, find_cause, signal_name
-from specserve.serve.logfile import is_disk_full
-from specserve.serve.logs import read_end
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Phase, is_disk_full, read_end
 from specserve.serve.secrets import redacted
+
+_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+
+
+def kills() -> int:
+    """How often the out-of-memory killer has struck, here and in this container; 0 where it is not told."""
+    total = 0
+    for path in _COUNTERS:
+        try:
+            lines = path.read_text(encoding="ascii").splitlines()
+        except (OSError, ValueError):
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return total
+
 
 _SERVING_LOG_BYTES = 256 << 10
 _STARTING_LOG_BYTES = 4 << 20
@@ -53,7 +65,7 @@ def _error(
     # a log of days is full of other people's errors
     limit_bytes = _SERVING_LOG_BYTES if phase is Phase.SERVING else _STARTING_LOG_BYTES
     lines = read_end(log_path, limit_bytes=limit_bytes)
-    cause = find_cause(lines, exit_code=exit_code, out_of_memory=oom.kills() > oom_kills)
+    cause = find_cause(lines, exit_code=exit_code, out_of_memory=kills() > oom_kills)
     if not cause.is_known and is_disk_full(log_path):
         hint = f"make room in {log_path.parent}, or name another folder in SPECSERVE_STATE_DIR"
         cause = Cause(

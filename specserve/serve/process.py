@@ -1,4 +1,4 @@
-"""vLLM as a child: one session of processes, its output straight into a file. Does not know what it says."""
+"""vLLM as processes: started in a session of their own, found, signalled and ended as a whole."""
 
 from __future__ import annotations
 
@@ -9,14 +9,116 @@ import signal
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from specserve.errors import LaunchError, UsageError
+from specserve.hardware.host import Holder, free_port, holder
 from specserve.plan.launchplan import FromEnv
-from specserve.serve.group import Group
-from specserve.serve.ownfiles import append_own
-from specserve.serve.statefolder import private
+from specserve.serve import events, files
+from specserve.serve.causes import signal_name
+from specserve.serve.events import OnEvent
+from specserve.serve.files import append_own, private
+from specserve.serve.signals import StopRequest
+
+_TRACKER_PATIENCE_S = 3.0
+
+
+class Group(ABC):
+    """The session of one vLLM: `pid` is its first process, the API server, and the id of the session."""
+
+    pid: int
+    log_path: Path
+
+    @property
+    @abstractmethod
+    def elapsed_s(self) -> float:
+        """Since the launch."""
+
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether the first process runs."""
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """Of the first process, negative for a signal; None while it runs, and where nobody saw its end."""
+
+    def members(self) -> list[psutil.Process]:
+        """Every living process of the session or the group, those that lost their parent included."""
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(OSError, psutil.Error):
+                if self._has(pid):
+                    process = psutil.Process(pid)
+                    if process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                        found.append(process)
+        return found
+
+    def _has(self, pid: int) -> bool:
+        return self.pid in (os.getsid(pid), os.getpgid(pid))
+
+    def send(self, number: int) -> None:
+        """A signal to the first process alone, if it is still that one."""
+        with contextlib.suppress(OSError):
+            if self.is_running():
+                os.kill(self.pid, number)
+
+    def send_all(self, number: int) -> None:
+        """A signal to every member."""
+        _send(self.members(), number)
+
+    def freeze(self) -> bool:
+        """SIGSTOP to every member but the trackers, before they are killed. False where there is none."""
+        victims = [process for process in self.members() if not _is_tracker(process)]
+        _send(victims, signal.SIGSTOP)
+        return bool(victims)
+
+    def kill(self, *, patience_s: float = 10.0) -> bool:
+        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible).
+
+        Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
+        """
+        began = time.monotonic()
+        while members := self.members():
+            victims = [process for process in members if not _is_tracker(process)]
+            waited_s = time.monotonic() - began
+            _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
+            self.is_running()  # reaps it, where it is our child
+            if waited_s > patience_s:
+                return False
+            time.sleep(0.02)
+        return True
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return any("multiprocessing.resource_tracker" in word for word in process.cmdline())
+    return False
+
+
+def _send(processes: Sequence[psutil.Process], number: int) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            process.send_signal(number)
+
+
+def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
+    """Memory of all of them, pages they share counted once; None where the kernel does not tell."""
+    total = 0
+    for process in processes:
+        try:
+            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+            total += (
+                next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
+            )
+        except (OSError, StopIteration, ValueError):
+            return None
+    return total or None
+
 
 _PR_SET_PDEATHSIG = 1
 
@@ -107,3 +209,52 @@ def _die_with_parent() -> Callable[[], None] | None:
     except (OSError, AttributeError):
         return None
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) and None
+
+
+_BEFORE_READY_GRACE_S = 5.0
+_ORPHAN_GRACE_S = 2.0
+
+
+def ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
+    """Send the signal and wait: its grace for the first process, a moment more for its orphans.
+
+    A server that serves may take `drain_s` for the requests that run; one that starts is not trusted to stop.
+    """
+    number = signal.SIGTERM if is_serving else signal.SIGINT
+    grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
+    emit(events.Stopping(signal_name(number), grace_s))
+    deadline = time.monotonic() + grace_s
+    if is_serving:
+        group.send(number)  # vLLM drains its requests only if its workers do not get the signal too
+    else:
+        group.send_all(number)
+    leader_left = False
+    while time.monotonic() < deadline and group.members():
+        if not group.is_running() and not leader_left:
+            leader_left = True
+            deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
+        stop.wait(0.05)
+        if stop.count >= 2:  # a second Ctrl-C
+            return
+
+
+def clear(group: Group, *, traces: Callable[[], frozenset[Path]]) -> tuple[bool, tuple[str, ...]]:
+    """Kill what is left, remove what it held. Says whether it took SIGKILL, and what was removed.
+
+    `traces` is asked once everything stands still: an orphan that still starts must not make more meanwhile.
+    """
+    killed = group.freeze()
+    held = traces()
+    gone = group.kill()
+    return killed, files.remove(held) if gone else ()
+
+
+__all__ = ["Holder", "free_port", "holder", "is_own"]
+
+
+def is_own(found: Holder) -> bool:
+    """Whether the holder is a process of this user: nobody else is to be shown a key."""
+    try:
+        return found.pid is not None and Path(f"/proc/{found.pid}").stat().st_uid == os.geteuid()
+    except OSError:
+        return False

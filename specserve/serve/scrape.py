@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from specserve.errors import TrafficError
-from specserve.serve.endpoint import Endpoint
+from specserve.serve.requests import Endpoint
 
 MOST_BYTES = 16 << 20
 """vLLM with 64 engines writes about 3 MB."""

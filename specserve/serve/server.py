@@ -1,4 +1,4 @@
-"""One server from launch to end: started, watched, stopped, nothing left. Does not know who uses it."""
+"""One server from launch to end: started, watched, stopped, nothing left."""
 
 from __future__ import annotations
 
@@ -7,25 +7,102 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, health, oom, postmortem, shm
+from specserve.serve import events, files, health, logs, postmortem
 from specserve.serve.causes import signal_name
-from specserve.serve.ending import ask_to_end, clear
 from specserve.serve.events import OnEvent
-from specserve.serve.figures import Figures
-from specserve.serve.group import Group, resident_bytes
-from specserve.serve.nodes import Links
-from specserve.serve.notify import notify
-from specserve.serve.phases import Phase
-from specserve.serve.process import Child, resolve_env
-from specserve.serve.progress import ProgressWatch
-from specserve.serve.scratch import scratch_env
-from specserve.serve.start import wait_ready
-from specserve.serve.stop import StopRequest
-from specserve.serve.warmup import warm_up
+from specserve.serve.files import scratch_env
+from specserve.serve.health import Links, ProgressWatch, warm_up
+from specserve.serve.logs import Figures, LogTail, Phase, is_disk_full, next_phase
+from specserve.serve.process import Child, Group, ask_to_end, clear, resident_bytes, resolve_env
+from specserve.serve.signals import StopRequest, notify
+
+_TICK_S = 0.1
+_NEWS_S = 0.5
+_SAMPLE_S = 1.0
+_WITHOUT_LOG_S = 30.0
+"""A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the start has come. `is_stalled`: given up because nothing moved."""
+
+    phase: Phase = Phase.ENGINE
+    began_s: float = 0.0
+    figures: Figures = field(default_factory=Figures)
+    is_stalled: bool = False
+    limit_s: float = 0.0
+    """How long nothing may move."""
+
+
+def wait_ready(
+    child: Group,
+    plan: LaunchPlan,
+    *,
+    stop: StopRequest,
+    emit: OnEvent,
+    look: Callable[[], None],
+    is_up: Callable[[Phase], bool],
+) -> Progress:
+    """Until the server is up, dies, stalls, or `stop` is requested; the caller sees which.
+
+    `look` is called now and then while the processes live; what it raises ends the wait. `is_up` is asked often,
+    with the phase. There is no limit on the whole.
+    """
+    progress = Progress(limit_s=plan.stall_timeout_s)
+    tail = LogTail(child.log_path)
+    clock = health.StallClock(plan.stall_timeout_s)
+    sample_s = min(_SAMPLE_S, plan.stall_timeout_s / 4)
+    next_news_s = next_sample_s = 0.0
+    emit(events.PhaseStarted(progress.phase, child.elapsed_s))
+    while not stop.wait(_TICK_S):
+        ended = not child.is_running()
+        _read_log(tail, progress, now_s=child.elapsed_s, emit=emit)
+        if ended:
+            return progress
+        now_s = child.elapsed_s
+        if now_s >= next_sample_s:
+            next_sample_s = now_s + sample_s
+            look()
+            done = health.activity(child.members(), log_bytes=tail.offset)
+            if is_disk_full(child.log_path):
+                progress.limit_s = min(plan.stall_timeout_s, _WITHOUT_LOG_S)
+            progress.is_stalled = clock.is_stalled(done, at_s=now_s, limit_s=progress.limit_s)
+            if progress.is_stalled:
+                return progress
+        if is_up(progress.phase):
+            _finish(tail, progress, plan, now_s=child.elapsed_s, emit=emit)
+            return progress
+        if now_s >= next_news_s:
+            next_news_s = now_s + _NEWS_S
+            emit(events.PhaseGoesOn(progress.phase, now_s - progress.began_s))
+    return progress
+
+
+def _read_log(tail: LogTail, progress: Progress, *, now_s: float, emit: OnEvent) -> None:
+    for line in tail.read():
+        progress.figures = logs.add_line(progress.figures, line)
+        phase = next_phase(progress.phase, line)
+        if phase is not progress.phase:
+            emit(events.PhaseEnded(progress.phase, now_s - progress.began_s))
+            emit(events.PhaseStarted(phase, now_s))
+            progress.phase, progress.began_s = phase, now_s
+
+
+def _finish(tail: LogTail, progress: Progress, plan: LaunchPlan, *, now_s: float, emit: OnEvent) -> None:
+    """The last lines of the start, and from the metrics what a quiet log left out."""
+    _read_log(tail, progress, now_s=now_s, emit=emit)
+    emit(events.PhaseEnded(progress.phase, now_s - progress.began_s))
+    answer = health.get(f"{plan.url}/metrics", timeout_s=2.0) if plan.answers else None
+    if answer is not None and answer[0] == 200:
+        with contextlib.suppress(ValueError):
+            progress.figures = logs.add_metrics(progress.figures, answer[1])
+
 
 _LOOK_EVERY_S = 15.0
 _LOOK_AT_NODES_EVERY_S = 2.0
@@ -50,7 +127,7 @@ class Server:
         self._stop = stop
         self._emit = emit
         self._traces: frozenset[Path] = frozenset()
-        self._oom_kills = oom.kills()
+        self._oom_kills = postmortem.kills()
         self._hangs = False
         self._links = Links(plan) if plan.node_rank is not None else None
 
@@ -171,7 +248,7 @@ class Server:
 
     def _note(self) -> None:
         """Remember what the living processes hold, for `end` to remove."""
-        self._traces |= shm.traces(self.child.members())
+        self._traces |= files.traces(self.child.members())
 
     def _noted(self) -> frozenset[Path]:
         self._note()

@@ -9,7 +9,7 @@ from specserve.checks.gather import Wanted, gather
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.errors import ModelNotFound
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile
 
 

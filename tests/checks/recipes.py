@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specserve.facts.architecture.tensors import expected_tensors
+from specserve.models.tensors import expected_tensors
 
 Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]

@@ -10,10 +10,10 @@ from typing import Any
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.oracle import Answer, Changed
 from specserve.checks.rule import Context, Judged, Rule
-from specserve.facts.accelerators import Machine, accelerator
-from specserve.facts.drift import Drift
-from specserve.facts.model import ModelFacts, ModelFile
-from specserve.facts.read import read_model
+from specserve.hardware.accelerators import Machine, accelerator
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.lock import Drift
+from specserve.models.read import read_model
 from specserve.plan.host import Cache, Host
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan

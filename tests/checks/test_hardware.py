@@ -12,7 +12,7 @@ from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
-from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
+from specserve.hardware.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import Installed
 from tests.checks.checkpoints import checkpoint
@@ -236,7 +236,7 @@ def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
 ) -> None:
     cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
     monkeypatch.setattr("specserve.vllm.versions.installed", lambda: cuda)
-    monkeypatch.setattr("specserve.facts.nvml.gpus", list)
+    monkeypatch.setattr("specserve.hardware.gpus.gpus", list)
     loaded = target("\nhardware: {accelerator: L4-24GB}")
     codes = [item.code for item in judged(gather(loaded, wanted=Wanted(launch=True), read=read).context)]
     assert "SD309" in codes

@@ -9,7 +9,7 @@ import pytest
 
 from specserve.checks.headfit import _bare as bare
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFile, Tensor
+from specserve.models.facts import ModelFile, Tensor
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
 from tests.checks.readers import codes, facts, findings, tensors

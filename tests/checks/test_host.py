@@ -13,7 +13,7 @@ import pytest
 from specserve.checks.rule import Arm, Context
 from specserve.checks.run import judged
 from specserve.checks.site import missing_bytes
-from specserve.facts.model import ModelFacts, ModelFile
+from specserve.models.facts import ModelFacts, ModelFile
 from specserve.plan.host import Cache
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan

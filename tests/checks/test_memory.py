@@ -12,8 +12,8 @@ import pytest
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding, Severity
-from specserve.facts.accelerators import assume
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import assume
+from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
 from tests.plan.memory.test_stateblocks import HYBRID

@@ -16,7 +16,7 @@ from specserve.checks.ngram import empty_ngram_window, surprising_ngram_window
 from specserve.checks.rule import Arm, Context
 from specserve.checks.run import context_of, judged
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.versions import installed
 from tests.checks.judging import places

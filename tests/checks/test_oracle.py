@@ -10,8 +10,8 @@ import pytest
 
 from specserve.checks.oracle import Answer, Question, Vllm, ask, vllm_to_ask
 from specserve.errors import FactError
-from specserve.facts.accelerators import assume
-from specserve.facts.read import read_model
+from specserve.hardware.accelerators import assume
+from specserve.models.read import read_model
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table

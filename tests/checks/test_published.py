@@ -10,9 +10,9 @@ import pytest
 
 from specserve.checks.check import Checked, check
 from specserve.checks.gather import Wanted, gather
-from specserve.facts.accelerators import assume
-from specserve.facts.architecture.read import read_shape
-from specserve.facts.published import _FILE, published
+from specserve.hardware.accelerators import assume
+from specserve.models.architecture import read_shape
+from specserve.models.facts import _FILE, published
 from specserve.profile.load import examine
 from specserve.profile.schema import Profile
 

@@ -11,7 +11,7 @@ import pytest
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.run import context_of, judge, judged
 from specserve.diagnostics import Severity
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.checks.conftest import COMMIT

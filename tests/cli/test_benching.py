@@ -14,13 +14,13 @@ from specserve.cli.app import _run
 from specserve.cli.benching import _as_begun, _kept, _refuse_other_vllm
 from specserve.cli.benchprepare import Asked, Prepared, new_directory, prepared
 from specserve.errors import Interrupted, UsageError
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.schedule import blocks
 from specserve.measure.workloads.load import load
 from specserve.plan.shell import as_json
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import planned, request
 
 NOTE = "`b` does not take `cache_salt`"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.measure.bench import resultfile
+from specserve.measure.bench.result import read_result, result_text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     """The directory of a run."""
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "result.json").write_text(resultfile.text(example()), encoding="utf-8")
+    (folder / "result.json").write_text(result_text(example()), encoding="utf-8")
     return folder
 
 
@@ -45,7 +45,7 @@ def test_a_run_is_shown_again_in_any_form(
 def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     later = tmp_path / "later.json"
     result = dataclasses.replace(example(), versions={"vllm": "0.34.0"})
-    later.write_text(resultfile.text(result), encoding="utf-8")
+    later.write_text(result_text(result), encoding="utf-8")
     assert _run(["bench", "--compare", str(run), str(later)]) == 0
     assert "0.33.0 → 0.34.0" in capsys.readouterr().out
     assert _run(["bench", "--compare", str(run), str(later), "--format", "json"]) == 0
@@ -57,7 +57,7 @@ def test_what_is_shared_is_a_new_file_without_launches(
 ) -> None:
     file = tmp_path / "shared.json"
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 0
-    assert resultfile.read(file).arms[1].argv == ()
+    assert read_result(file).arms[1].argv == ()
     assert "look at it before you give it away" in capsys.readouterr().err
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 2
     assert f"error: `{file}` exists already" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")

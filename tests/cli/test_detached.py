@@ -22,17 +22,17 @@ from specserve.cli.exposure import refuse_exposed
 from specserve.cli.up import LogFormat
 from specserve.cli.where import where
 from specserve.errors import CheckFailed, LaunchError, UsageError
-from specserve.facts.nvml import Gpu
+from specserve.hardware.gpus import Gpu
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
 from specserve.serve import events
 from specserve.serve.detached import registry
-from specserve.serve.detached.record import Arm
-from specserve.serve.detached.room import Room
-from specserve.serve.detached.stop import stop_marked
+from specserve.serve.detached.observe import Room
+from specserve.serve.detached.processes import stop_marked
+from specserve.serve.detached.registry import Arm
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
-from specserve.serve.stop import StopRequest
+from specserve.serve.process import free_port
+from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 
@@ -196,7 +196,7 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
 
 def test_each_replica_takes_a_device_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [Gpu(index, f"GPU-{index}", "H100", 80 << 30, 80 << 30, (9, 0)) for index in range(4)]
-    monkeypatch.setattr("specserve.facts.nvml.gpus", lambda: found)
+    monkeypatch.setattr("specserve.hardware.gpus.gpus", lambda: found)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\nengine: {data_parallel_size: 2}\n")

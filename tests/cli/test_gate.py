@@ -19,7 +19,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve.detached.registry import names, read
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from service_manager import ServiceManager

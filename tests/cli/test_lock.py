@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.facts.lockfile import read_lock
+from specserve.models.lock import read_lock
 from tests.facts.tiny import CONFIG, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -10,11 +10,11 @@ import pytest
 
 from specserve.cli.prepare import prepare
 from specserve.errors import CheckFailed, FactError, UsageError
-from specserve.facts.accelerators import assume
+from specserve.hardware.accelerators import assume
 from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.nodes import node_at, node_count
-from specserve.report.failure import failure
+from specserve.report.findings import failure
 from specserve.vllm import versions
 from specserve.vllm.versions import Installed, table
 

@@ -14,8 +14,8 @@ from specserve.cli import tunecandidates, tuning
 from specserve.cli.tuneprepare import Asked, Prepared
 from specserve.cli.tuneruns import Found, asked_json
 from specserve.errors import Interrupted, LaunchError, UsageError
-from specserve.measure.bench.fit import Fit
-from specserve.measure.tune.wish import BASELINE, TUNED, Wish, fitted
+from specserve.measure.bench.arms import Fit
+from specserve.measure.tune.plan import BASELINE, TUNED, Wish, fitted
 from specserve.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -20,7 +20,7 @@ from specserve.cli.up import LogFormat, launch, refuse_taken_port
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 from specserve.serve.server import running
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -13,8 +13,8 @@ import pytest
 
 from specserve.cli.app import _run as run
 from specserve.serve.detached import registry
-from specserve.serve.detached.identity import boot_id
-from specserve.serve.detached.record import Arm, Record
+from specserve.serve.detached.processes import boot_id
+from specserve.serve.detached.registry import Arm, Record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Script, Traffic, serving

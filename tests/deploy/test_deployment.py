@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.deploy.deployment import dns_label
-from specserve.deploy.image import official, release
+from specserve.deploy.deployment import dns_label, official, release
 from specserve.errors import UsageError
 from specserve.plan.contained import contained
 from specserve.profile.fingerprint import fingerprint

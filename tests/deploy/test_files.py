@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specserve.deploy.artifact import Artifact
-from specserve.deploy.files import foreign, put, stale
+from specserve.deploy.deployment import Artifact
+from specserve.deploy.targets import foreign, put, stale
 
 HEAD = "# Rendered by `specserve render --to ray` from `demo`\n"
 ONE, TWO = Artifact("a.yaml", f"{HEAD}a: 1\n"), Artifact("b/c.yaml", f"{HEAD}c: 1\n")

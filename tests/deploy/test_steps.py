@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.deploy.container import staging
-from specserve.deploy.deployment import Download
+from specserve.deploy.deployment import Download, staging
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

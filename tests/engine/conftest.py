@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 
 ROOT = Path(__file__).parents[2]
 UP = [sys.executable, "-m", "specserve", "up"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from specserve.measure.bench.resultfile import from_json
+from specserve.measure.bench.result import result_from_json
 from tests.engine.conftest import tiny_profile
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_two_servers_that_run_are_measured_and_their_speculation_is_seen(
         tmp_path, tiny_server.url, "--with", f"again={tiny_server.url}", *options, "--format", "json"
     )
     assert done.returncode == 0, done.stderr
-    result = from_json(json.loads(done.stdout))
+    result = result_from_json(json.loads(done.stdout))
     assert len(result.arms) == 2 and result.arms[1].name == "again"
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),
@@ -72,7 +72,7 @@ def test_a_profile_is_measured_against_itself_without_speculation(tmp_path: Path
     assert done.returncode == 1, done.stderr  # no first token comes within a microsecond
     content: dict[str, Any] = json.loads(done.stdout)
     assert content["version"] == 1
-    result = from_json(content)
+    result = result_from_json(content)
     assert [arm.name for arm in result.arms] == ["baseline", "profile"]
     assert [(cell.invalid, cell.figures and cell.figures.failed_requests) for cell in result.cells] == [
         (None, 0),

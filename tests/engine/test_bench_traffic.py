@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from specserve.measure.bench.result import Result, Verdict
-from specserve.measure.bench.resultfile import from_json
+from specserve.measure.bench.result import Result, Verdict, result_from_json
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import SUMMARY, Script, serving
@@ -57,7 +56,7 @@ def bench(folder: Path, *options: str, **env: str) -> Result:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return from_json(json.loads(done.stdout))
+    return result_from_json(json.loads(done.stdout))
 
 
 def measured(script: Script) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 from tests.engine.conftest import ROOT, START_LIMIT_S
 
 pytestmark = [pytest.mark.engine, pytest.mark.soak]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from specserve.serve.health import is_healthy
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 from tests.engine.conftest import ROOT, START_LIMIT_S
 
 if TYPE_CHECKING:

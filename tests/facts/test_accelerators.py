@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.facts.accelerators import Machine, accelerator, assume, catalogue, entries, this_cpu
-from specserve.facts.nvml import Gpu, gpus, kind, machine, selected
+from specserve.hardware.accelerators import Machine, accelerator, assume, catalogue, entries, this_cpu
+from specserve.hardware.gpus import Gpu, gpus, kind, machine, selected
 
 GIB = 2**30
 Program = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.compact import MAX_TENSORS, compact, expand
-from specserve.facts.model import BITS, Tensor
+from specserve.models.facts import BITS, MAX_TENSORS, Tensor, compact, expand
 
 
 def test_the_layers_of_a_model_are_one_line() -> None:

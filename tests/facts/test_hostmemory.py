@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from specserve.facts import hostmemory
-from specserve.facts.hostmemory import HostMemory, host_memory
+from specserve.hardware import host
+from specserve.hardware.host import HostMemory, host_memory
 
 GIB = 2**30
 
@@ -102,13 +102,13 @@ def test_capacity_is_what_the_kernel_or_a_control_group_grants(
 
 
 def test_no_plan_depends_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from specserve.facts.accelerators import assume, this_cpu
+    from specserve.hardware.accelerators import assume, this_cpu
     from specserve.plan.host import default_kv_bytes, this_host
 
     seen = set()
     for free in (20, 9, 1):
         now = HostMemory(24 * GIB, free * GIB)
-        monkeypatch.setattr(hostmemory, "host_memory", lambda now=now: now)
+        monkeypatch.setattr(host, "host_memory", lambda now=now: now)
         assert this_cpu().free_bytes == (free * GIB,)
         seen.add(
             (this_cpu().accelerator, assume("cpu").accelerator, default_kv_bytes(this_host().capacity_bytes))

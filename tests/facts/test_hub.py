@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, NotCached
-from specserve.facts.hub import current_commit
-from specserve.facts.hubcache import hub_cache
-from specserve.facts.read import read_model
+from specserve.models.hub import current_commit
+from specserve.models.hubcache import hub_cache
+from specserve.models.read import read_model
 from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -192,8 +192,8 @@ def test_a_hub_that_fails_is_unreachable_in_bounded_time(
     model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, fault: str, on: str
 ) -> None:
     monkeypatch.delenv("HF_HUB_DOWNLOAD_TIMEOUT")
-    monkeypatch.setattr("specserve.facts.hubclient.DEFAULT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("specserve.facts.hubclient._TOTAL", 2)
+    monkeypatch.setattr("specserve.models.hubclient.DEFAULT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("specserve.models.hubclient._TOTAL", 2)
     hub.repositories["org/m"].fault, hub.repositories["org/m"].on = fault, on
     begin = time.monotonic()
     if on == "/cdn/" and fault in ("endless", "trickle"):

@@ -12,10 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.comparison import Difference, TokenizerComparison
-from specserve.facts.hashing import identity
-from specserve.facts.lockfile import Lock, lock_path, lock_text, read_lock
-from specserve.facts.model import ModelFacts, ModelFile, Tensor
+from specserve.models.facts import ModelFacts, ModelFile, Tensor
+from specserve.models.lock import Lock, identity, lock_path, lock_text, read_lock
+from specserve.models.tokenizercompare import Difference, TokenizerComparison
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 HUB = ModelFacts(

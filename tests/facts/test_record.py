@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.model import ModelFacts, ModelFile, Tensor
-from specserve.facts.read import read_model
-from specserve.facts.record import from_record, to_record
+from specserve.models.facts import ModelFacts, ModelFile, Tensor, from_record, to_record
+from specserve.models.read import read_model
 from tests.facts.tiny import safetensors, write_model
 
 FACTS = ModelFacts(

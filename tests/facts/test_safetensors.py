@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.model import Tensor
-from specserve.facts.safetensors import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
+from specserve.models.facts import Tensor
+from specserve.models.weights import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
 from tests.facts.tiny import TENSORS, raw, safetensors
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.facts.model import BITS
+from specserve.models.facts import BITS
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

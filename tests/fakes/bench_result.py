@@ -15,7 +15,7 @@ from specserve.measure.bench.result import (
     Verdict,
     WorkloadInfo,
 )
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 
 LOADS = (1, 4, 16)
 RATES = {  # tokens/s by workload, arm and load

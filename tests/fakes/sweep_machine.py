@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specserve.measure.bench.arms import BASELINE
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
 from tests.measure.bench.making import request
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.schedule import Block
-from specserve.measure.tune.steady import steady
+from specserve.measure.tune.observe import steady
+from specserve.measure.tune.plan import BASELINE, Candidate, Wish, cells
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import BASELINE, Candidate, Wish, cells
 from specserve.measure.workloads.workload import Prompt
 
 _BEHIND = 16

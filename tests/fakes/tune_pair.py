@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from specserve.facts.accelerators import Machine, accelerator
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import Machine, accelerator
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.situation import Situation, situation
 from specserve.profile.load import load_profile
 

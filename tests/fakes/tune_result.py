@@ -7,11 +7,11 @@ from tune_machine import Machine, measured, prompts, texts, wish
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
 from specserve.measure.tune.assemble import Known, known_of, plain_of, plain_rows_of
 from specserve.measure.tune.choose import best_ends, choose
-from specserve.measure.tune.explain import causes
-from specserve.measure.tune.ladder import Situation
+from specserve.measure.tune.outcome import causes
+from specserve.measure.tune.plan import ladder_of
 from specserve.measure.tune.result import CandidateInfo, Confirmed, TuneResult
+from specserve.measure.tune.schedule import Situation
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import ladder_of
 
 TRUTH = StepModel(0.02, 0.001, 16.0, 0.001, 0.001, 0.0025, 0.0003)
 

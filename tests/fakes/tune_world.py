@@ -15,11 +15,11 @@ from tune_machine import Machine, prompts, texts, wish
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure.bench.arms import Arm
 from specserve.measure.tune import run as subject
+from specserve.measure.tune.plan import BASELINE, Wish
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import BASELINE, Wish
 from specserve.measure.workloads.workload import Workload
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected
 
 MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)

@@ -44,7 +44,7 @@ def use_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert looks.__kwdefaults__ is not None
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
     monkeypatch.setattr(CLOCK, "due", [])
-    monkeypatch.setattr("specserve.measure.watch.source.time", CLOCK)
+    monkeypatch.setattr("specserve.measure.watch.watch.time", CLOCK)
     monkeypatch.setitem(looks.__kwdefaults__, "wait", CLOCK.wait)
     monkeypatch.setitem(looks.__kwdefaults__, "clock", CLOCK.monotonic)
 

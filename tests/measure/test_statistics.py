@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import Estimate, Share, point, rate, ratio
-from specserve.measure.verdict import needed, verdict
+from specserve.measure.statistics import Estimate, Share, needed, point, rate, ratio, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.student import cumulative, quantile
+from specserve.measure.statistics import cumulative, quantile
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Verdict
-from specserve.measure.statistics import Estimate
-from specserve.measure.verdict import needed, verdict
+from specserve.measure.statistics import Estimate, needed, verdict
 
 
 def estimate(value: float, error: float, *, freedom: float = 20, share: float = 0.0) -> Estimate:

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.metrics.acceptance import Acceptance, of_request, since, since_by_engine, total
+from specserve.metrics.counters import (
+    Acceptance,
+    acceptance_since,
+    of_request,
+    since_by_engine,
+    total_acceptance,
+)
 
 counts = st.integers(min_value=0, max_value=2**53)
 
@@ -48,7 +54,7 @@ def test_the_gain_between_two_readings_is_what_happened_between_them(
     before: Acceptance, gain: Acceptance
 ) -> None:
     now = before + gain
-    found = since(before, now=now)
+    found = acceptance_since(before, now=now)
     assert (found.drafts, found.draft_tokens, found.accepted_tokens) == (
         gain.drafts,
         gain.draft_tokens,
@@ -61,13 +67,13 @@ def test_the_gain_between_two_readings_is_what_happened_between_them(
 def test_a_restarted_engine_counts_from_zero() -> None:
     before = Acceptance(1000, 4000, 2000, (900, 600, 300, 200))
     after_restart = Acceptance(10, 40, 30, (10, 8, 7, 5))
-    assert since(before, now=after_restart) == after_restart
+    assert acceptance_since(before, now=after_restart) == after_restart
 
 
 def test_one_counter_that_dropped_is_a_restart_even_if_the_others_grew() -> None:
     before = Acceptance(5, 20, 18, (5, 5, 4, 4))
     now = Acceptance(6, 24, 10, (6, 2, 1, 1))
-    assert since(before, now=now) == now
+    assert acceptance_since(before, now=now) == now
 
 
 def test_engines_are_compared_each_with_itself_and_summed() -> None:
@@ -84,7 +90,7 @@ def test_engines_are_compared_each_with_itself_and_summed() -> None:
 
 @given(st.lists(acceptances(), max_size=5))
 def test_a_total_does_not_depend_on_the_order(parts: list[Acceptance]) -> None:
-    assert total(parts) == total(reversed(parts))
+    assert total_acceptance(parts) == total_acceptance(reversed(parts))
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=9))

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.metrics import counters
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import EngineName
-from specserve.metrics.samples import MOST_SAMPLES
+from specserve.metrics.counters import Acceptance, EngineName
+from specserve.metrics.prometheus import MOST_SAMPLES
 from specserve.metrics.snapshot import MOST_ENGINES, NAMES, read
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

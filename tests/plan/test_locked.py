@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.facts.lockfile import Lock
-from specserve.facts.model import ModelFacts, ModelFile
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.lock import Lock
 from specserve.plan.launch import launch
 from specserve.plan.locked import lock_of, locked, not_locked, offline_problems
 from specserve.plan.uses import model_uses

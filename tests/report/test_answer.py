@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.metrics.acceptance import Acceptance
-from specserve.report.acceptance import acceptance_json, acceptance_line
-from specserve.report.answer import figures, speculation_line
+from specserve.metrics.counters import Acceptance
+from specserve.report.answer import acceptance_json, acceptance_line, figures, speculation_line
 from specserve.serve.client import Answer, Speculation
 
 RUN = Acceptance(100, 400, 264, (90, 74, 58, 42))

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import Result, Verdict
+from specserve.measure.bench.result import Result, Verdict, read_result, result_from_json, result_text
 from specserve.report.bench import FORMS, rendered
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -106,7 +105,7 @@ def test_the_example_in_all_forms(golden: Golden, form: str, ending: str) -> Non
 @pytest.mark.parametrize(("form", "ending"), [("text", "txt"), ("markdown", "md"), ("html", "html")])
 def test_a_measured_run_in_all_forms(golden: Golden, form: str, ending: str) -> None:
     """As `--share` wrote it after a run of the demo on two cores that did other work too."""
-    golden(f"report/bench-run.{ending}", plain(resultfile.read(RUN), form))
+    golden(f"report/bench-run.{ending}", plain(read_result(RUN), form))
 
 
 def test_text_has_80_columns() -> None:
@@ -300,7 +299,7 @@ FIGURES = st.none() | st.integers(-(10**13), 10**13) | st.floats(allow_nan=False
 @given(data=st.data())
 def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> None:
     """Some of the file's numbers replaced by others, or by none."""
-    tree = json.loads(resultfile.text(example()))
+    tree = json.loads(result_text(example()))
     for part in ("cells", "comparisons"):
         for item in data.draw(st.lists(st.sampled_from(tree[part]), max_size=4)):
             holder = item.get("figures") or item
@@ -311,7 +310,7 @@ def test_whatever_a_result_file_may_hold_can_be_shown(data: st.DataObject) -> No
             else:
                 holder[key] = data.draw(FIGURES)
     try:
-        result = resultfile.from_json(tree)
+        result = result_from_json(tree)
     except ValueError:
         return
     for form in FORMS:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.report.catalogue import document, listing, listing_json
-from specserve.report.manual import pages
+from specserve.report.manual import document, listing, listing_json, pages
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from specserve.errors import (
     TrafficError,
     UsageError,
 )
-from specserve.report.failure import crash_report, failure
+from specserve.report.findings import crash_report, failure
 
 BAD = Finding("SD005", "unknown-key", Severity.ERROR, "unknown key `x`", Span("no.yaml", 2, 3, 2, 4))
 

@@ -8,10 +8,8 @@ from collections.abc import Callable
 
 from specserve import __version__
 from specserve.diagnostics import Report
-from specserve.report.github import github
-from specserve.report.json import report_json
-from specserve.report.sarif import sarif
-from specserve.report.text import concise, render
+from specserve.report.findings import concise, render
+from specserve.report.formats import github, report_json, sarif
 
 Golden = Callable[[str, str], None]
 

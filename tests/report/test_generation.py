@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from specserve.report import generation
-from specserve.report.generation import GenerationProgress
+from specserve.report import answer
+from specserve.report.answer import GenerationProgress
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(generation, "time", clock)
+    monkeypatch.setattr(answer, "time", clock)
     return clock
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Finding, Severity, Skipped, Span
-from specserve.report.github import github
+from specserve.report.formats import github
 
 AT = Span("child.yaml", 5, 31, 5, 32, "a.b")
 FINDING = Finding("SD104", "split-draft", Severity.ERROR, "draft is split", AT)

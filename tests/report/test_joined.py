@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.serving import JsonView, TextView
+from specserve.report.servers import JsonView, TextView
 from specserve.serve import events
 
 PLAN = LaunchPlan(

@@ -10,7 +10,7 @@ import jsonschema
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Report, Skipped
-from specserve.report.json import report_json
+from specserve.report.formats import report_json
 
 POSITION = {"type": "integer", "minimum": 1}
 PLACE = {

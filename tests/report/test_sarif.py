@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from specserve.checks.run import lint
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
+from specserve.report.formats import sarif
 from specserve.report.manual import pages
-from specserve.report.sarif import sarif
 
 SCHEMA = Path(__file__).parent / "schemas" / "sarif-2.1.0.json"
 AT = Span("child.yaml", 5, 31, 5, 32, "a.b")

@@ -8,9 +8,8 @@ import json
 import pytest
 
 from specserve.report.servers import age, as_json, table
-from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.recent import Recent
-from specserve.serve.detached.record import Ended, Record
+from specserve.serve.detached.observe import Recent, Seen
+from specserve.serve.detached.registry import Ended, Record
 
 RECORD = Record(
     name="llama70b-8b", run="r", boot_id="b", started_at_s=1000.0, log_path="/l", profile="p.yaml",

@@ -12,10 +12,9 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.serving import JsonView, TextView, duration, kv_cache_line, memory_line, ready_block
+from specserve.report.servers import JsonView, TextView, duration, kv_cache_line, memory_line, ready_block
 from specserve.serve import events
-from specserve.serve.figures import Figures
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Figures, Phase
 
 PLAN = LaunchPlan(
     name="demo",

@@ -14,7 +14,7 @@ import pytest
 from specserve.checks.run import lint
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span, Verdict
 from specserve.profile.texts import read
-from specserve.report.text import concise, render, summary
+from specserve.report.findings import concise, render, summary
 
 Write = Callable[..., Path]
 

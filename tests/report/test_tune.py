@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.report.tune import text
-from specserve.report.tunefile import as_json_text
+from specserve.report.tune import as_json_text, text
 from specserve.report.tunehtml import tune_html
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

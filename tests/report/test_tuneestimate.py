@@ -12,7 +12,7 @@ import pytest
 
 from specserve.measure.tune.estimated import Chance, Estimate, estimate
 from specserve.measure.tune.walk import geometric_rate
-from specserve.report.tuneestimate import estimate_json, estimate_text
+from specserve.report.tuneplan import estimate_json, estimate_text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm

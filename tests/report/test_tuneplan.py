@@ -11,7 +11,7 @@ import pytest
 
 from specserve.cli.tuneprepare import Asked, prepared
 from specserve.cli.tuneruns import Found, asked_json
-from specserve.measure.tune.wish import BASELINE
+from specserve.measure.tune.plan import BASELINE
 from specserve.report.tuneplan import plan_json, plan_text
 
 PROFILE = """\

@@ -25,7 +25,7 @@ from specserve.measure.verify.result import (
     Verification,
 )
 from specserve.measure.verify.run import Progress
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, brief, brief_json, verify_json, verify_text
 
 GREEDY = Greedy(Verdict.LOSSLESS, 28, 1792, 1790, 2, 0.031, 0.25, excluded_share=0.00295)

@@ -12,13 +12,11 @@ import pytest
 
 from specserve.errors import TrafficError
 from specserve.measure.watch.advice import Advice
-from specserve.measure.watch.figures import figures
-from specserve.measure.watch.stretch import Reading, between
+from specserve.measure.watch.figures import Reading, between, figures
 from specserve.measure.watch.verdict import State, Verdict
 from specserve.measure.watch.watch import Report
 from specserve.metrics.snapshot import read
-from specserve.report.watch import as_json, block, line, verdict_lines
-from specserve.report.watchscreen import picture
+from specserve.report.watch import as_json, block, line, picture, verdict_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from metrics_server import Traffic

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError
-from specserve.measure.bench import resultfile
+from specserve.measure.bench.result import result_text
 from specserve.measure.bench.sharing import redacted, text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -47,14 +47,14 @@ def test_a_result_becomes_a_row_and_a_table(tmp_path: Path) -> None:
 
 
 def test_a_result_with_more_than_may_be_shared_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(resultfile.text(example()), encoding="utf-8")
+    (tmp_path / "a.json").write_text(result_text(example()), encoding="utf-8")
     with pytest.raises(FactError, match=r"`a.json` holds more than a shared result has"):
         build_results.document(tmp_path)
 
 
 def test_a_name_with_markup_is_refused_or_escaped(tmp_path: Path) -> None:
     evil = dataclasses.replace(redacted(example()), name="<script>")
-    (tmp_path / "a.json").write_text(resultfile.text(evil), encoding="utf-8")
+    (tmp_path / "a.json").write_text(result_text(evil), encoding="utf-8")
     with pytest.raises(FactError):
         build_results.document(tmp_path)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from specserve.measure.bench.arms import BASELINE, Session
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.schedule import Block
-from specserve.measure.tune.wish import split
+from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

@@ -11,11 +11,11 @@ import pytest
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.record import Record
-from specserve.serve.detached.room import Room
-from specserve.serve.detached.stop import stop_marked
-from specserve.serve.ports import free_port
-from specserve.serve.stop import StopRequest
+from specserve.serve.detached.observe import Room
+from specserve.serve.detached.processes import stop_marked
+from specserve.serve.detached.registry import Record
+from specserve.serve.process import free_port
+from specserve.serve.signals import StopRequest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 Start = Callable[..., Record]

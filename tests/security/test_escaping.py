@@ -18,17 +18,14 @@ from specserve.cli.app import _run as run
 from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import clean, in_one_line, json_text
-from specserve.report.github import github
-from specserve.report.json import report_json
-from specserve.report.sarif import sarif
-from specserve.report.servers import as_json, table
-from specserve.report.serving import JsonView, TextView
-from specserve.report.text import concise, render
+from specserve.report.findings import concise, render
+from specserve.report.formats import github, report_json, sarif
+from specserve.report.servers import JsonView, TextView, as_json, table
 from specserve.serve import events
 from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.record import Ended, Record
-from specserve.serve.failures import shown
-from specserve.serve.figures import Figures
+from specserve.serve.detached.registry import Ended, Record
+from specserve.serve.logs import Figures
+from specserve.serve.requests import shown
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import Script, serving
@@ -203,8 +200,8 @@ def test_what_a_server_refuses_with_gives_the_terminal_no_order(
 
 def test_a_log_is_shown_without_its_orders(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from specserve.serve.detached import registry
-    from specserve.serve.detached.identity import boot_id
-    from specserve.serve.statefolder import private
+    from specserve.serve.detached.processes import boot_id
+    from specserve.serve.files import private
 
     log = private(state / "logs") / "demo.log"
     log.write_text(f"INFO {ORDERS}\n", encoding="utf-8", newline="")

@@ -20,11 +20,9 @@ from specserve.cli.app import _run as run
 from specserve.errors import FactError, UsageError
 from specserve.serve import health
 from specserve.serve.detached import registry
-from specserve.serve.detached.group import Detached, Marked, exit_file, marked
-from specserve.serve.detached.identity import MARK, boot_id, place
-from specserve.serve.detached.record import Record, to_json
-from specserve.serve.identity import ticks
-from specserve.serve.statefolder import private
+from specserve.serve.detached.processes import MARK, Detached, Marked, boot_id, exit_file, marked, place
+from specserve.serve.detached.registry import Record, to_json
+from specserve.serve.files import private, ticks
 
 HUGE = 100 << 20
 

@@ -22,7 +22,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.shell import shell
 from specserve.profile.load import load_profile
 from specserve.serve.detached.registry import NAME
-from specserve.serve.notify import notify
+from specserve.serve.signals import notify
 from specserve.vllm.versions import table
 
 TABLE = table("0.32")

@@ -19,11 +19,11 @@ import pytest
 from specserve.cli.up import refuse_taken_port
 from specserve.errors import LaunchError, SpecserveError, TrafficError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.failure import crash_report, failure, trace
-from specserve.serve import failures, postmortem
-from specserve.serve.detached.record import Record
-from specserve.serve.endpoint import Endpoint, endpoint
-from specserve.serve.phases import Phase
+from specserve.report.findings import crash_report, failure, trace
+from specserve.serve import postmortem, requests
+from specserve.serve.detached.registry import Record
+from specserve.serve.logs import Phase
+from specserve.serve.requests import Endpoint, endpoint
 from specserve.serve.secrets import redacted
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ AT = Endpoint(root="http://127.0.0.1:9", is_loopback=True, api_key=KEY)
 
 @pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 418, 422, 429, 500, 503])
 def test_a_server_that_echoes_the_key_does_not_put_it_on_the_screen(status: int) -> None:
-    error = failures.of_status(AT, status, ECHO, model="m")
+    error = requests.of_status(AT, status, ECHO, model="m")
     assert leaks(failure(error)) == [] and leaks(repr(error)) == [] and leaks(repr(AT)) == []
 
 
@@ -210,7 +210,7 @@ def test_nor_does_a_transport_or_a_parser_that_quotes_it() -> None:
 
     library = import_module(openai.DefaultHttpxClient.__mro__[1].__module__)  # httpx, or what followed it
     for error in (library.ConnectError(ECHO), library.LocalProtocolError(ECHO), ValueError(ECHO)):
-        found = failures.of_exception(AT, error, model=None)
+        found = requests.of_exception(AT, error, model=None)
         assert isinstance(found, TrafficError) and leaks(failure(found)) == []
 
 

@@ -16,16 +16,22 @@ import pytest
 from specserve.checks.doctor.folders import folder_lines
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.failure import crash_report
-from specserve.serve import shm
+from specserve.report.findings import crash_report
+from specserve.serve import files
 from specserve.serve.detached import registry
-from specserve.serve.detached.group import Detached, exit_file
-from specserve.serve.detached.record import Record
-from specserve.serve.logfile import default_log
-from specserve.serve.ownfiles import append_own, open_regular, read_own, write_anew
+from specserve.serve.detached.processes import Detached, exit_file
+from specserve.serve.detached.registry import Record
+from specserve.serve.files import (
+    append_own,
+    make_scratch,
+    open_regular,
+    private,
+    read_own,
+    remove_scratch,
+    write_anew,
+)
+from specserve.serve.logs import default_log
 from specserve.serve.process import Child
-from specserve.serve.scratch import make_scratch, remove_scratch
-from specserve.serve.statefolder import private
 
 Start = Callable[..., Record]
 
@@ -235,7 +241,7 @@ def test_a_changed_state_cannot_make_us_remove_files_of_the_user(what: str, tmp_
         thesis.symlink_to("/dev/null")
     else:
         thesis.write_text("x")
-    assert shm.remove([thesis, Path("/dev/shm/../../etc/passwd"), Path("relative")]) == ()
+    assert files.remove([thesis, Path("/dev/shm/../../etc/passwd"), Path("relative")]) == ()
     assert os.path.lexists(thesis)
 
 

@@ -12,8 +12,8 @@ from specserve.cli.exposure import refuse_exposed
 from specserve.errors import CheckFailed
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
-from specserve.serve.endpoint import endpoint
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
+from specserve.serve.requests import endpoint
 from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 
 FAKE = Path(__file__).parents[1] / "fakes" / "vllm_server.py"
 FakePlan = Callable[..., LaunchPlan]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from specserve.errors import TrafficError, UsageError
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Answer, Client, Kind, Question
-from specserve.serve.endpoint import endpoint
+from specserve.serve.requests import endpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from openai_server import SUMMARY, Script, serving

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from specserve.serve.health import Activity, StallClock, activity, get, is_healthy, served_models
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 
 STILL = Activity(log_bytes=100, io_bytes=10_000, cpu_s=5.0)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve import oom
-from specserve.serve.logfile import default_log
+from specserve.serve import postmortem
+from specserve.serve.logs import default_log
 
 
 def test_a_log_is_named_after_the_profile_and_the_time_in_the_state_folder(
@@ -33,5 +33,7 @@ def test_kills_for_memory_are_summed_over_host_and_container(
 ) -> None:
     (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 2\n")
     (tmp_path / "events").write_text("low 0\noom 9\noom_kill 1\noom_group_kill 5\n")
-    monkeypatch.setattr(oom, "_COUNTERS", (tmp_path / "vmstat", tmp_path / "events", tmp_path / "missing"))
-    assert oom.kills() == 3
+    monkeypatch.setattr(
+        postmortem, "_COUNTERS", (tmp_path / "vmstat", tmp_path / "events", tmp_path / "missing")
+    )
+    assert postmortem.kills() == 3

@@ -14,7 +14,7 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.nodes import Links
+from specserve.serve.health import Links
 
 HOLD = (
     "import socket,sys,time; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"

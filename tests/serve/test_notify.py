@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.notify import notify
+from specserve.serve.signals import notify
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from specserve.errors import LaunchError, UsageError
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.figures import Figures, add_line, add_metrics
-from specserve.serve.logs import LogLine, read_end
-from specserve.serve.phases import SIGNS, Phase, next_phase
+from specserve.serve.logs import SIGNS, Figures, LogLine, Phase, add_line, add_metrics, next_phase, read_end
 
 LOGS = Path(__file__).parent / "logs"
 SPOKEN = ["healthy_text", "healthy_json", "healthy_colour_and_prefix"]

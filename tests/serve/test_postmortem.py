@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from specserve.serve import postmortem
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Phase
 
 
 def test_a_full_disk_under_the_log_is_the_cause_where_the_log_knows_none(

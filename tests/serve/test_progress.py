@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.metrics.prometheus import Metrics
-from specserve.serve.progress import ProgressWatch, Still
+from specserve.serve.health import ProgressWatch, Still
 
 
 def at(tokens: int, *, running: int = 0, waiting: int = 0) -> Metrics:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.serve.endpoint import Endpoint, endpoint
+from specserve.serve.requests import Endpoint, endpoint
 from specserve.serve.scrape import MOST_BYTES, scrape
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.serve.scratch import make_scratch, remove_scratch, scratch_env, within
+from specserve.serve.files import make_scratch, remove_scratch, scratch_env, within
 
 
 def test_what_a_server_leaves_in_its_temporary_folder_goes_with_it() -> None:

@@ -19,10 +19,10 @@ from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.health import is_healthy, served_models
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Phase
 from specserve.serve.process import Child
 from specserve.serve.server import Server, running, supervise
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
 ALL_PHASES = [Phase.ENGINE, Phase.WEIGHTS, Phase.KV_CACHE, Phase.API]

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.serve import shm
+from specserve.serve import files
 
 HOLDER = """
 import mmap, socket, sys
@@ -55,14 +55,14 @@ def holder(segment: Path, ipc: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_traces_are_noted_while_the_process_lives_and_removed_when_it_is_gone(
     holder: subprocess.Popen[bytes], segment: Path, ipc: Path
 ) -> None:
-    traces = shm.traces([psutil.Process(holder.pid)])
+    traces = files.traces([psutil.Process(holder.pid)])
     assert {segment, ipc} <= traces
-    assert shm.remove(traces) == ()
+    assert files.remove(traces) == ()
     assert segment.exists()
     assert ipc.exists()
     holder.kill()
     holder.wait()
-    assert set(shm.remove(traces)) == {str(segment), str(ipc)}
+    assert set(files.remove(traces)) == {str(segment), str(ipc)}
     assert not segment.exists()
     assert not ipc.exists()
 
@@ -70,26 +70,26 @@ def test_traces_are_noted_while_the_process_lives_and_removed_when_it_is_gone(
 def test_a_semaphore_is_traced_although_it_is_mapped_under_another_name() -> None:
     lock = multiprocessing.get_context("spawn").Lock()
     name = f"sem.{lock._semlock.name.lstrip('/')}"  # type: ignore[attr-defined]
-    assert Path("/dev/shm", name) in shm.traces([psutil.Process(os.getpid())])
-    assert shm.remove([Path("/dev/shm", name)]) == ()
+    assert Path("/dev/shm", name) in files.traces([psutil.Process(os.getpid())])
+    assert files.remove([Path("/dev/shm", name)]) == ()
 
 
 def test_shared_memory_that_another_process_maps_stays(segment: Path) -> None:
     with segment.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-        assert shm.remove([segment]) == ()
-    assert shm.remove([segment]) == (str(segment),)
+        assert files.remove([segment]) == ()
+    assert files.remove([segment]) == (str(segment),)
 
 
 def test_a_socket_on_which_someone_listens_stays(ipc: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(ipc))
         server.listen()
-        assert shm.remove([ipc]) == ()
-    assert shm.remove([ipc]) == (str(ipc),)
+        assert files.remove([ipc]) == ()
+    assert files.remove([ipc]) == (str(ipc),)
 
 
 def test_folders_links_and_what_is_gone_are_left_alone(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "target")
-    assert shm.remove([tmp_path, link, tmp_path / "missing"]) == ()
+    assert files.remove([tmp_path, link, tmp_path / "missing"]) == ()
     assert link.is_symlink()

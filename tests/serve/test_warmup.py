@@ -11,9 +11,9 @@ import pytest
 from specserve.errors import Interrupted, LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
-from specserve.serve.phases import Phase
+from specserve.serve.logs import Phase
 from specserve.serve.server import running
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
 

@@ -9,7 +9,7 @@ from specserve.checks.doctor.driver import Driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software
 from specserve.checks.figures import gib
-from specserve.facts.nvml import Gpu, kind, selected
+from specserve.hardware.gpus import Gpu, kind, selected
 
 _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 """Of a CUDA's major version, on Linux. (CUDA Toolkit Release Notes, table "CUDA Toolkit and Minimum Required Driver

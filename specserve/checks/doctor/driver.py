@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from specserve.facts.nvml import Gpu, gpus
+from specserve.hardware.gpus import Gpu, gpus
 
 
 @dataclass(frozen=True, slots=True)

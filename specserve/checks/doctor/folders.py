@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specserve.checks.doctor.line import Line, State
 from specserve.checks.figures import gib
-from specserve.facts.hubcache import hub_cache, is_offline
+from specserve.models.hubcache import hub_cache, is_offline
 
 _FULL_BYTES = 64 * 2**20
 _LITTLE_BYTES = 10 * 2**30

@@ -78,7 +78,7 @@ def _processor(software: Software) -> Iterator[Line]:
 
 def _memory(software: Software) -> Iterator[Line]:
     if software.is_cpu:
-        from specserve.facts.accelerators import this_cpu
+        from specserve.hardware.accelerators import this_cpu
 
         yield memory_line(this_cpu())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from specserve.checks.doctor.line import Line
-from specserve.facts.hubcache import is_offline
+from specserve.models.hubcache import is_offline
 
 _VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TRUE = {"1", "ON", "YES", "TRUE"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specserve.checks.doctor.line import Line
 from specserve.checks.figures import gib
-from specserve.facts.accelerators import Machine
+from specserve.hardware.accelerators import Machine
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _QUEUE = 10 * 24 * 2**20

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specserve.errors import Interrupted, SpecserveError, UsageError
-from specserve.measure.bench import news
+from specserve.measure.bench import rundir
 from specserve.measure.bench.arms import Arm, Session
-from specserve.measure.bench.driver import Driver
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Driver, Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import PROMPTS, RunDirectory
 from specserve.measure.bench.schedule import Block, Sizes, arm_order, blocks
@@ -23,9 +22,9 @@ from specserve.plan.launch import with_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events
 from specserve.serve.causes import signal_name
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 from specserve.serve.server import running
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 WARM_UP_TOKENS = 32
 _WARM_UP_MOST = 64
@@ -61,7 +60,7 @@ class Bench:
 
     wish: Wish
     directory: RunDirectory
-    on_news: news.OnNews
+    on_news: rundir.OnNews
     stop: StopRequest
     workloads: dict[str, Workload] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -96,7 +95,7 @@ class Bench:
         if text not in self.notes:
             self.notes.append(text)
             self.directory.update(notes=self.notes)
-            self.on_news(news.Noted(text))
+            self.on_news(rundir.Noted(text))
 
     def _recall(self) -> None:
         """What the directory knows of earlier sessions: a result is of all of them."""
@@ -121,7 +120,7 @@ class Bench:
             for arm in arms:
                 servers[arm.name] = stack.enter_context(self._server(arm, session))
             stack.callback(driver.close)
-            stack.callback(self.on_news, news.Stopping(session.arms))
+            stack.callback(self.on_news, rundir.Stopping(session.arms))
             driver.wait_ready()
             self._refuse_other_generator(f"vLLM {driver.vllm}")
             self._prepare(servers)
@@ -154,10 +153,10 @@ class Bench:
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
-                self.on_news(news.Starting(arm.name, str(event.phase), str(log_path)))
+                self.on_news(rundir.Starting(arm.name, str(event.phase), str(log_path)))
 
         with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
-            self.on_news(news.Ready(arm.name, time.monotonic() - began))
+            self.on_news(rundir.Ready(arm.name, time.monotonic() - began))
             with self._connected(arm, server.url, check=server.check) as connected:
                 yield connected
 
@@ -231,7 +230,7 @@ class Bench:
         most = max((point.concurrency or 1 for point in self.wish.points), default=1)
         kinds = {workload.is_chat: workload for workload in self.workloads.values()}
         for name, server in servers.items():
-            self.on_news(news.WarmingUp(name))
+            self.on_news(rundir.WarmingUp(name))
             for workload in kinds.values():
                 warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
                 prompts = [_short(prompt) for prompt in warm.prompts]
@@ -280,7 +279,7 @@ class Bench:
         if self.wish.budget_s is not None:
             left_s = min(left_s, max(0.0, self.wish.budget_s - spent_s))
         speed = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        self.on_news(news.Passed(done.arm, done.point, speed, len(self.passes), total, left_s))
+        self.on_news(rundir.Passed(done.arm, done.point, speed, len(self.passes), total, left_s))
 
     def _has(self, session: Session, block: Block) -> bool:
         """Whether all arms of the session have measured it: half a block is done again, by the same launch."""

@@ -1,4 +1,4 @@
-"""The directory of one run: what was asked, raw data as it comes, logs, the result. For its owner alone."""
+"""The directory of one run, and what happens while it runs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.records import Pass, Request, pass_json, read_pass, read_request, request_json
-from specserve.serve.ownfiles import append_own, read_own, write_anew
-from specserve.serve.statefolder import private, state_folder
+from specserve.measure.bench.driver import Pass, Request, pass_json, read_pass, read_request, request_json
+from specserve.measure.bench.result import Point
+from specserve.serve.files import append_own, private, read_own, state_folder, write_anew
 
 RUN, PASSES, REQUESTS, PROMPTS = "run.json", "passes.jsonl", "requests.jsonl", "prompts.jsonl"
 VERSION = 1
@@ -169,3 +170,59 @@ def _place(line: Mapping[str, Any]) -> str:
 
 def _unwritable(path: Path, error: OSError) -> FactError:
     return FactError(f"cannot write `{path}`: {error.strerror or error}", hint="`-o DIR` names another place")
+
+
+@dataclass(frozen=True, slots=True)
+class Starting:
+    """A server is being started; `phase` is what vLLM does."""
+
+    arm: str
+    phase: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """It answers."""
+
+    arm: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmingUp:
+    """Prompts that are not measured."""
+
+    arm: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A block was measured on an arm."""
+
+    arm: str
+    point: Point
+    tokens_per_s: float
+    done: int
+    total: int
+    """Passes of the whole run."""
+    left_s: float
+    """Estimated from what has passed so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something that the reader of the result should know, as soon as it is known."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """The servers of a session are being stopped."""
+
+    arms: tuple[str, ...]
+
+
+News = Starting | Ready | WarmingUp | Passed | Noted | Stopping
+OnNews = Callable[[News], None]

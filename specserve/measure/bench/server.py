@@ -11,15 +11,13 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver, Traffic
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Driver, Pass, Traffic
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.acceptance import Acceptance, since_by_engine
+from specserve.metrics.counters import Acceptance, since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.client import Client
-from specserve.serve.endpoint import endpoint
-from specserve.serve.failures import Refused
+from specserve.serve.requests import Refused, endpoint
 
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)

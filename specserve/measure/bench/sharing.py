@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Result, WorkloadInfo
+from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Result, WorkloadInfo, result_text
 
 HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
 VERSION_KEYS = ("specserve", "vllm", "torch", "python")
@@ -23,7 +22,7 @@ _SHIPPED = "specserve"
 
 def text(result: Result) -> str:
     """The file's text."""
-    return resultfile.text(redacted(result))
+    return result_text(redacted(result))
 
 
 def redacted(result: Result) -> Result:

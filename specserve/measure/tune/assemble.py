@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specserve.measure.bench.figures import figures, is_within
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.figures import compared, figures, invalid_reason, is_within
 from specserve.measure.bench.result import Cell, Point
-from specserve.measure.bench.speedups import compared, invalid_reason
 from specserve.measure.tune import predict
-from specserve.measure.tune.calm import shared_steps_s
-from specserve.measure.tune.choose import Ready
-from specserve.measure.tune.limits import limits_at
-from specserve.measure.tune.observe import Observed, observed
-from specserve.measure.tune.predict import Measured
-from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
-from specserve.measure.tune.roofline import WITHOUT_MODEL
-from specserve.measure.tune.steady import steady
-from specserve.measure.tune.steptime import StepModel, Timed
-from specserve.measure.tune.wish import (
+from specserve.measure.tune.choose import Ready, limits_at
+from specserve.measure.tune.observe import Observed, observed, shared_steps_s, steady
+from specserve.measure.tune.plan import (
     AGAIN,
     BASELINE,
     CONFIRMING,
@@ -29,6 +21,10 @@ from specserve.measure.tune.wish import (
     Wish,
     small_tokens,
 )
+from specserve.measure.tune.predict import Measured
+from specserve.measure.tune.result import CandidateInfo, Choice, Confirmed, Row
+from specserve.measure.tune.roofline import WITHOUT_MODEL
+from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.profile.schema import Expectation
 
 

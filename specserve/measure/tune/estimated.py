@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specserve.errors import UsageError
-from specserve.facts.accelerators import Machine, entries
+from specserve.hardware.accelerators import Machine, entries
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import ladder, roofline, work
+from specserve.measure.tune import roofline, schedule
 from specserve.measure.tune.roofline import WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, build
 from specserve.measure.tune.walk import geometric
@@ -99,7 +99,7 @@ def estimate(
 
     Raises UsageError for an accelerator of which no rates are known, FactError where a model's facts do not suffice.
     """
-    rates, pair = _rates(s.machine), work.pair(s, context_tokens=context_tokens)
+    rates, pair = _rates(s.machine), roofline.pair(s, context_tokens=context_tokens)
     alpha, at_once, why = chance.value, _at_once(s, context_tokens), _why_constant(s)
     loads = tuple(
         roofline.estimate(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates)
@@ -182,8 +182,8 @@ def _recommended(
 
 def _why_constant(s: Situation) -> str | None:
     """Why the drafter would follow no schedule on the runner that the launch gets; None where it would."""
-    where = ladder.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
-    return ladder.follows_schedule(where)
+    where = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    return schedule.follows_schedule(where)
 
 
 def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:

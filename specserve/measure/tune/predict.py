@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import goodput, steptime, walk
-from specserve.measure.tune.limits import share_within
+from specserve.measure.tune import choose, steptime, walk
+from specserve.measure.tune.choose import share_within
 from specserve.measure.tune.observe import Observed
-from specserve.measure.tune.resample import length_interval
 from specserve.measure.tune.result import Row
 from specserve.measure.tune.steptime import StepModel, Timed
-from specserve.measure.tune.walk import Steps
-from specserve.metrics.acceptance import total
+from specserve.measure.tune.walk import Steps, length_interval
+from specserve.metrics.counters import total_acceptance
 from specserve.profile.schema import Expectation
 
 _TIMES = 300
@@ -86,7 +85,7 @@ def _length(measured: Measured, tokens: int) -> Interval | None:
         return length_interval(requests, tokens=tokens, times=_TIMES)
     most = max((seen.tokens for seen in measured.drafted), default=0)
     found = [seen for seen in measured.drafted if seen.tokens == most and seen.counted is not None]
-    counted = total(seen.counted for seen in found if seen.counted is not None)
+    counted = total_acceptance(seen.counted for seen in found if seen.counted is not None)
     told = walk.length(tokens=tokens, measured_with=most, counted=counted) if found else None
     if told is None:
         return None
@@ -123,7 +122,7 @@ def _row(measured: Measured, load: int, tokens: int, length: Interval, steps: St
         length_basis=_basis(measured, tokens),
         step_ms=step_s * 1000,
         step_basis="measured" if seen is not None and seen.step_s is not None else "predicted",
-        break_even=goodput.break_even(step_s, plain_step_s=plain_s),
+        break_even=choose.break_even(step_s, plain_step_s=plain_s),
         tpot_ms=_tpot_s(measured, load, mean_length=length.value, step_s=step_s, tokens=tokens) * 1000,
         plain_tpot_ms=_tpot_s(measured, load, mean_length=1.0, step_s=plain_s, tokens=0) * 1000,
         tokens_per_s=plain.tokens_per_s * speedup,
@@ -184,7 +183,7 @@ def _basis(measured: Measured, tokens: int) -> str:
 
 def _tpot_s(measured: Measured, load: int, *, mean_length: float, step_s: float, tokens: int) -> float:
     """Seconds of each token after the first: its share of a step, and of the prefills of others."""
-    return goodput.time_per_token_s(mean_length, step_s=step_s) + _waiting_s(measured, load, tokens=tokens)
+    return choose.time_per_token_s(mean_length, step_s=step_s) + _waiting_s(measured, load, tokens=tokens)
 
 
 def _waiting_s(measured: Measured, load: int, *, tokens: int) -> float:
@@ -218,7 +217,7 @@ def _held_up_s(measured: Measured, load: int) -> float:
 
 def _rate(plain: Observed, *, mean_length: float, step_s: float, held_up_s: float) -> float:
     """Of a closed loop."""
-    return goodput.closed_loop_tokens_per_s(
+    return choose.closed_loop_tokens_per_s(
         plain.output_tokens,
         mean_length=mean_length,
         step_s=step_s,

@@ -1,18 +1,27 @@
-"""Seconds of an engine step from bytes and operations, without a machine. Pure; an estimate, and nothing more.
-
-A step reads every weight once and computes for each token: memory and matrix units hardly overlap in one published
-fit of a running engine (Llama-3.1-8B on an H100: 5.886 ms + 21.0 us a token + 0.0393 us a token of context, and
-1.207 ms outside the model), so both are added. The shares of the datasheet's peaks are those of that fit, and its range
-what other engines and cards reach.
-"""
+"""Seconds of an engine step from bytes and operations, without a machine: an estimate."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
+from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import goodput
+from specserve.measure.tune import choose
 from specserve.measure.tune.walk import geometric
+from specserve.models.architecture import read_shape
+from specserve.models.facts import ModelFacts
+from specserve.models.tensors import expected_tensors
+from specserve.plan.memory.compose import compose
+from specserve.plan.memory.dtypes import served_bytes
+from specserve.plan.memory.parts import tallied
+from specserve.plan.memory.pool import Stage
+from specserve.plan.memory.settings import Settings
+from specserve.plan.memory.shape import language_part
+from specserve.plan.memory.shape import shape as sizes
+from specserve.plan.memory.situation import Situation
+from specserve.plan.memory.speculative import HEADS, Speculative
+from specserve.plan.memory.weights import weigh
 
 PARALLEL = frozenset({"dflash", "dspark"})
 """Methods whose draft makes all its tokens in one step."""
@@ -139,13 +148,13 @@ def estimate(pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rat
         concurrency=batch,
         tokens=best,
         mean_length=geometric(acceptance, tokens=shown),
-        break_even=goodput.break_even(
+        break_even=choose.break_even(
             step_s(pair, batch=batch, tokens=shown, rates=rates), plain_step_s=plain
         ),
         step_ms=taken * 1000,
         plain_step_ms=plain * 1000,
-        tpot_ms=goodput.time_per_token_s(length, step_s=taken) * 1000,
-        tokens_per_s=goodput.tokens_per_s(batch, mean_length=length, step_s=taken),
+        tpot_ms=choose.time_per_token_s(length, step_s=taken) * 1000,
+        tokens_per_s=choose.tokens_per_s(batch, mean_length=length, step_s=taken),
         speedup=speedup(pair, acceptance=acceptance, batch=batch, tokens=shown, rates=rates),
         draft_share=draft_s(pair, batch=batch, tokens=shown, rates=rates)
         / step_s(pair, batch=batch, tokens=shown, rates=rates),
@@ -162,7 +171,7 @@ def speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, rates: Ra
 
 
 def _speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, by: Rates) -> float:
-    return goodput.speedup(
+    return choose.speedup(
         geometric(acceptance, tokens=tokens),
         step_s=step_s(pair, batch=batch, tokens=tokens, rates=by),
         plain_step_s=step_s(pair, batch=batch, tokens=0, rates=by),
@@ -175,3 +184,112 @@ def free_tokens(*, weight_bytes: float, rates: Rates) -> float:
     `weight_bytes`: of one weight, 2 in 16 bits.
     """
     return rates.operations_per_s * weight_bytes / (2 * rates.bandwidth_bytes_per_s)
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def pair(s: Situation, *, context_tokens: float) -> Pair:
+    """Target and draft of one arm on its machine. Raises FactError where a model's facts do not say enough."""
+    if s.method is None:
+        raise FactError("the profile does not speculate", hint="give it a `speculation` section")
+    speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
+    made = compose(s.target, speculative, settings=s.settings)
+    if not made.is_kv_known:
+        raise FactError(made.notes[0])
+    stages = made.stages
+    target = _target(s.target, stages, settings=s.settings)
+    draft = None if s.method in WITHOUT_MODEL else _draft(s, stages, method=s.method)
+    return Pair(target, draft, s.method, context_tokens)
+
+
+def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings) -> Work:
+    """A request passes all pipeline stages one after another, so that their weights add up."""
+    whole = float(sum(stage.target_weights_bytes for stage in stages))
+    experts = _expert_bytes(facts, settings=settings)
+    count, chosen = _experts(facts)
+    if not (count and chosen):
+        experts, count, chosen = 0.0, 0, 0
+    return Work(
+        dense_bytes=max(0.0, whole - experts - _lookup_bytes(facts, settings=settings)),
+        expert_bytes=experts,
+        experts=count,
+        experts_per_token=chosen,
+        operations_per_token=_operations(facts, whole, settings=settings),
+        kv_bytes_per_token=float(sum(stage.target_kv_bytes_per_token for stage in stages)),
+        layers=len(read_shape(facts.model, facts.config).layers),
+        gpus=settings.tensor_parallel_size,
+    )
+
+
+def _draft(s: Situation, stages: tuple[Stage, ...], *, method: str) -> Work:
+    """A head also computes the target's output table, wherever that lies."""
+    last, settings = stages[-1], replace(s.settings, pipeline_parallel_size=1)
+    weights = float(last.draft_weights_bytes)
+    layers = 1
+    if s.draft is not None and method not in HEADS:
+        layers = len(read_shape(s.draft.model, s.draft.config).layers)
+        weights -= _lookup_bytes(s.draft, settings=settings)
+    elif method in HEADS:
+        weights += _head_bytes(s, settings=settings)
+    weight_bytes = served_bytes(settings.dtype, given=None)
+    return Work(
+        dense_bytes=max(weights, 0.0),
+        operations_per_token=2 * weights / weight_bytes,
+        kv_bytes_per_token=float(last.draft_kv_bytes_per_token),
+        layers=layers,
+        gpus=settings.tensor_parallel_size,
+    )
+
+
+def _table_bytes(facts: ModelFacts, *, settings: Settings) -> float:
+    """Of one table of the vocabulary, on each GPU."""
+    found = read_shape(facts.model, facts.config)
+    weight_bytes = served_bytes(settings.dtype, given=found.dtype)
+    return found.vocab_size * found.hidden_size * weight_bytes / settings.tensor_parallel_size
+
+
+def _lookup_bytes(facts: ModelFacts, *, settings: Settings) -> float:
+    """Of embeddings, of which a step reads a few rows; a tied table is read whole, as the output's."""
+    tied = read_shape(facts.model, facts.config).is_tied
+    return 0.0 if tied else _table_bytes(facts, settings=settings)
+
+
+def _head_bytes(s: Situation, *, settings: Settings) -> float:
+    """Of the output table that a head shares with the target, where it brings none."""
+    own = s.draft is not None and any("lm_head" in name for name in s.draft.tensors or ())
+    return 0.0 if own else _table_bytes(s.target, settings=settings)
+
+
+def _experts(facts: ModelFacts) -> tuple[int, int]:
+    """How many there are, and how many a token goes to."""
+    config = language_part(facts)
+    return config.optional(*_EXPERTS, least=0) or 0, sizes(facts).experts_per_token
+
+
+def _expert_bytes(facts: ModelFacts, *, settings: Settings) -> float:
+    kinds = tallied(facts, part="model", online=settings.quantization)
+    routed = {kind: count for kind, count in kinds.items() if kind.role.division == "expert"}
+    found = read_shape(facts.model, facts.config)
+    weight_bytes = served_bytes(settings.dtype, given=found.dtype)
+    return float(sum(weigh(routed, found, settings=settings, weight_bytes=weight_bytes).stages))
+
+
+def _operations(facts: ModelFacts, whole_bytes: float, *, settings: Settings) -> float:
+    """Two for each weight that a token meets; by the formula of the model type, else by its bytes."""
+    named = expected_tensors(facts.model, facts.config)
+    found = read_shape(facts.model, facts.config)
+    if named is None:
+        return 2 * whole_bytes / served_bytes(settings.dtype, given=found.dtype)
+    count, chosen = _experts(facts)
+    met = 0.0
+    for name, size in named.items():
+        if len(size) < 2 or (_is_lookup(name) and not found.is_tied):
+            continue
+        is_routed = count and chosen and ".experts." in name
+        met += math.prod(size) * (chosen / count if is_routed else 1.0)
+    return 2 * met / settings.tensor_parallel_size
+
+
+def _is_lookup(name: str) -> bool:
+    return any(part in name for part in ("embed_tokens", "wte", "word_embeddings", "embed_in"))

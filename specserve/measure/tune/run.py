@@ -9,33 +9,32 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from specserve.errors import Interrupted, LaunchError, TrafficError
-from specserve.measure.bench import news
+from specserve.measure.bench import rundir
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Driver, Pass
 from specserve.measure.bench.rundir import RunDirectory
 from specserve.measure.bench.schedule import Block, arm_order
 from specserve.measure.bench.server import Running, connect
-from specserve.measure.tune.budget import LEAST_SHARE
-from specserve.measure.tune.result import Choice
-from specserve.measure.tune.wish import (
+from specserve.measure.tune.plan import (
     BASELINE,
     CONFIRMING,
     EXTRA,
+    LEAST_SHARE,
     Candidate,
     Wish,
     cells,
     confirming,
     split,
 )
+from specserve.measure.tune.result import Choice
 from specserve.measure.workloads.load import load, load_warm_up
 from specserve.measure.workloads.workload import Prompt, Workload
 from specserve.plan.launch import with_port
 from specserve.serve import events
 from specserve.serve.causes import signal_name
-from specserve.serve.ports import free_port
+from specserve.serve.process import free_port
 from specserve.serve.server import running
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 _WARM_UP_TOKENS = 24
 _WARM_UP_LOAD = 8
@@ -52,7 +51,7 @@ class Tune:
 
     wish: Wish
     directory: RunDirectory
-    on_news: news.OnNews
+    on_news: rundir.OnNews
     stop: StopRequest
     fits_two: bool
     """Whether two servers fit at once, so that they can take turns."""
@@ -118,7 +117,7 @@ class Tune:
             except (LaunchError, TrafficError) as error:
                 first = first or error
                 self.failed[each.name] = error.message
-                self.on_news(news.Noted(f"{each.name} is left out: {error.message}"))
+                self.on_news(rundir.Noted(f"{each.name} is left out: {error.message}"))
         if first is not None and all(each.small or each.name in self.failed for each in candidates):
             raise first
 
@@ -259,7 +258,7 @@ class Tune:
         spent_s = time.monotonic() - self._began_s
         left_s = spent_s / self._new * max(0, self._total - self._done)
         rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        self.on_news(news.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
+        self.on_news(rundir.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
 
     def _keep_share(self, block: Block) -> None:
         sent = len({item.prompt.id for item in block.items})
@@ -280,7 +279,7 @@ class Tune:
             driver = Driver(log_path=log, on_tick=lambda: self._tick(servers), key_variables=keys)
             stack.callback(driver.close)
             yield stack, driver, servers
-            self.on_news(news.Stopping(tuple(servers)))
+            self.on_news(rundir.Stopping(tuple(servers)))
         self.versions["load generator"] = f"vLLM {driver.vllm}"
 
     @contextmanager
@@ -294,12 +293,12 @@ class Tune:
 
         def on_event(event: events.Event) -> None:
             if isinstance(event, events.PhaseStarted):
-                self.on_news(news.Starting(arm.name, str(event.phase), str(log_path)))
+                self.on_news(rundir.Starting(arm.name, str(event.phase), str(log_path)))
 
         self.launches += 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
-            self.on_news(news.Ready(arm.name, time.monotonic() - began))
+            self.on_news(rundir.Ready(arm.name, time.monotonic() - began))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update(kv_tokens=self.kv_tokens)
@@ -325,7 +324,7 @@ class Tune:
     def _warm_up(self, servers: Mapping[str, Running], driver: Driver) -> None:
         kinds = {each.is_chat: each for each in self.workloads.values()}
         for name, server in servers.items():
-            self.on_news(news.WarmingUp(name))
+            self.on_news(rundir.WarmingUp(name))
             for workload in kinds.values():
                 warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
                 prompts = [replace(each, max_tokens=_WARM_UP_TOKENS) for each in warm.prompts]

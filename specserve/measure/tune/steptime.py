@@ -1,11 +1,4 @@
-"""Seconds of one engine step by batch and draft tokens, from a few measured points. Pure; times nothing itself.
-
-The form: a verification of n = batch x (K + 1) tokens costs what a decode step of n requests would, flat while memory
-bound and rising beyond a knee; each draft step costs something of its own and something for each request; speculation
-itself costs a fixed time. None of the coefficients can be negative. Plain steps of n requests tell where kernels are
-better or worse than that form. What is then missed at a measured point is kept as a factor, and carried to its
-neighbours of the same batch, so that measured points are met exactly.
-"""
+"""Seconds of one engine step by batch and draft tokens, from a few measured points."""
 
 from __future__ import annotations
 
@@ -13,9 +6,62 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
-from specserve.measure.tune import leastsquares
+_TINY = 1e-12
+
+
+def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, ...]:
+    """The coefficients, each 0 or above, with the least squared error relative to the values.
+
+    Every subset of unknowns is solved and the best feasible one kept: exact, and few unknowns are few subsets.
+    Raises ValueError without rows, or with more than ten unknowns.
+    """
+    unknowns = len(rows[0]) if rows else 0
+    if not 0 < unknowns <= 10 or len(rows) != len(values) or min(values) <= 0:
+        raise ValueError("a fit needs rows, as many positive values, and at most ten unknowns")
+    scaled = [[entry / value for entry in row] for row, value in zip(rows, values, strict=True)]
+    best, best_error = (0.0,) * unknowns, float(len(rows))
+    for count in range(1, unknowns + 1):
+        for kept in combinations(range(unknowns), count):
+            found = _solve([[row[index] for index in kept] for row in scaled])
+            if found is None or min(found) < 0:
+                continue
+            whole = [0.0] * unknowns
+            for index, value in zip(kept, found, strict=True):
+                whole[index] = value
+            error = math.fsum(
+                (math.fsum(a * b for a, b in zip(row, whole, strict=True)) - 1) ** 2 for row in scaled
+            )
+            if error < best_error - _TINY:
+                best, best_error = tuple(whole), error
+    return best
+
+
+def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
+    """Least squares to 1 in each row, by the normal equations, columns scaled; None where they do not tell."""
+    size = len(rows[0])
+    scale = [math.sqrt(math.fsum(row[index] ** 2 for row in rows)) for index in range(size)]
+    if min(scale) <= 0 or len(rows) < size:
+        return None
+    table = [
+        [
+            *(math.fsum(row[i] * row[j] for row in rows) / (scale[i] * scale[j]) for j in range(size)),
+            math.fsum(row[i] for row in rows) / scale[i],
+        ]
+        for i in range(size)
+    ]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda index: abs(table[index][column]))
+        if abs(table[pivot][column]) < 1e-9:
+            return None
+        table[column], table[pivot] = table[pivot], table[column]
+        for index in range(size):
+            if index != column:
+                factor = table[index][column] / table[column][column]
+                table[index] = [a - factor * b for a, b in zip(table[index], table[column], strict=True)]
+    return [table[index][size] / table[index][index] / scale[index] for index in range(size)]
+
 
 _LEAST_FOR_KNEE = 7
 _LEAST_FOR_KERNELS = 3
@@ -136,7 +182,7 @@ def _form(
     # with one K alone, what speculation costs at all and what it costs by token cannot be told apart
     several = len({each.tokens for each in timed if each.tokens}) > 1
     rows = [_row(each, knee, several=several, kernels=kernels) for each in timed]
-    fixed, per_token, beyond, speculating, draft, request = leastsquares.fit(
+    fixed, per_token, beyond, speculating, draft, request = least_squares(
         rows, [each.step_s for each in timed]
     )
     at = knee if math.isfinite(knee) else 0.0

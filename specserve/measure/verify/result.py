@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 
 CONFIDENCE = 0.99
 """Of every interval."""

@@ -11,10 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from specserve.errors import TrafficError
-from specserve.measure.verify import against, greedy, sampled
-from specserve.measure.verify.crew import Crew
-from specserve.measure.verify.greedy import Suspect
-from specserve.measure.verify.pace import FEWEST_TOKENS, Pace
+from specserve.measure.verify import greedy, prompts, sampled, smoke
+from specserve.measure.verify.greedy import Answer, Suspect
 from specserve.measure.verify.prompts import Prompt
 from specserve.measure.verify.result import (
     Against,
@@ -27,15 +25,12 @@ from specserve.measure.verify.result import (
     Verification,
 )
 from specserve.measure.verify.sampled import Collector
-from specserve.measure.verify.scored import Answer
-from specserve.measure.verify.session import Session
-from specserve.measure.verify.smoke import all as smoke
-from specserve.measure.verify.smoke.context import NAME as CONTEXT
-from specserve.measure.verify.smoke.context import long_context, place
-from specserve.measure.verify.smoke.requests import skipped, tried
-from specserve.metrics.acceptance import since_by_engine
+from specserve.measure.verify.session import FEWEST_TOKENS, Crew, Pace, Session
+from specserve.measure.verify.smoke import NAME as CONTEXT
+from specserve.measure.verify.smoke import long_context, place, skipped, tried
+from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
-from specserve.serve.failures import Refused
+from specserve.serve.requests import Refused
 
 _GREEDY_TOKENS = 64
 _PLENTY = 4
@@ -323,7 +318,7 @@ class Verifier:
         self._phase = "comparing with the other server"
         jobs = (partial(_pair, self._session, other, mine) for mine in self._state.answers)
         pairs = list(self._results(jobs, concurrency=self._wish.concurrency))
-        return against.compare(
+        return prompts.compare(
             pairs, url=other.client.root, model=other.model, tie_tolerance=self._wish.tie_tolerance
         )
 
@@ -371,14 +366,14 @@ def _numbered(number: int, test: Callable[[], Smoke]) -> tuple[int, Smoke]:
     return number, test()
 
 
-def _pair(session: Session, other: Session, mine: Answer) -> against.Pair:
+def _pair(session: Session, other: Session, mine: Answer) -> prompts.Pair:
     """The same prompt, as token ids, to the other server; and what both think of this one's text."""
     theirs = replace(
         other.go_on(mine.prompt_ids, max_tokens=len(mine.ids)), prompt=mine.prompt, prompt_ids=mine.prompt_ids
     )
     seen_there = other.score(mine.prompt_ids, mine.ids)
     seen_again = session.score(mine.prompt_ids, mine.ids)
-    return against.Pair(mine, seen_there, other.scored(theirs), seen_again)
+    return prompts.Pair(mine, seen_there, other.scored(theirs), seen_again)
 
 
 def _speculation(before: Metrics | None, after: Metrics | None) -> Speculation:

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 
-from specserve.measure import student
-from specserve.measure.verify.known import LEVELS, known
+from specserve.measure import statistics
+from specserve.measure.verify.greedy import LEVELS, Position, known
 from specserve.measure.verify.result import CONFIDENCE, Estimate, Sampled, Sampling, Verdict
-from specserve.measure.verify.scored import Position
 
 MARGIN_POINTS = 1.5
 """A deviation of the best token's share, in percentage points: inside it is LOSSLESS, outside LOSSY."""
@@ -269,4 +268,4 @@ def _chance(outside: int, expected: float) -> float:
 
 def _quantile(confidence: float, degrees: int) -> float:
     """Of Student's distribution, two-sided."""
-    return student.quantile((1 + confidence) / 2, freedom=degrees) if degrees >= 1 else math.inf
+    return statistics.quantile((1 + confidence) / 2, freedom=degrees) if degrees >= 1 else math.inf

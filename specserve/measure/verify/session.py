@@ -1,24 +1,20 @@
-"""Requests to one server: generate with speculation, score the same tokens by a plain prefill. Judges nothing.
-
-That a request with `prompt_logprobs` neither speculates while it is scored nor reads the prefix cache stands in
-vLLM 0.32: sampling_params.py (`if self.skip_reading_prefix_cache is None:`), v1/core/kv_cache_manager.py
-(`prefix_cache_lookup_enabled`), v1/worker/gpu_model_runner.py (`_get_prompt_logprobs_dict`: from the target's own
-hidden states of the prompt, "prompt tokens skip sampling processors"); and draft tokens are scheduled for a request
-that runs already (v1/core/sched/scheduler.py, `if request.spec_token_ids:`). 0.26 and 0.33 do the same.
-"""
+"""Requests to one server, several at once: generate with speculation, score the same tokens by a plain prefill."""
 
 from __future__ import annotations
 
+import queue
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 from specserve.errors import TrafficError, UsageError
+from specserve.measure.verify.greedy import Answer, Position, positions
 from specserve.measure.verify.prompts import Prompt
 from specserve.measure.verify.result import Sampling
-from specserve.measure.verify.scored import Answer, Position, positions
 from specserve.serve.client import Client
-from specserve.serve.failures import NoChatTemplate, Refused
+from specserve.serve.requests import NoChatTemplate, Refused
 
 TOP = 20
 """How many of the likeliest tokens are asked for: what vLLM allows by default (`max_logprobs`)."""
@@ -166,3 +162,95 @@ def answer(raw: Mapping[str, Any], name: str, temperature: float, *, index: int 
         raise TrafficError(
             "the server does not return token ids (`return_token_ids`)", hint="vLLM does from 0.10.2 on"
         ) from None
+
+
+Result = TypeVar("Result")
+Job = Callable[[], Result]
+_LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[Result]):
+    """What a job returned; it may be None."""
+
+    result: Result
+
+
+class Crew(Generic[Result]):
+    """So many threads that take jobs from an iterable, one by one."""
+
+    def __init__(self, jobs: Iterable[Job[Result]], *, concurrency: int) -> None:
+        self._jobs = iter(jobs)
+        self._lock = threading.Lock()
+        self._done: queue.SimpleQueue[_Done[Result] | Exception | None] = queue.SimpleQueue()
+        self._is_over = False
+        self._count = concurrency
+
+    def results(self, *, on_tick: Callable[[], None]) -> Iterator[Result]:
+        """What the jobs return, in the order in which they end; what one of them raises ends it.
+
+        `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
+        with their request, which whoever made it can break off.
+        """
+        for _ in range(self._count):
+            threading.Thread(target=self._work, daemon=True).start()
+        working = self._count
+        try:
+            while working:
+                on_tick()
+                try:
+                    item = self._done.get(timeout=_LOOK_EVERY_S)
+                except queue.Empty:
+                    continue
+                if item is None:
+                    working -= 1
+                elif isinstance(item, Exception):
+                    raise item
+                else:
+                    yield item.result
+        finally:
+            self._is_over = True
+
+    def _next(self) -> Job[Result] | None:
+        with self._lock:
+            return None if self._is_over else next(self._jobs, None)
+
+    def _work(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._done.put(_Done(job()))
+        except Exception as error:  # handed to whoever waits for the results
+            self._is_over = True
+            self._done.put(error)
+        finally:
+            self._done.put(None)
+
+
+FEWEST_TOKENS = 24
+"""Shorter answers cost more for their prompts than they tell."""
+_MARGIN = 1.2
+_LAST = 8
+
+
+@dataclass(slots=True)
+class Pace:
+    """The last 8 requests. There must be one before anything is asked of it.
+
+    One thread may add while others ask: what they read is replaced, never changed.
+    """
+
+    _last: tuple[tuple[float, int], ...] = ()
+
+    def add(self, took_s: float, tokens: int) -> None:
+        """Add a request that wrote and scored an answer of so many tokens."""
+        self._last = (*self._last, (took_s, max(1, tokens)))[-_LAST:]
+
+    @property
+    def token_s(self) -> float:
+        """Seconds for each token of one more answer, rather more than less."""
+        last = self._last
+        return _MARGIN * sum(took_s for took_s, _ in last) / sum(tokens for _, tokens in last)
+
+    def tokens(self, most: int, *, within_s: float) -> int:
+        """Return the tokens of one more answer that should end within a time: at most `most`, at least 24 of them."""
+        return min(most, max(FEWEST_TOKENS, int(within_s / self.token_s)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specserve.measure.watch.figures import Figures
 from specserve.measure.watch.verdict import State, Verdict
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.profile.schema import Profile
 
 WORTH = 0.05

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from specserve.errors import UsageError
 from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures
-from specserve.measure.watch.promises import Kept
-from specserve.measure.watch.verdict import State
+from specserve.measure.watch.verdict import Kept, State
 from specserve.measure.watch.watch import Report
 from specserve.metrics.counters import Counters, EngineName
 

@@ -1,15 +1,214 @@
-"""The figures of a window: what speculation did, how fast it was, how full. Pure; judges nothing."""
+"""The figures of a window: what speculation did, how fast it was, how full, with intervals from counters alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from specserve.measure.watch.interval import Ratio, groups_of, ratio_interval, request_interval
-from specserve.measure.watch.stretch import Stretch, joined
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import Counters, EngineName
-from specserve.metrics.histogram import Histogram
+from specserve.measure.statistics import quantile
+from specserve.metrics import counters
+from specserve.metrics.counters import (
+    Acceptance,
+    Counters,
+    EngineName,
+    Histogram,
+    since,
+    total,
+    total_acceptance,
+)
+from specserve.metrics.snapshot import Engine, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A server's metrics at a time, in seconds of a clock that never jumps."""
+
+    at_s: float
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """What the engines counted in between, and how full they were."""
+
+    began_s: float
+    ended_s: float
+    engines: Mapping[EngineName, Counters] = field(default_factory=dict)
+    speculates: bool = False
+    """Whether the server has speculation counters at all."""
+    running_request_s: float = 0.0
+    """Running requests times seconds, from the readings at both ends."""
+    waiting_request_s: float = 0.0
+    most_running: int = 0
+    most_waiting: int = 0
+    most_kv_cache_usage: float | None = None
+    """Share of the fullest engine's KV cache, 0 to 1."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.ended_s - self.began_s
+
+    @property
+    def counters(self) -> Counters:
+        """All engines together."""
+        return total(self.engines.values())
+
+    @property
+    def acceptance(self) -> Acceptance:
+        """That of all engines together."""
+        return counters.total_acceptance(counted.acceptance for counted in self.engines.values())
+
+
+def between(before: Reading, now: Reading) -> Stretch | None:
+    """The stretch between two readings; None where the server was started anew in between.
+
+    An engine that came or went is no restart of the others: what it counted before it was seen is left out.
+    """
+    engines: dict[EngineName, Counters] = {}
+    for name, engine in now.snapshot.engines.items():
+        earlier = before.snapshot.engines.get(name)
+        if earlier is None:
+            continue
+        counted = since(earlier.counters, now=engine.counters)
+        if counted is None or _is_other(earlier, engine):
+            return None
+        engines[name] = counted
+    if not engines:
+        return None
+    ends = [list(reading.snapshot.engines.values()) for reading in (before, now)]
+    seconds = now.at_s - before.at_s
+    running = [sum(engine.running_requests for engine in end) for end in ends]
+    waiting = [sum(engine.waiting_requests for engine in end) for end in ends]
+    usage = [engine.kv_cache_usage for end in ends for engine in end if engine.kv_cache_usage is not None]
+    return Stretch(
+        began_s=before.at_s,
+        ended_s=now.at_s,
+        engines=engines,
+        speculates=any(engine.speculates for engine in ends[1]),
+        running_request_s=sum(running) / 2 * seconds,
+        waiting_request_s=sum(waiting) / 2 * seconds,
+        most_running=max(running),
+        most_waiting=max(waiting),
+        most_kv_cache_usage=max(usage, default=None),
+    )
+
+
+def _is_other(before: Engine, now: Engine) -> bool:
+    """Whether it began to count at another time: a new process may have overtaken the old one's counters."""
+    return before.created_s is not None and now.created_s is not None and before.created_s != now.created_s
+
+
+def joined(parts: Sequence[Stretch]) -> Stretch:
+    """Stretches that follow one another, as one. There must be one."""
+    names = dict.fromkeys(name for part in parts for name in part.engines)
+    usage = [part.most_kv_cache_usage for part in parts if part.most_kv_cache_usage is not None]
+    return Stretch(
+        began_s=parts[0].began_s,
+        ended_s=parts[-1].ended_s,
+        engines={name: total(part.engines[name] for part in parts if name in part.engines) for name in names},
+        speculates=parts[-1].speculates,
+        running_request_s=sum(part.running_request_s for part in parts),
+        waiting_request_s=sum(part.waiting_request_s for part in parts),
+        most_running=max(part.most_running for part in parts),
+        most_waiting=max(part.most_waiting for part in parts),
+        most_kv_cache_usage=max(usage, default=None),
+    )
+
+
+_Z = 1.959964
+_GROUPS = 12
+_LEAST_GROUPS = 3
+_REQUESTS_PER_GROUP = 1.5
+"""A group lasts so many times as long as a request: neighbours that share one are alike."""
+_CORRELATION = 0.5
+"""Of the drafts of one request, assumed: requests whose acceptance varies by 0.15 come to about 0.15."""
+Ratio = Callable[[Acceptance], tuple[int, int]]
+
+
+def ratio_interval(groups: Sequence[Acceptance], ratio: Ratio) -> tuple[float, float] | None:
+    """Return the interval of accepted tokens over another count; None if there are fewer than 3 groups.
+
+    The groups are the sample: batch means, ratio estimator, Student's t. It is never narrower than that of as many
+    independent drafts: groups of few drafts can be alike by chance.
+    """
+    pairs = [(upper, lower) for upper, lower in map(ratio, groups) if lower]
+    count = len(pairs)
+    if count < _LEAST_GROUPS:
+        return None
+    uppers, lowers = sum(upper for upper, _ in pairs), sum(lower for _, lower in pairs)
+    value = uppers / lowers
+    spread = sum((upper - value * lower) ** 2 for upper, lower in pairs) * count / (count - 1)
+    whole = total_acceptance(groups)
+    variance = max(spread, whole.drafts * draft_variance(whole))
+    half = quantile(0.975, freedom=count - 1) * math.sqrt(variance) / lowers
+    return max(value - half, 0.0), value + half
+
+
+def request_interval(whole: Acceptance, ratio: Ratio, *, requests: int) -> tuple[float, float] | None:
+    """Return a wide interval of the same ratio for time that is too short for groups; None for under 2 requests.
+
+    The drafts of one request are correlated, and counters do not tell by how much: a high correlation is assumed.
+    """
+    upper, lower = ratio(whole)
+    if requests < 2 or not lower:
+        return None
+    share = _CORRELATION / requests + (1 - _CORRELATION) / whole.drafts
+    error = whole.drafts * math.sqrt(draft_variance(whole) * share) / lower
+    half = quantile(0.975, freedom=requests - 1) * error
+    return max(upper / lower - half, 0.0), upper / lower + half
+
+
+def draft_variance(whole: Acceptance) -> float:
+    """Return the variance of the tokens that one draft has accepted.
+
+    Two drafts are added, one accepted and one refused as a whole (Agresti and Coull): few drafts that are all alike
+    do not prove that all are.
+    """
+    most = len(whole.accepted_per_position)
+    drafts = whole.drafts + 2
+    squares = sum((2 * index + 1) * count for index, count in enumerate(whole.accepted_per_position))
+    mean = (whole.accepted_tokens + most) / drafts
+    return max(0.0, (squares + most**2) / drafts - mean**2)
+
+
+def groups_of(stretches: Sequence[Stretch], *, request_s: float | None) -> list[Acceptance]:
+    """Return the time in up to 12 groups, each 1.5 times as long as a request takes on average (`request_s`).
+
+    Drafts of one request are correlated, and counters do not tell requests apart: in shorter groups, neighbours would
+    be alike, and the interval too narrow.
+    """
+    if not stretches:
+        return []
+    seconds = stretches[-1].ended_s - stretches[0].began_s
+    least_s = max(seconds / _GROUPS, _REQUESTS_PER_GROUP * (request_s or 0.0))
+    groups: list[Acceptance] = []
+    kept, kept_s = Acceptance(), 0.0
+    for part in stretches:
+        kept, kept_s = kept + part.acceptance, kept_s + part.seconds
+        if kept_s >= 0.99 * least_s:
+            groups.append(kept)
+            kept, kept_s = Acceptance(), 0.0
+    if kept_s and groups:
+        groups[-1] += kept
+    return groups
+
+
+def quantile_interval(observed: Histogram, share: float) -> tuple[float, float] | None:
+    """Where a quantile lies, by the ranks that it can have and the edges of their buckets; None without any.
+
+    The upper end is infinite where there are too few observations to bound it (a 99th percentile: under 470).
+    """
+    count = observed.count
+    if not count:
+        return None
+    spread = _Z * math.sqrt(count * share * (1 - share))
+    low_rank, high_rank = math.floor(count * share - spread), math.ceil(count * share + spread) + 1
+    low = observed.around(low_rank)[0]
+    high = observed.around(high_rank)[1] if high_rank <= count else math.inf
+    return low, high
+
 
 NUMBER_DRAFTS = 200
 """Without an interval, a figure of acceptance needs this many drafts: of three tokens vLLM's log once said 4.00."""
@@ -139,3 +338,53 @@ def latency(observed: Histogram) -> Latency:
     count = observed.count
     quantiles = (observed.quantile(share) if count * (1 - share) >= 0.999 else None for share in QUANTILES)
     return Latency(count, observed.mean, tuple(quantiles), observed)
+
+
+LENGTH = 1.05
+"""Mean acceptance length under which speculation is dead: of 20 steps, one accepts one draft token."""
+LEAST_S = 15.0
+SURE_DRAFTS = 1000
+"""A collapse lasts so long, or shows in so many drafts: one odd request of a quiet server shall not raise an alarm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """One engine whose draft tokens are refused, in its newest stretch of time."""
+
+    engine: EngineName
+    length: float
+    for_s: float
+    """How long the stretch is that shows it."""
+    before: float | None
+    """The mean acceptance length earlier in the window, where there is one."""
+
+
+def collapses(stretches: tuple[Stretch, ...]) -> tuple[Collapse, ...]:
+    """The engines that collapsed. Each is judged alone: in the sum of eight, one dead one does not show.
+
+    An engine is judged by the shortest newest time that holds 200 of its drafts and is 15 s long, or holds
+    1,000, so that what went well before does not hide it.
+    """
+    names = dict.fromkeys(name for part in stretches for name in part.engines)
+    found = (_collapse(stretches, name) for name in names)
+    return tuple(collapse for collapse in found if collapse is not None)
+
+
+def _collapse(stretches: tuple[Stretch, ...], name: EngineName) -> Collapse | None:
+    newest = Acceptance()
+    for index in range(len(stretches) - 1, -1, -1):
+        counted = stretches[index].engines.get(name)
+        newest += counted.acceptance if counted else Acceptance()
+        for_s = stretches[-1].ended_s - stretches[index].began_s
+        if newest.drafts < NUMBER_DRAFTS or (for_s < LEAST_S and newest.drafts < SURE_DRAFTS):
+            continue
+        length = newest.mean_acceptance_length
+        if length is None or length >= LENGTH:
+            return None
+        earlier = sum(
+            (part.engines[name].acceptance for part in stretches[:index] if name in part.engines),
+            Acceptance(),
+        )
+        told = earlier.drafts >= NUMBER_DRAFTS
+        return Collapse(name, length, for_s, earlier.mean_acceptance_length if told else None)
+    return None

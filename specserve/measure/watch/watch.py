@@ -1,4 +1,4 @@
-"""From reading to reading: the window, the verdict, the advice. Does not know how they are shown."""
+"""From reading to reading: the window, the verdict, the advice."""
 
 from __future__ import annotations
 
@@ -8,14 +8,103 @@ from dataclasses import dataclass
 
 from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.watch.advice import Advice, Case, advise
-from specserve.measure.watch.collapse import Collapse, collapses
-from specserve.measure.watch.figures import Figures, figures
-from specserve.measure.watch.promises import Kept, Promise, missed, promises
-from specserve.measure.watch.stretch import Reading, between
-from specserve.measure.watch.verdict import State, Verdict, judge
-from specserve.measure.watch.window import Window
-from specserve.metrics.acceptance import Acceptance, total
+from specserve.measure.watch.figures import (
+    Collapse,
+    Figures,
+    Reading,
+    Stretch,
+    between,
+    collapses,
+    figures,
+    joined,
+)
+from specserve.measure.watch.verdict import Kept, Promise, State, Verdict, judge, missed, promises
+from specserve.metrics.counters import Acceptance, total_acceptance
+from specserve.metrics.snapshot import read
 from specserve.profile.schema import Profile
+from specserve.serve.requests import Endpoint
+from specserve.serve.scrape import scrape
+
+MOST = 120
+"""Stretches that are kept. Of more, neighbours are joined: a long time is kept in coarser pieces."""
+
+
+class Window:
+    """Stretches of one server, oldest first. `span_s`: so much of the past; None: everything since the begin."""
+
+    def __init__(self, *, span_s: float | None = None, most: int = MOST) -> None:
+        self._span_s = span_s
+        self._most = most
+        self._least_s = span_s / most if span_s is not None else 0.0
+        self._kept: list[Stretch] = []
+
+    @property
+    def stretches(self) -> tuple[Stretch, ...]:
+        """What is kept."""
+        return tuple(self._kept)
+
+    def add(self, stretch: Stretch) -> None:
+        """One more, and away with what is too old. Half a stretch over the span is no reason to lose it."""
+        if self._kept and self._kept[-1].seconds < self._least_s:
+            stretch = joined([self._kept.pop(), stretch])
+        self._kept.append(stretch)
+        if self._span_s is not None:
+            oldest_s = stretch.ended_s - self._span_s
+            older = self._kept[:-1]
+            self._kept = [part for part in older if part.began_s + part.seconds / 2 >= oldest_s] + [stretch]
+        elif len(self._kept) > self._most:
+            pairs = [self._kept[index : index + 2] for index in range(0, len(self._kept), 2)]
+            self._kept = [joined(pair) for pair in pairs]
+
+    def clear(self) -> None:
+        """Forget it: the server is another one."""
+        self._kept = []
+
+    def before(self, at_s: float) -> tuple[Stretch, ...]:
+        """Those that had ended by that time."""
+        return tuple(part for part in self._kept if part.ended_s <= at_s)
+
+
+class Source:
+    """Where readings come from. `locate` is asked anew after each failure: a server may come back elsewhere."""
+
+    def __init__(
+        self, locate: Callable[[], Endpoint], *, model: str | None = None, timeout_s: float = 5.0
+    ) -> None:
+        self._locate = locate
+        self._model = model
+        self._timeout_s = timeout_s
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the server was last looked for."""
+        if self._endpoint is None:
+            self._endpoint = self._locate()
+        return self._endpoint
+
+    def read(self) -> Reading:
+        """One reading. Raises TrafficError without an answer, FactError where it cannot be used."""
+        try:
+            text = scrape(self.endpoint, timeout_s=self._timeout_s)
+            at_s = time.monotonic()
+            snapshot = read(text)
+            if self._model is not None:
+                held = snapshot.models
+                snapshot = snapshot.of_model(self._model)
+                if not snapshot.engines:
+                    served = ", ".join(f"`{name}`" for name in held[:5])
+                    raise FactError(f"the metrics hold no model `{self._model}`", hint=f"they hold {served}")
+            elif len(snapshot.models) > 1:
+                names = ", ".join(f"`{name}`" for name in snapshot.models[:5])
+                raise FactError(
+                    f"the metrics hold {len(snapshot.models)} models: {names}", hint="`--model` names one"
+                )
+        except SpecserveError:
+            self._endpoint = None
+            raise
+        return Reading(at_s, snapshot)
+
 
 _COLLAPSE_S = 600.0
 """A collapse is looked for in so much of the past: where traffic is thin, 200 drafts take their time."""
@@ -119,7 +208,7 @@ class Watch:
         verdict = self._verdict(seen, promised, collapsed, is_final=is_final)
         advice = None
         if seen is not None:
-            since_start = total(engine.counters.acceptance for engine in engines)
+            since_start = total_acceptance(engine.counters.acceptance for engine in engines)
             advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._span_s))
         return Report(
             at_s=time.time(),
@@ -163,7 +252,7 @@ class Watch:
 
     def _before(self, at_s: float) -> float | None:
         """The mean acceptance length of the time before; None where that was too short to compare with."""
-        earlier: Acceptance = total(part.acceptance for part in self._run.before(at_s))
+        earlier: Acceptance = total_acceptance(part.acceptance for part in self._run.before(at_s))
         return earlier.mean_acceptance_length if earlier.drafts >= _BEFORE_DRAFTS else None
 
 

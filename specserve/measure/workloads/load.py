@@ -9,10 +9,19 @@ from pathlib import Path
 from specserve.errors import UsageError
 from specserve.measure.bench.result import WorkloadInfo
 from specserve.measure.workloads import userfile
-from specserve.measure.workloads.fit import Draft, Room, fitted, kept_whole
-from specserve.measure.workloads.randomtext import DEFAULT_WORDS, LARGEST_WORDS, NOTE, random_words
+from specserve.measure.workloads.patterns import DEFAULT_WORDS, LARGEST_WORDS, NOTE, random_words
 from specserve.measure.workloads.shipped import SHIPPED, warm_up
-from specserve.measure.workloads.workload import CountPrompt, CountTokens, Prompt, Workload, estimated_tokens
+from specserve.measure.workloads.workload import (
+    CountPrompt,
+    CountTokens,
+    Draft,
+    Prompt,
+    Room,
+    Workload,
+    estimated_tokens,
+    fitted,
+    kept_whole,
+)
 from specserve.profile.problems import did_you_mean, quoted
 
 RANDOM = "random"

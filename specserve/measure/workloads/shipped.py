@@ -1,4 +1,4 @@
-"""The workloads that ship with specserve, as chats and as completions. Cuts nothing to fit."""
+"""The workloads that ship with specserve, as chats and as completions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import Any
 
-from specserve.measure.workloads import extraction, pythontext, reporttext
-from specserve.measure.workloads.fit import Draft
-from specserve.measure.workloads.workload import Message
+from specserve.measure.workloads import patterns
+from specserve.measure.workloads.workload import Draft, Message
 
 PROMPTS = 25
 _PROSE = 8
@@ -60,7 +59,7 @@ def summarise(*, as_chat: bool) -> list[Draft]:
     modules = [
         _edit(
             f"summarise-{index + 1:02d}",
-            pythontext.module_blocks(index),
+            patterns.module_blocks(index),
             ask="Add type hints to this module. Return the whole module, with nothing else changed.",
             heading="# the same module, with type hints",
             as_chat=as_chat,
@@ -74,7 +73,7 @@ def structured(*, as_chat: bool) -> list[Draft]:
     """Short texts whose facts are asked for as JSON."""
     drafts = []
     for index in range(PROMPTS):
-        text, keys = extraction.KINDS[index % len(extraction.KINDS)](index)
+        text, keys = patterns.KINDS[index % len(patterns.KINDS)](index)
         ask = f"Write the facts of this text as JSON with the keys {keys}. Answer with the JSON alone.\n\n{text}"
         completion = f"{text}\n\nThe same as JSON with the keys {keys}:\n\n{{\n"
         drafts.append(_whole(f"json-{index + 1:02d}", 256, _user(ask) if as_chat else completion))
@@ -107,8 +106,8 @@ SHIPPED: Mapping[str, Callable[..., list[Draft]]] = {
 
 
 def _logbook(identity: str, seed: int, as_chat: bool) -> Draft:
-    head, ask = reporttext.title(seed), reporttext.question(seed)
-    days = [reporttext.entry(seed, day) for day in range(1, _LONG_ENTRIES + 1)]
+    head, ask = patterns.title(seed), patterns.question(seed)
+    days = [patterns.entry(seed, day) for day in range(1, _LONG_ENTRIES + 1)]
 
     def render(kept: int) -> Content:
         document = "\n\n".join([head, *days[:kept]])
@@ -118,7 +117,7 @@ def _logbook(identity: str, seed: int, as_chat: bool) -> Draft:
 
 
 def _program(identity: str, seed: int, as_chat: bool) -> Draft:
-    blocks = pythontext.many_blocks(seed, modules=_LONG_MODULES)
+    blocks = patterns.many_blocks(seed, modules=_LONG_MODULES)
 
     def render(kept: int) -> Content:
         program = "\n".join(blocks[:kept])

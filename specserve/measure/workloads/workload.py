@@ -1,10 +1,12 @@
-"""A set of prompts, as it is sent. Knows no server and no file."""
+"""What a workload is, and how its prompts are made to fit a context."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Message = Mapping[str, str]
@@ -70,3 +72,140 @@ def digest(prompts: Iterable[Prompt]) -> str:
 def estimated_tokens(text: str) -> int:
     """How many tokens a text is at most, roughly, where nobody counts them: two bytes each, more than most have."""
     return (len(text.encode()) + 1) // 2
+
+
+_SPECIAL_TOKENS = 8
+"""What a tokenizer may put around a completion's prompt."""
+_TEMPLATE_TOKENS = 64
+"""What a chat template may put around messages; its default system text included."""
+_LEAST_ANSWER = 16
+"""A prompt that leaves less room for its answer is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Tokens that are left for an answer, at most its `max_tokens`; negative where the prompt is too long."""
+
+    tokens: int
+    is_estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How long prompt and answer may be together."""
+
+    max_model_len: int | None
+    count_tokens: CountTokens = estimated_tokens
+    count_prompt: CountPrompt | None = None
+    """Of a whole request with all that stands around it, where somebody can tell."""
+
+    def for_answer(self, prompt: Prompt) -> int:
+        """Tokens that are left for the answer, at most its `max_tokens`; negative where the prompt is too long."""
+        return self.left(prompt).tokens
+
+    def left(self, prompt: Prompt) -> Left:
+        """The same, with how it is known."""
+        if self.max_model_len is None:
+            return Left(prompt.max_tokens)
+        around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
+        free = self.max_model_len - around
+        if (
+            len(prompt.content.encode()) < free - prompt.max_tokens
+        ):  # no tokenizer makes more tokens than bytes
+            return Left(prompt.max_tokens)
+        counted = self.count_prompt(prompt) if self.count_prompt is not None else None
+        if counted is not None:
+            return Left(min(prompt.max_tokens, self.max_model_len - counted))
+        tokens = min(prompt.max_tokens, free - self.count_tokens(prompt.content))
+        return Left(tokens, is_estimated=self.count_tokens is estimated_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A prompt of ours whose text can be shortened: `render` takes how many of its `blocks` are kept."""
+
+    id: str
+    max_tokens: int
+    blocks: int
+    render: Callable[[int], str | tuple[Message, ...]]
+
+    def prompt(self, kept: int) -> Prompt:
+        """The prompt with its first blocks."""
+        content = self.render(kept)
+        if isinstance(content, str):
+            return Prompt(self.id, self.max_tokens, text=content)
+        return Prompt(self.id, self.max_tokens, messages=content)
+
+
+def fitted(drafts: Iterable[Draft], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts, each as long as it fits with its whole answer; and what was cut, in words."""
+    prompts: list[Prompt] = []
+    shortened = left_out = 0
+    is_estimated = room.count_tokens is estimated_tokens
+    for draft in drafts:
+        whole = draft.prompt(draft.blocks)
+        if room.for_answer(whole) >= draft.max_tokens:
+            prompts.append(whole)
+            continue
+        kept = _most(draft, room)
+        if kept < 1:
+            left_out += 1
+            continue
+        shortened += 1
+        prompts.append(draft.prompt(kept))
+    return tuple(prompts), _told(len(prompts), shortened, left_out, room, is_estimated=is_estimated)
+
+
+def _most(draft: Draft, room: Room) -> int:
+    """The largest number of blocks that fits, 0 where not even one does."""
+
+    def is_too_long(kept: int) -> bool:
+        return room.for_answer(draft.prompt(kept)) < draft.max_tokens
+
+    return bisect_left(range(1, draft.blocks), True, key=is_too_long)
+
+
+def _told(count: int, shortened: int, left_out: int, room: Room, *, is_estimated: bool) -> tuple[str, ...]:
+    remarks = []
+    if shortened:
+        remarks.append(
+            f"{shortened} of {count} prompts were shortened to fit max_model_len {room.max_model_len}"
+        )
+    if left_out:
+        remarks.append(
+            f"{left_out} of {count + left_out} prompts were left out: "
+            + (
+                f"they may be longer than max_model_len {room.max_model_len} allows (estimated)"
+                if is_estimated
+                else f"longer than max_model_len {room.max_model_len} allows"
+            )
+        )
+    return tuple(remarks)
+
+
+def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are told."""
+    kept: list[Prompt] = []
+    shorter: list[Left] = []
+    left_out: list[Left] = []
+    for prompt in prompts:
+        left = room.left(prompt)
+        if left.tokens >= prompt.max_tokens:
+            kept.append(prompt)
+        elif left.tokens >= _LEAST_ANSWER:
+            shorter.append(left)
+            kept.append(dataclasses.replace(prompt, max_tokens=left.tokens))
+        else:
+            left_out.append(left)
+    remarks = _told(len(kept), 0, len(left_out), room, is_estimated=_any_estimated(left_out))
+    if shorter:
+        how = " (estimated)" if _any_estimated(shorter) else ""
+        remarks += (
+            f"{len(shorter)} of {len(kept)} answers got fewer max_tokens "
+            f"to fit max_model_len {room.max_model_len}{how}",
+        )
+    return tuple(kept), remarks
+
+
+def _any_estimated(found: Iterable[Left]) -> bool:
+    return any(left.is_estimated for left in found)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from specserve.errors import FactError
-from specserve.facts.architecture.drafttensors import brings_embeddings
-from specserve.facts.architecture.families import UnknownArchitecture
-from specserve.facts.architecture.quantized import quantization_of
-from specserve.facts.architecture.read import bare_shape, read_mtp, read_shape
-from specserve.facts.architecture.shape import Mixer, Shape
-from specserve.facts.model import ModelFacts
+from specserve.models.architecture import bare_shape, read_mtp, read_shape
+from specserve.models.config import UnknownArchitecture
+from specserve.models.facts import ModelFacts
+from specserve.models.quantized import quantization_of
+from specserve.models.shape import Mixer, Shape
+from specserve.models.tensors import brings_embeddings
 from specserve.plan.memory.dtypes import kv_dtype, served_bytes
 from specserve.plan.memory.groups import LayerGroup, group_layers
 from specserve.plan.memory.kv import Cache, cache_of, layer_kv

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specserve.facts.accelerators import Machine
+from specserve.hardware.accelerators import Machine
 
 GPU_MEMORY_UTILIZATION = 0.92
 """The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""

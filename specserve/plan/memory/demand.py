@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.compose import compose
 from specserve.plan.memory.pool import Group, Stage
 from specserve.plan.memory.settings import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specserve.errors import FactError
-from specserve.facts.accelerators import Machine
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import Machine
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.demand import Demand
 from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict, PerGpu
 from specserve.plan.memory.knobs import knobs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.facts.architecture.shape import Latent, Mixer, Shape, State
+from specserve.models.shape import Latent, Mixer, Shape, State
 from specserve.plan.memory.dtypes import LATENT_BYTES, kv_token_bytes, state_bytes
 from specserve.plan.memory.layerkv import LayerKv
 from specserve.plan.memory.settings import Settings

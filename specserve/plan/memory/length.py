@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.shape import language_part
 from specserve.vllm.context import ASSUMED, Length, context_length
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from specserve.errors import FactError
-from specserve.facts.architecture.defaults import text_fields
-from specserve.facts.architecture.drafttensors import head_tensors, mtp_tensors
-from specserve.facts.architecture.quantized import as_stored, quantization_of
-from specserve.facts.architecture.tensors import expected_tensors
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.models.config import text_fields
+from specserve.models.facts import ModelFacts, Tensor
+from specserve.models.quantized import as_stored, quantization_of
+from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
 from specserve.plan.memory.weights import Kind, tally
 
 _KEPT = 8

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.bounds import (
     DRAFTED,
     NVLINK,

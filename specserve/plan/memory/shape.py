@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.facts.architecture.defaults import text_fields
-from specserve.facts.architecture.fields import Fields
-from specserve.facts.model import ModelFacts
+from specserve.models.config import Fields, text_fields
+from specserve.models.facts import ModelFacts
 
 _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.facts.accelerators import Machine
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import Machine
+from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes
 from specserve.plan.memory.constants import Runner
 from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults

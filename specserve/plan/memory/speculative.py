@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 
 HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "p_eagle"})
 """Methods whose second model is no model of its own."""

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from specserve.errors import FactError
-from specserve.facts.architecture.read import read_shape
-from specserve.facts.architecture.shape import State
-from specserve.facts.model import ModelFacts
+from specserve.models.architecture import read_shape
+from specserve.models.facts import ModelFacts
+from specserve.models.shape import State
 from specserve.plan.memory.compose import Placed, put_together
 from specserve.plan.memory.demand import Demand
 from specserve.plan.memory.dtypes import served_bytes, state_bytes

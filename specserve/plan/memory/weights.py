@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from specserve.facts.architecture.shape import Attention, Shape, State
-from specserve.facts.model import BITS, Tensor
+from specserve.models.facts import BITS, Tensor
+from specserve.models.shape import Attention, Shape, State
 from specserve.plan.memory.kv import kv_heads_per_gpu
 from specserve.plan.memory.mxfp4padding import mxfp4_padding
 from specserve.plan.memory.roles import Role, numberless, role_of

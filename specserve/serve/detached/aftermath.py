@@ -11,21 +11,19 @@ import time
 from pathlib import Path
 
 from specserve.errors import LaunchError, SpecserveError
-from specserve.serve import postmortem, shm
-from specserve.serve.detached.group import Detached
-from specserve.serve.detached.record import Ended, Record
-from specserve.serve.detached.registry import change, read
-from specserve.serve.ending import clear
-from specserve.serve.identity import is_alive
-from specserve.serve.phases import Phase
-from specserve.serve.scratch import remove_scratch
+from specserve.serve import files, postmortem
+from specserve.serve.detached.processes import Detached
+from specserve.serve.detached.registry import Ended, Record, change, read
+from specserve.serve.files import is_alive, remove_scratch
+from specserve.serve.logs import Phase
+from specserve.serve.process import clear
 
 
 def tidy(record: Record) -> Record:
     """The same server with how it ended, on disk too. Call it only where its first process is gone."""
     group = Detached(record)
     held = frozenset(Path(path) for path in record.traces)
-    _, removed = clear(group, traces=lambda: held | shm.traces(group.members()))
+    _, removed = clear(group, traces=lambda: held | files.traces(group.members()))
     remove_scratch(Path(record.scratch) if record.scratch else None)
     error = _explained(record, group)  # last: whatever the log holds, no process may be left
     ended = Ended(

@@ -16,19 +16,16 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, oom
+from specserve.serve import events, postmortem
 from specserve.serve.detached import registry, watcher
-from specserve.serve.detached.group import Detached, exit_file, mark, noted
-from specserve.serve.detached.identity import MARK, boot_id
-from specserve.serve.detached.record import Arm, Record
-from specserve.serve.detached.room import Room
+from specserve.serve.detached.observe import Room
+from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, mark, noted
+from specserve.serve.detached.registry import Arm, Record
 from specserve.serve.events import OnEvent
-from specserve.serve.identity import is_alive, ticks
+from specserve.serve.files import is_alive, make_scratch, private, remove_scratch, ticks, within
 from specserve.serve.process import resolve_env
-from specserve.serve.scratch import make_scratch, remove_scratch, within
 from specserve.serve.server import Server, never_failing
-from specserve.serve.statefolder import private
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 
 def launch(
@@ -112,7 +109,7 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room,
         stall_timeout_s=plan.stall_timeout_s,
         api_key_env=plan.api_key_env,
         launcher=(os.getpid(), ticks(os.getpid()) or 0),
-        oom_kills=oom.kills(),
+        oom_kills=postmortem.kills(),
         arm=arm,
     )
     with registry.held(name):

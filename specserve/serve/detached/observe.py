@@ -1,10 +1,12 @@
-"""How a detached server is right now: from its processes, its answers and its log. Changes only what is stale."""
+"""How a detached server is right now, by its processes, its answers and its log; and what it takes of each device."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,11 +18,97 @@ from specserve.metrics import prometheus
 from specserve.serve import health
 from specserve.serve.detached import registry
 from specserve.serve.detached.aftermath import is_cared_for, tidy
-from specserve.serve.detached.group import Detached, marked, noted
-from specserve.serve.detached.identity import boot_id
-from specserve.serve.detached.recent import Recent, recent
-from specserve.serve.detached.record import Record
-from specserve.serve.identity import is_alive
+from specserve.serve.detached.processes import Detached, boot_id, marked, noted
+from specserve.serve.detached.registry import Record
+from specserve.serve.files import is_alive, open_regular
+
+_END_BYTES = 256 << 10
+# vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
+_DRAFTED = re.compile(
+    r"SpecDecoding metrics: .*?Accepted: (?P<accepted>\d+) tokens, Drafted: (?P<drafted>\d+) tokens"
+)
+_THROUGHPUT = re.compile(
+    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
+    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs"
+)
+_CLOCK = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
+_NO_ANSWER = re.compile(r"No available shared memory broadcast block found in (?P<seconds>\d+) seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """What the end of the log says. `still_since_s`: since then requests wait and no token came."""
+
+    accepted_tokens: int = 0
+    drafted_tokens: int = 0
+    still_since_s: float | None = None
+    stuck: str | None = None
+    """vLLM's own words for a worker that does not answer."""
+
+    is_quiet: bool = True
+    """Whether vLLM wrote no figures in the last minute: it is idle, or its log is not what it is by default."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted share of what was drafted in the last minute; None where nothing was."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+
+def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
+    """Read the end of a server's log. Lines without a time of their own belong to the line before them."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END_BYTES))
+            text = file.read(_END_BYTES).decode(errors="replace")
+    except OSError:
+        return Recent()
+    return of_lines(text.splitlines(), now_s=now_s, span_s=span_s)
+
+
+def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Recent:
+    """The same, of lines in the order of the log."""
+    accepted = drafted = 0
+    at_s: float | None = None
+    still_since_s: float | None = None
+    stuck: str | None = None
+    is_quiet = True
+    for line in lines:
+        at_s = _time(line, now_s=now_s) or at_s
+        if at_s is None:
+            continue
+        if match := _DRAFTED.search(line):
+            stuck = None
+            if now_s - at_s <= span_s:
+                accepted += int(match["accepted"])
+                drafted += int(match["drafted"])
+        elif match := _THROUGHPUT.search(line):
+            moves = float(match["generation"]) > 0 or float(match["prompt"]) > 0
+            is_quiet = is_quiet and now_s - at_s > span_s
+            waits = int(match["running"]) + int(match["waiting"]) > 0
+            still_since_s = (still_since_s or at_s) if waits and not moves else None
+            stuck = None if moves else stuck
+        elif _NO_ANSWER.search(line):
+            stuck = line[line.index("No available") :]
+    return Recent(accepted, drafted, still_since_s, stuck, is_quiet)
+
+
+def _time(line: str, *, now_s: float) -> float | None:
+    """Seconds since the epoch: vLLM writes month, day and time, and no year."""
+    found = _CLOCK.search(line[:200])
+    if found is None:
+        return None
+    parts = {name: int(value) for name, value in found.groupdict().items()}
+    year = datetime.datetime.fromtimestamp(now_s).year  # vLLM logs local time
+    for guess in (year, year - 1):
+        try:
+            at_s = datetime.datetime(guess, **parts).timestamp()  # type: ignore[arg-type]
+        except ValueError:
+            continue
+        if at_s <= now_s + 3600:
+            return at_s
+    return None
+
 
 State = Literal["starting", "ready", "silent", "hung", "stopping", "dead", "gone", "lost"]
 """silent: runs and does not answer. hung: answers, and no token comes while requests wait. dead: ended by itself.
@@ -147,3 +235,50 @@ def _troubled(
         if now is not None and now.tokens == metrics.tokens and now.running_requests:
             return "ready", f"no token within {_LOOK_S:.0f}s {waits}"
     return "ready", ""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Devices, and of each a share of its memory (`gpu_memory_utilization`) or at least so many bytes."""
+
+    devices: tuple[str, ...]
+    share: float | None
+    least_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Servers that share a device. `is_too_much`: what they declare is more than it has."""
+
+    device: str
+    names: tuple[str, ...]
+    declared: float
+    """Share of the device's memory, 0 to 1 and above; of all of them together, as far as it is known."""
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether the device cannot hold what is declared."""
+        return self.declared > 1.0
+
+
+def of_record(record: Record) -> Room:
+    """What a running server takes."""
+    return Room(record.devices, record.device_share, record.device_bytes)
+
+
+def clashes(mine: Room, others: Iterable[Record], *, total_bytes: Mapping[str, int]) -> list[Clash]:
+    """The devices that others use too. `total_bytes`: memory of each device, where it is known."""
+    rooms = [(record.name, of_record(record)) for record in others]
+    found = []
+    for device in mine.devices:
+        beside = [(name, room) for name, room in rooms if device in room.devices]
+        if beside:
+            parts = [_share(room, total_bytes.get(device)) for room in (mine, *(room for _, room in beside))]
+            found.append(Clash(device, tuple(name for name, _ in beside), sum(parts)))
+    return found
+
+
+def _share(room: Room, total_bytes: int | None) -> float:
+    if room.share is not None:
+        return room.share
+    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0

@@ -1,22 +1,199 @@
-"""The servers of this user on this host: one folder each, written whole or not at all. Starts and stops nothing."""
+"""The detached servers of this user on this host: one folder each, written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from specserve.errors import FactError, UsageError
-from specserve.serve.detached.record import MOST_BYTES, BrokenRecord, Record, from_json, to_json
-from specserve.serve.ownfiles import read_own, write_anew
-from specserve.serve.statefolder import private, state_folder
+from specserve.serve.files import private, read_own, state_folder, write_anew
+
+VERSION = 1
+MOST_BYTES = 1 << 20
+"""No state is larger."""
+_FARTHEST = 1e15
+_MOST_PID = 1 << 31
+
+
+class BrokenRecord(Exception):
+    """The text is not a record: cut short, of another version, or not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a server ended, where nobody had asked for it."""
+
+    at_s: float
+    """Seconds since the epoch: when it was noticed."""
+    exit_code: int | None
+    """Of vLLM's first process, negative for a signal; None where nobody saw it."""
+    message: str
+    cause: str
+    hint: str | None = None
+    removed: tuple[str, ...] = ()
+    """What it had left and we removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Which launch of its profile a server is: what the command line said over the file."""
+
+    alternative: str | None = None
+    settings: tuple[str, ...] = ()
+    """`key.path=value`, as `--set` takes it; never a value of `env`, nor of what a launch alone needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One server. Processes are (pid, start time in ticks): both must be right, and the boot too."""
+
+    name: str
+    run: str
+    """A name of this launch that no other has."""
+    boot_id: str
+    started_at_s: float
+    log_path: str
+    profile: str
+    fingerprint: str
+    vllm: str
+    url: str
+    host: str
+    port: int
+    model: str
+    method: str | None
+    num_speculative_tokens: int | None
+    devices: tuple[str, ...]
+    """Accelerators that it may use, as CUDA_VISIBLE_DEVICES names them; `cpu`."""
+    device_share: float | None
+    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None where bytes say it."""
+    device_bytes: int | None
+    """Bytes of each device's memory that it takes at least."""
+    shutdown_timeout_s: float
+    stall_timeout_s: float
+    api_key_env: str | None
+    """NAME of the variable that held the key."""
+    launcher: tuple[int, int]
+    """The command that started it and waits until it answers."""
+    leader: tuple[int, int] | None = None
+    """vLLM's first process."""
+    watcher: tuple[int, int] | None = None
+    """The process that waits for its end."""
+    members: tuple[tuple[int, int], ...] = ()
+    traces: tuple[str, ...] = ()
+    """Shared memory and sockets that it holds, to be removed where it cannot do so itself."""
+    scratch: str | None = None
+    """Its temporary folder, which ends with it."""
+    oom_kills: int = 0
+    """How often the kernel had killed for memory when it was started."""
+    ready_at_s: float | None = None
+    stopper: tuple[int, int] | None = None
+    """The command that is stopping it."""
+    ended: Ended | None = None
+    arm: Arm = field(default_factory=Arm)
+    """A state that is older than this field tells no arm; `method` still says whether it speculates."""
+
+
+def to_json(record: Record) -> str:
+    """One JSON document."""
+    return json.dumps({"version": VERSION, **dataclasses.asdict(record)}, indent=1) + "\n"
+
+
+def from_json(text: str) -> Record:
+    """The record of a text. Raises BrokenRecord where it is none."""
+    if len(text) > MOST_BYTES:
+        raise BrokenRecord("it is larger than any state")
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.pop("version", None) != VERSION:
+            raise BrokenRecord("it is of another version")
+        ended, arm = content.pop("ended", None), Arm(**_told(content.pop("arm", {})))
+        fields = {name: _tuples(value) for name, value in content.items()}
+        record = Record(**fields, arm=arm, ended=Ended(**_told(ended)) if ended is not None else None)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BrokenRecord("it is cut short or not a state") from error
+    _judge(record)
+    return record
+
+
+def _told(content: Any) -> dict[str, Any]:
+    return {name: _tuples(value) for name, value in dict(content).items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+_TEXTS = ("name", "run", "boot_id", "log_path", "profile", "fingerprint", "vllm", "url", "host", "model")
+_NUMBERS = ("started_at_s", "shutdown_timeout_s", "stall_timeout_s", "oom_kills")
+_MAYBE_TEXTS = ("method", "api_key_env", "scratch")
+_MAYBE_NUMBERS = ("ready_at_s", "device_share", "device_bytes", "num_speculative_tokens")
+
+
+def _judge(record: Record) -> None:
+    """Raises BrokenRecord for values of other types: signals are sent to what it names."""
+    optional = (record.leader, record.watcher, record.stopper)
+    processes = [record.launcher, *(item for item in optional if item is not None), *_items(record.members)]
+    ended = record.ended
+    sound = (
+        all(isinstance(getattr(record, name), str) for name in _TEXTS)
+        and all(_is_number(getattr(record, name)) for name in _NUMBERS)
+        and all(isinstance(getattr(record, name), str | None) for name in _MAYBE_TEXTS)
+        and all(
+            value is None or _is_number(value) for value in (getattr(record, name) for name in _MAYBE_NUMBERS)
+        )
+        and type(record.port) is int
+        and 0 <= record.port <= 65535
+        and all(map(_is_process, processes))
+        and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
+        and (ended is None or _is_end(ended))
+        and isinstance(record.arm.alternative, str | None)
+        and all(isinstance(item, str) for item in _items(record.arm.settings))
+    )
+    if not sound:
+        raise BrokenRecord("its values are of other types")
+
+
+def _is_number(value: object) -> bool:
+    # NaN is no number to reckon with, nor is what a float cannot hold
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _FARTHEST
+
+
+def _is_end(ended: Ended) -> bool:
+    return (
+        isinstance(ended.message, str)
+        and isinstance(ended.cause, str)
+        and isinstance(ended.hint, str | None)
+        and _is_number(ended.at_s)
+        and (ended.exit_code is None or _is_number(ended.exit_code))
+        and all(isinstance(item, str) for item in _items(ended.removed))
+    )
+
+
+def _items(value: object) -> tuple[object, ...]:
+    if not isinstance(value, tuple):
+        raise BrokenRecord("its values are of other types")
+    return value
+
+
+def _is_process(item: object) -> bool:
+    # 1 is init: no record may make us signal it
+    return (
+        isinstance(item, tuple)
+        and len(item) == 2
+        and all(type(part) is int for part in item)
+        and 1 < item[0] < _MOST_PID
+    )
+
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PATIENCE_S = 20.0
@@ -132,3 +309,18 @@ def _wait_for(descriptor: int, name: str) -> None:
 
 def _why(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def only_server(name: str | None) -> Record:
+    """The server of that name, or the only one there is. Raises UsageError, FactError for a state that is broken."""
+    known = names()
+    if name is None:
+        if not known:
+            raise UsageError("there is no server", hint="`specserve up PROFILE --detach` starts one")
+        if len(known) > 1:
+            raise UsageError(f"there are {len(known)} servers: {', '.join(known)}", hint="name one")
+        name = known[0]
+    record = read(name)
+    if record is None:
+        raise UsageError(f"there is no server {name!r}", hint="`specserve ps` lists them")
+    return record

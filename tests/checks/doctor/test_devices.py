@@ -11,7 +11,7 @@ from specserve.checks.doctor.devices import device_lines
 from specserve.checks.doctor.driver import Driver, read_driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
-from specserve.facts.nvml import Gpu
+from specserve.hardware.gpus import Gpu
 from specserve.vllm.versions import Installed
 
 GIB = 2**30

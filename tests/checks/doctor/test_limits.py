@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specserve.checks.doctor.limits import memory_line, open_files_line, shared_memory_lines
-from specserve.facts.accelerators import Accelerator, Machine
+from specserve.hardware.accelerators import Accelerator, Machine
 
 MIB, GIB = 2**20, 2**30
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.deploy.monitoring.dashboard import dashboard, queries
-from specserve.deploy.monitoring.rules import alert_rules
+from specserve.deploy.dashboard import dashboard, queries
+from specserve.deploy.monitoring import alert_rules
 from specserve.profile.schema import Profile
 
 ROOT = Path(__file__).parents[3]

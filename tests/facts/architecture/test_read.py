@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.architecture.families import UnknownArchitecture, family
-from specserve.facts.architecture.quantized import as_stored
-from specserve.facts.architecture.read import read_mtp, read_shape
-from specserve.facts.architecture.shape import Attention, Latent, Shape, State
-from specserve.facts.architecture.tensors import expected_tensors
+from specserve.models.architecture import read_mtp, read_shape
+from specserve.models.config import UnknownArchitecture, family
+from specserve.models.quantized import as_stored
+from specserve.models.shape import Attention, Latent, Shape, State
+from specserve.models.tensors import expected_tensors
 
 CONFIGS = Path(__file__).parents[2] / "plan" / "memory" / "configs"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.model import ModelFacts, ModelFile
+from specserve.models.facts import ModelFacts, ModelFile
 from tests.facts.tokenizers.made import Document
 
 

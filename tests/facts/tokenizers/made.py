@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from specserve.facts.tokenizers.sample import texts
+from specserve.models.sample import texts
 
 Document = dict[str, Any]
 

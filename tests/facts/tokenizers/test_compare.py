@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.comparison import Difference
-from specserve.facts.model import ModelFacts, ModelFile
-from specserve.facts.tokenizers.compare import compare
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.tokenizercompare import Difference, compare
 from tests.facts.tokenizers.made import document, swapped, tokens_of
 
 Make = Callable[..., ModelFacts]

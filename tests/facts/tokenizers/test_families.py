@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.facts.tokenizers.families import tokenizer_family
+from specserve.models.vocabulary import tokenizer_family
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.model import ModelFacts, ModelFile
-from specserve.facts.tokenizers.bytelevel import spelled, written
-from specserve.facts.tokenizers.compare import compare
-from specserve.facts.tokenizers.files import Unreadable, vocabulary_file
-from specserve.facts.tokenizers.load import read_vocabulary
-from specserve.facts.tokenizers.sentencepiece import pieces
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.tokenizercompare import compare
+from specserve.models.tokenizerformats import pieces, read_vocabulary
+from specserve.models.vocabulary import Unreadable, spelled, vocabulary_file, written
 from tests.facts.tokenizers.made import document, lines
 
 Make = Callable[..., ModelFacts]

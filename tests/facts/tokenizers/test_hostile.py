@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.facts.comparison import Difference
-from specserve.facts.model import ModelFacts, ModelFile
-from specserve.facts.tokenizers import files, sample
-from specserve.facts.tokenizers.compare import compare
+from specserve.models import sample, vocabulary
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.tokenizercompare import Difference, compare
 from tests.facts.tokenizers.made import document, special
 
 Make = Callable[..., ModelFacts]
@@ -88,7 +87,7 @@ def test_a_file_of_100_mb_is_not_read(model: Make, monkeypatch: pytest.MonkeyPat
 def test_more_values_than_any_tokenizer_has_are_not_parsed(
     model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_VALUES", 1000)
+    monkeypatch.setattr(vocabulary, "MOST_VALUES", 1000)
     result = compare(model(document()), model(tokenizer__json=b"[" + b"[],[]," * 1000 + b"0]"))
     assert result.reasons == ("`tokenizer.json` holds more than 1,000 values",)
 

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from specserve.facts.model import ModelFacts
-from specserve.facts.read import read_model
-from specserve.facts.tokenizers.compare import compare
-from specserve.facts.tokenizers.huggingface import read
-from specserve.facts.tokenizers.mapping import shared_ids, space_prefixes
-from specserve.facts.tokenizers.vocabulary import Vocabulary
+from specserve.models.facts import ModelFacts
+from specserve.models.read import read_model
+from specserve.models.tokenizercompare import compare, shared_ids, space_prefixes
+from specserve.models.tokenizerformats import read_huggingface
+from specserve.models.vocabulary import Vocabulary
 from tests.checks.checkpoints import checkpoint
 from tests.facts.tokenizers.made import Document, document
 
@@ -23,7 +22,7 @@ KINDS = ("byte_level", "metaspace", "unigram", "wordpiece")
 
 
 def vocabulary(made: Document) -> Vocabulary:
-    return read(json.dumps(made).encode())
+    return read_huggingface(json.dumps(made).encode())
 
 
 def test_words_of_both_writings_of_a_space_are_the_same() -> None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from tokenizers import Tokenizer
 
-from specserve.facts.model import ModelFacts
-from specserve.facts.tokenizers.files import needed
-from specserve.facts.tokenizers.huggingface import read
-from specserve.facts.tokenizers.sample import counted, encoding, estimated, texts
+from specserve.models.facts import ModelFacts
+from specserve.models.sample import counted, encoding, estimated, texts
+from specserve.models.tokenizerformats import read_huggingface
+from specserve.models.vocabulary import needed
 from tests.facts.tokenizers.made import document
 
 Make = Callable[..., ModelFacts]
@@ -75,7 +75,7 @@ def test_the_estimate_weighs_tokens_about_as_the_encoder_does(model: Make) -> No
         with encoding(needed(model(made), "tokenizer.json")) as child:
             real = counted(child)
         assert real is not None
-        guess = estimated(read(json.dumps(made).encode()))
+        guess = estimated(read_huggingface(json.dumps(made).encode()))
         apart = (
             sum(abs(real[index] / real.total() - guess[index] / guess.total()) for index in real | guess) / 2
         )

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from specserve.facts.model import ModelFacts
-from specserve.facts.tokenizers.huggingface import added_texts, read
-from specserve.facts.tokenizers.load import read_vocabulary
+from specserve.models.facts import ModelFacts
+from specserve.models.tokenizerformats import added_texts, read_huggingface, read_vocabulary
 from tests.facts.tokenizers.made import document, special
 
 words = st.text(alphabet="abĠ▁<>", min_size=1, max_size=3)
@@ -27,7 +26,7 @@ def encoded(value: Any) -> bytes:
 def test_every_kind_of_model_is_read_as_the_library_reads_it(kind: str) -> None:
     made = document(kind, specials=("<|one|>", "<|two|>"))
     vocab = Tokenizer.from_str(json.dumps(made)).get_vocab(with_added_tokens=True)
-    assert {text: index for index, text in read(encoded(made)).tokens.items()} == vocab
+    assert {text: index for index, text in read_huggingface(encoded(made)).tokens.items()} == vocab
 
 
 @given(
@@ -40,7 +39,7 @@ def test_added_tokens_get_the_ids_that_the_library_gives_them(
     made = document(size=300)
     made["model"] |= {"vocab": {"!": 0, **{text: index + 1 for text, index in vocab.items()}}, "merges": []}
     made["added_tokens"] = [special(text, index=index, is_special=flag) for text, index, flag in added]
-    ours = read(encoded(made)).tokens
+    ours = read_huggingface(encoded(made)).tokens
     library = Tokenizer.from_str(json.dumps(made))
     twice = len(set(made["model"]["vocab"].values())) < len(made["model"]["vocab"])
     for index, text in ours.items():

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import Self
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import LaunchPlan
 
 POINT = Point("chat", 0.0, 1)

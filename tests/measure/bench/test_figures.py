@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.figures import break_even, figures, invalid, shares, step_shares
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.profile.schema import Expectation
 from tests.measure.bench.making import made, request
 

@@ -10,12 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.outcome import Basis, cut_answers, is_missed, is_open, outcome
-from specserve.measure.bench.promises import kept, limits, order_bounds, tail
-from specserve.measure.bench.records import Pass
-from specserve.measure.bench.result import Interval, Point, Result, Verdict
-from specserve.measure.bench.resultfile import as_json, from_json
-from specserve.measure.bench.speedups import crossing, stops_paying
+from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.figures import crossing, stops_paying
+from specserve.measure.bench.outcome import (
+    Basis,
+    cut_answers,
+    is_missed,
+    is_open,
+    kept,
+    limits,
+    order_bounds,
+    outcome,
+    tail,
+)
+from specserve.measure.bench.result import Interval, Point, Result, Verdict, result_from_json, result_json
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
@@ -107,7 +115,7 @@ def test_what_was_not_measured_says_so() -> None:
 
 def test_the_result_survives_its_file() -> None:
     found = result(blocks_of("baseline", SLOW) + blocks_of("profile", FAST))
-    assert from_json(as_json(found)) == found
+    assert result_from_json(result_json(found)) == found
 
 
 def test_a_promise_is_kept_missed_or_open_by_its_whole_interval(tmp_path: Path) -> None:

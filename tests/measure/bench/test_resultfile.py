@@ -13,8 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import Result, Verdict
+from specserve.measure.bench.result import (
+    Result,
+    Verdict,
+    read_result,
+    result_from_json,
+    result_json,
+    result_text,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from bench_result import example
@@ -27,7 +33,7 @@ JSON = st.recursive(
 
 
 def content() -> Any:
-    return json.loads(resultfile.text(example()))
+    return json.loads(result_text(example()))
 
 
 def at(tree: Any, path: list[str | int], value: Any) -> Any:
@@ -40,24 +46,24 @@ def at(tree: Any, path: list[str | int], value: Any) -> Any:
 
 
 def test_a_result_is_the_same_after_a_file(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text(resultfile.text(example()), encoding="utf-8")
-    assert resultfile.read(tmp_path) == resultfile.read(tmp_path / "result.json") == example()
+    (tmp_path / "result.json").write_text(result_text(example()), encoding="utf-8")
+    assert read_result(tmp_path) == read_result(tmp_path / "result.json") == example()
 
 
 def test_the_file_begins_with_its_version_and_names_verdicts() -> None:
-    assert resultfile.text(example()).startswith('{\n  "version": 1,\n')
+    assert result_text(example()).startswith('{\n  "version": 1,\n')
     assert content()["comparisons"][0]["verdict"] == Verdict.PAYS.value
 
 
 def test_what_is_not_finite_is_null_in_the_file_and_no_number_after_it() -> None:
-    read = resultfile.from_json(resultfile.as_json(dataclasses.replace(example(), duration_s=float("inf"))))
+    read = result_from_json(result_json(dataclasses.replace(example(), duration_s=float("inf"))))
     assert read.duration_s != read.duration_s
 
 
 def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be_missing() -> None:
     tree = {**content(), "later": 1}
     del tree["promises"], tree["stops_paying"]
-    read = resultfile.from_json(tree)
+    read = result_from_json(tree)
     assert read == dataclasses.replace(example(), promises=(), stops_paying={})
 
 
@@ -80,14 +86,14 @@ def test_keys_of_a_later_version_are_passed_over_and_those_with_a_default_may_be
 )  # fmt: skip
 def test_what_is_no_result_is_refused_with_its_place(path: list[str | int], value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        resultfile.from_json(at(content(), path, value))
+        result_from_json(at(content(), path, value))
 
 
 def test_what_is_missing_is_named() -> None:
     tree = content()
     del tree["cells"][3]["point"]["workload"]
     with pytest.raises(ValueError, match=r"`cells\[3\].point.workload` is missing"):
-        resultfile.from_json(tree)
+        result_from_json(tree)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, '{"version": 1}', "\xff"])
@@ -95,12 +101,12 @@ def test_a_file_that_holds_no_result_is_an_error_with_its_name(tmp_path: Path, t
     file = tmp_path / "result.json"
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(FactError, match=r"result.json` is (not JSON|no result)"):
-        resultfile.read(tmp_path)
+        read_result(tmp_path)
 
 
 def test_a_directory_without_a_result_says_what_a_run_is(tmp_path: Path) -> None:
     with pytest.raises(FactError, match="No such file") as raised:
-        resultfile.read(tmp_path)
+        read_result(tmp_path)
     assert raised.value.hint == "a run is the directory that `bench` names at its end"
 
 
@@ -116,6 +122,6 @@ def test_any_value_anywhere_gives_a_result_or_a_reason(data: st.DataObject) -> N
         path.append(step)
         inner = inner[step]
     try:
-        assert isinstance(resultfile.from_json(at(tree, path, data.draw(JSON))), Result)
+        assert isinstance(result_from_json(at(tree, path, data.draw(JSON))), Result)
     except ValueError as error:
         assert str(error)

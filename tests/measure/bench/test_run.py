@@ -17,14 +17,14 @@ import pytest
 from specserve.errors import Interrupted, UsageError
 from specserve.measure.bench import run as subject
 from specserve.measure.bench.arms import Arm, sessions
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.run import Bench, Wish
 from specserve.measure.bench.rundir import RunDirectory, create, resume
 from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.bench.server import Abilities
 from specserve.measure.workloads.workload import Prompt
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected, request
 
 ARMS = (Arm("a", url="http://127.0.0.1:1"), Arm("b", url="http://127.0.0.1:2"))

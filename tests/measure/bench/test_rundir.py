@@ -8,7 +8,7 @@ import pytest
 
 from specserve.errors import UsageError
 from specserve.measure.bench.rundir import PASSES, REQUESTS, create, default_place, resume
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 
 

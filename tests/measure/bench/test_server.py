@@ -16,7 +16,7 @@ from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.bench.server import Abilities, Running, connect
 from specserve.measure.workloads.workload import Prompt
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 from specserve.serve.client import Client
 from tests.measure.bench.making import request
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench import resultfile
-from specserve.measure.bench.result import ArmInfo, Result, WorkloadInfo
+from specserve.measure.bench.result import ArmInfo, Result, WorkloadInfo, result_from_json
 from specserve.measure.bench.sharing import redacted, text
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
@@ -120,4 +119,4 @@ def test_an_invalid_cell_loses_its_reason_and_its_figures() -> None:
 def test_done_twice_it_changes_nothing(result: Result) -> None:
     once = redacted(result)
     assert redacted(once) == once
-    assert resultfile.from_json(json.loads(text(result))) == once
+    assert result_from_json(json.loads(text(result))) == once

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.calm import calm_step_s, parts, shared_steps_s, stretches_s
+from specserve.measure.tune.observe import calm_step_s, parts, shared_steps_s, stretches_s
 from tests.measure.bench.making import request
 
 STEP_S = 0.06

@@ -10,12 +10,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from specserve.measure.tune import budget, ladder
-from specserve.measure.tune.ladder import Situation, as_ranges, follows_schedule, rungs, why_no_ladder
+from specserve.measure.tune import plan, schedule
 from specserve.measure.tune.pareto import Choice, ends, front
-from specserve.measure.tune.resample import length_interval
-from specserve.measure.tune.schedule import problems
-from specserve.measure.tune.walk import Steps
+from specserve.measure.tune.schedule import (
+    Situation,
+    as_ranges,
+    follows_schedule,
+    problems,
+    rungs,
+    why_no_ladder,
+)
+from specserve.measure.tune.walk import Steps, length_interval
 
 choices = st.lists(
     st.builds(Choice, st.integers(1, 64), st.integers(0, 8), st.floats(0.001, 1), st.floats(1, 1000)),
@@ -49,7 +54,7 @@ def test_the_ends_of_the_front_are_lowest_latency_and_highest_throughput() -> No
 
 wanted = st.lists(
     st.builds(
-        budget.Wanted, st.text(min_size=1, max_size=3), st.floats(0, 100), st.floats(0, 600), st.booleans()
+        plan.Wanted, st.text(min_size=1, max_size=3), st.floats(0, 100), st.floats(0, 600), st.booleans()
     ),
     max_size=8,
     unique_by=lambda each: each.name,
@@ -58,36 +63,36 @@ wanted = st.lists(
 
 @given(wanted, st.none() | st.floats(0, 3000), st.none() | st.integers(0, 8))
 def test_a_plan_keeps_its_limits_or_says_that_it_cannot(
-    launches: list[budget.Wanted], seconds: float | None, most: int | None
+    launches: list[plan.Wanted], seconds: float | None, most: int | None
 ) -> None:
-    found = budget.fit(launches, budget_s=seconds, most_launches=most)
+    found = plan.fit(launches, budget_s=seconds, most_launches=most)
     names = [each.name for each in launches]
     assert set(found.kept) | {name for name, _ in found.left_out} == set(names)
     assert [name for name in names if name in found.kept] == list(found.kept)
     assert all(each.name in found.kept for each in launches if each.is_needed)
-    assert budget.LEAST_SHARE <= found.share <= 1.0
+    assert plan.LEAST_SHARE <= found.share <= 1.0
     if found.fits:
         assert seconds is None or found.seconds <= seconds + 1e-6
         assert most is None or len(found.kept) <= most
 
 
 def test_with_time_enough_nothing_is_left_out() -> None:
-    launches = [budget.Wanted("plain", 20, 60, is_needed=True), budget.Wanted("ngram", 20, 60)]
-    found = budget.fit(launches, budget_s=1000, most_launches=5)
+    launches = [plan.Wanted("plain", 20, 60, is_needed=True), plan.Wanted("ngram", 20, 60)]
+    found = plan.fit(launches, budget_s=1000, most_launches=5)
     assert (found.kept, found.left_out, found.share) == (("plain", "ngram"), (), 1.0)
 
 
 def test_what_is_least_needed_goes_first_with_the_reason() -> None:
-    launches = [budget.Wanted("plain", 20, 60, is_needed=True), budget.Wanted("ngram", 20, 60)]
-    assert budget.fit(launches, budget_s=40, most_launches=None).left_out == (("ngram", "--budget 40s"),)
-    assert budget.fit(launches, budget_s=None, most_launches=1).left_out == (("ngram", "--max-launches 1"),)
+    launches = [plan.Wanted("plain", 20, 60, is_needed=True), plan.Wanted("ngram", 20, 60)]
+    assert plan.fit(launches, budget_s=40, most_launches=None).left_out == (("ngram", "--budget 40s"),)
+    assert plan.fit(launches, budget_s=None, most_launches=1).left_out == (("ngram", "--max-launches 1"),)
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0s"), (45, "45s"), (1200, "20m"), (5400, "1h30m"), (61, "1m1s")]
 )
 def test_a_duration_reads_as_it_is_typed(seconds: float, text: str) -> None:
-    assert budget.duration(seconds) == text
+    assert plan.duration(seconds) == text
 
 
 @given(
@@ -131,7 +136,7 @@ def test_where_several_k_can_be_measured_in_one_launch(situation: Situation, rea
 def test_a_draft_model_on_v2_saves_no_drafting_by_a_schedule() -> None:
     assert follows_schedule(Situation("draft_model", "v2", "cuda")) is not None
     assert follows_schedule(Situation("draft_model", "v1", "cuda")) is None
-    assert "eagle3" in ladder.FOLLOWS_ON_V2
+    assert "eagle3" in schedule.FOLLOWS_ON_V2
 
 
 def uneven_requests(count: int) -> list[Steps]:

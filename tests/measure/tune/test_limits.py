@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Interval, Point
-from specserve.measure.tune.choose import speedups
-from specserve.measure.tune.limits import limits_at, share_within
+from specserve.measure.tune.choose import limits_at, share_within, speedups
 from specserve.measure.tune.result import Row
 from specserve.profile.schema import Expectation
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from specserve.measure.bench.records import Pass
+from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Point
 from specserve.measure.tune.assemble import known_of, plain_of
-from specserve.measure.tune.ladder import Situation
 from specserve.measure.tune.observe import observed
+from specserve.measure.tune.plan import Wish, ladder_of
 from specserve.measure.tune.predict import Measured, plain_rows
+from specserve.measure.tune.schedule import Situation
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import Wish, ladder_of
 from specserve.profile.schema import Expectation
 from tests.measure.bench.making import request
 

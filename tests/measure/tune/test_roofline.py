@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.facts.accelerators import accelerator, catalogue, entries
+from specserve.hardware.accelerators import accelerator, catalogue, entries
 from specserve.measure.tune.roofline import (
     Pair,
     Rates,
@@ -18,10 +18,10 @@ from specserve.measure.tune.roofline import (
     estimate,
     free_tokens,
     model_s,
+    pair,
     speedup,
     step_s,
 )
-from specserve.measure.tune.work import pair
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_pair import arm

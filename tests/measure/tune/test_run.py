@@ -14,9 +14,9 @@ import pytest
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure.bench.rundir import create, resume
+from specserve.measure.tune.plan import BASELINE, EXTRA, TUNED, Candidate, Wish
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.run import Tune
-from specserve.measure.tune.wish import BASELINE, EXTRA, TUNED, Candidate, Wish
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 

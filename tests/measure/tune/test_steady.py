@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.steady import steady
+from specserve.measure.tune.observe import steady
 
 
 def request(number: int, *, start_s: float, tokens: int, step_s: float, ok: bool = True) -> Request:

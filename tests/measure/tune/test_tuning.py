@@ -12,12 +12,12 @@ import pytest
 
 from specserve.measure.tune.assemble import Known, known_of
 from specserve.measure.tune.choose import choose, speedups
-from specserve.measure.tune.explain import causes, why_none
-from specserve.measure.tune.ladder import Situation
+from specserve.measure.tune.outcome import causes, why_none
+from specserve.measure.tune.plan import Wish, cells, ladder_of
 from specserve.measure.tune.result import Choice
+from specserve.measure.tune.schedule import Situation
 from specserve.measure.tune.steptime import StepModel
-from specserve.measure.tune.wish import Wish, cells, ladder_of
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import KEYS, Machine, measured, prompts, swept, texts, wish

@@ -22,7 +22,7 @@ from specserve.measure.tune.walk import (
     stitched,
     truncated,
 )
-from specserve.metrics.acceptance import Acceptance
+from specserve.metrics.counters import Acceptance
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.records import Pass, Request
+from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.gaps import steady_gaps_s
-from specserve.measure.tune.ladder import Situation, between
-from specserve.measure.tune.observe import observed
-from specserve.measure.tune.wish import TUNED, cells, confirming, fitted, items, ladder_of, split
+from specserve.measure.tune.observe import observed, steady_gaps_s
+from specserve.measure.tune.plan import TUNED, cells, confirming, fitted, items, ladder_of, split
+from specserve.measure.tune.schedule import Situation, between
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import prompts, wish

@@ -12,10 +12,9 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.known import LEVELS, known
+from specserve.measure.verify.greedy import LEVELS, Position, known
 from specserve.measure.verify.result import Sampled, Sampling
 from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.scored import Position
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99

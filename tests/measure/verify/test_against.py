@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from specserve.measure.verify.against import Pair, compare, parting
+from specserve.measure.verify.greedy import Answer, Position
+from specserve.measure.verify.prompts import Pair, compare, parting
 from specserve.measure.verify.result import Against, Likeness
-from specserve.measure.verify.scored import Answer, Position
 
 TOKENS = 400
 

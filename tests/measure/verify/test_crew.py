@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from specserve.measure.verify.crew import Crew
+from specserve.measure.verify.session import Crew
 
 
 def nothing() -> None:

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.verify import greedy
-from specserve.measure.verify.greedy import Suspect, suspects, tokens_for
+from specserve.measure.verify.greedy import Answer, Position, Suspect, suspects, tokens_for
 from specserve.measure.verify.result import Verdict
-from specserve.measure.verify.scored import Answer, Position
 
 BEST = Position(7, -0.1, ((7, -0.1), (8, -2.5)), "a", "a")
 TIE = Position(8, -0.8, ((7, -0.7), (8, -0.8)), "b", "a")

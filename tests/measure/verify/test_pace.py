@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.verify.pace import FEWEST_TOKENS, Pace
+from specserve.measure.verify.session import FEWEST_TOKENS, Pace
 
 Seconds = st.floats(0.001, 1000)
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.verify import sampled
+from specserve.measure.verify.greedy import Position
 from specserve.measure.verify.result import Sampling, Verdict
 from specserve.measure.verify.sampled import Collector, Tally, judge, tally
-from specserve.measure.verify.scored import Position
 from tests.measure.verify.recorded import answers, draws, pool, request, run
 
 T = Sampling(0.7)

@@ -8,7 +8,7 @@ import pytest
 
 from specserve.measure.verify.result import Outcome, Smoke
 from specserve.measure.verify.session import Session
-from specserve.measure.verify.smoke.text import stop_string
+from specserve.measure.verify.smoke import stop_string
 
 WHOLE = "one two three four five six seven eight"
 """A greedy text, a character a token. The stop string is `hre`: the first of its kind behind the first quarter."""

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.measure.watch.stretch import Stretch
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import Counters, EngineName
-from specserve.metrics.histogram import Histogram
+from specserve.measure.watch.figures import Stretch
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 
 ENGINE = EngineName("demo", "0")
 MakeStretch = Callable[..., Stretch]

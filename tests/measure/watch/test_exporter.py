@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import TrafficError
-from specserve.measure.watch.collapse import collapses
 from specserve.measure.watch.exporter import GAUGES, LABELS, Exporter
-from specserve.measure.watch.figures import figures
-from specserve.measure.watch.stretch import Stretch
+from specserve.measure.watch.figures import Stretch, collapses, figures
 from specserve.measure.watch.verdict import State, Verdict, judge
 from specserve.measure.watch.watch import Report
-from specserve.metrics.counters import EngineName
-from specserve.metrics.histogram import Histogram
+from specserve.metrics.counters import EngineName, Histogram
 
 Series = Callable[..., tuple[Stretch, ...]]
 

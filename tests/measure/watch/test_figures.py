@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.watch.figures import Figures, figures, latency
-from specserve.measure.watch.interval import groups_of, quantile_interval, ratio_interval, request_interval
-from specserve.measure.watch.stretch import Reading, Stretch, between, joined
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.histogram import Histogram
+from specserve.measure.watch.figures import (
+    Figures,
+    Reading,
+    Stretch,
+    between,
+    figures,
+    groups_of,
+    joined,
+    latency,
+    quantile_interval,
+    ratio_interval,
+    request_interval,
+)
+from specserve.metrics.counters import Acceptance, Histogram
 from specserve.metrics.snapshot import read
 from tests.measure.watch.conftest import made
 

@@ -10,14 +10,9 @@ from typing import Any
 import pytest
 
 from specserve.measure.watch.advice import Advice, Case, advise
-from specserve.measure.watch.collapse import collapses
-from specserve.measure.watch.figures import Figures, figures
-from specserve.measure.watch.promises import Kept, Promise, promises
-from specserve.measure.watch.stretch import Reading, Stretch, between, joined
-from specserve.measure.watch.verdict import State, judge
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import Counters, EngineName
-from specserve.metrics.histogram import Histogram
+from specserve.measure.watch.figures import Figures, Reading, Stretch, between, collapses, figures, joined
+from specserve.measure.watch.verdict import Kept, Promise, State, judge, promises
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 from specserve.metrics.snapshot import read
 from specserve.profile.schema import Profile
 

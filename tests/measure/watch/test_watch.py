@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError, TrafficError
-from specserve.measure.watch.source import Source
-from specserve.measure.watch.stretch import Reading
+from specserve.measure.watch.figures import Reading
 from specserve.measure.watch.verdict import State
-from specserve.measure.watch.watch import Report, Watch, looks
+from specserve.measure.watch.watch import Report, Source, Watch, looks
 from specserve.metrics.snapshot import read
 from specserve.profile.load import load_profile
-from specserve.serve.endpoint import endpoint
+from specserve.serve.requests import endpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from metrics_server import Script, Traffic, free_port, serving

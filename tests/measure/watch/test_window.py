@@ -9,11 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.watch.figures import figures
-from specserve.measure.watch.stretch import Reading, Stretch, between, joined
-from specserve.measure.watch.window import MOST, Window
-from specserve.metrics.acceptance import Acceptance
-from specserve.metrics.counters import Counters, EngineName
+from specserve.measure.watch.figures import Reading, Stretch, between, figures, joined
+from specserve.measure.watch.watch import MOST, Window
+from specserve.metrics.counters import Acceptance, Counters, EngineName
 from specserve.metrics.snapshot import Engine, Snapshot
 
 Series = Callable[..., tuple[Stretch, ...]]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.plan.memory.demand import Demand, demand
 from specserve.plan.memory.settings import Settings
 

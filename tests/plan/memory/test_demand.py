@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.demand import Demand, Stage, demand
 from specserve.plan.memory.pool import Group
 from specserve.plan.memory.settings import Settings

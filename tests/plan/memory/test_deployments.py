@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import Span
-from specserve.facts.accelerators import assume
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import assume
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.estimate import MemoryEstimate
 from specserve.plan.memory.judge import estimate
 from specserve.profile.schema import Profile, Target

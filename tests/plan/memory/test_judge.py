@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError
-from specserve.facts.accelerators import Accelerator, Machine, assume
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.hardware.accelerators import Accelerator, Machine, assume
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.plan.memory.demand import Demand, Stage
 from specserve.plan.memory.estimate import MemoryEstimate, MemoryVerdict
 from specserve.plan.memory.judge import assess, estimate

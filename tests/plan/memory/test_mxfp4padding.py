@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.architecture.read import read_shape
-from specserve.facts.model import ModelFacts
+from specserve.models.architecture import read_shape
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.demand import Demand, demand
 from specserve.plan.memory.mxfp4padding import mxfp4_padding
 from specserve.plan.memory.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.model import ModelFacts
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.demand import Demand, demand
 from specserve.plan.memory.settings import Settings
 from tests.plan.memory.recordings import FOLDER

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from specserve.facts.architecture.drafttensors import head_tensors
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.models.facts import ModelFacts, Tensor
+from specserve.models.tensors import head_tensors
 from tests.plan.memory.recordings import (
     ANSWERED,
     CASES,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.accelerators import assume
-from specserve.facts.model import ModelFacts
+from specserve.hardware.accelerators import assume
+from specserve.models.facts import ModelFacts
 from specserve.plan.memory.judge import estimate
 from specserve.plan.memory.length import length_of
 from specserve.plan.memory.runner import runner

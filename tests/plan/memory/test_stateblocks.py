@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from specserve.diagnostics import Span
-from specserve.facts.accelerators import Machine, assume
-from specserve.facts.model import ModelFacts, Tensor
+from specserve.hardware.accelerators import Machine, assume
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.plan.memory.demand import demand
 from specserve.plan.memory.estimate import VERDICTS, MemoryEstimate
 from specserve.plan.memory.judge import estimate

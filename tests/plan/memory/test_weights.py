@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.facts.architecture.drafttensors import mtp_tensors
-from specserve.facts.architecture.quantized import as_stored
-from specserve.facts.architecture.read import read_shape
-from specserve.facts.architecture.tensors import expected_tensors
-from specserve.facts.model import ModelFacts, Tensor
-from specserve.facts.published import published as published_facts
+from specserve.models.architecture import read_shape
+from specserve.models.facts import ModelFacts, Tensor
+from specserve.models.facts import published as published_facts
+from specserve.models.quantized import as_stored
+from specserve.models.tensors import expected_tensors, mtp_tensors
 from specserve.plan.memory.demand import demand
 from specserve.plan.memory.roles import numberless, role_of
 from specserve.plan.memory.settings import Settings

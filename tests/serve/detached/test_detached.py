@@ -21,17 +21,13 @@ from specserve.errors import FactError, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve import events
 from specserve.serve.detached import registry
-from specserve.serve.detached.group import marked
-from specserve.serve.detached.identity import boot_id
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.observe import Seen, observe, observe_all
-from specserve.serve.detached.only import only_server
-from specserve.serve.detached.record import Record
-from specserve.serve.detached.room import Room
-from specserve.serve.detached.stop import stop_marked, stop_server
+from specserve.serve.detached.observe import Room, Seen, observe, observe_all
+from specserve.serve.detached.processes import boot_id, marked, stop_marked, stop_server
+from specserve.serve.detached.registry import Record, only_server
+from specserve.serve.files import ticks
 from specserve.serve.health import is_healthy
-from specserve.serve.identity import ticks
-from specserve.serve.stop import StopRequest
+from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
 Start = Callable[..., Record]
@@ -216,8 +212,8 @@ import sys
 from pathlib import Path
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.detached.launch import launch
-from specserve.serve.detached.room import Room
-from specserve.serve.stop import StopRequest
+from specserve.serve.detached.observe import Room
+from specserve.serve.signals import StopRequest
 fake, port, state = sys.argv[1:4]
 plan = LaunchPlan(name="demo", fingerprint="0" * 64, vllm="0.32.0", platform="cpu",
     argv=(sys.executable, fake, "--port", port, *sys.argv[4:]), env={}, engine_kwargs={},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 
-from specserve.serve.detached.recent import Recent, of_lines, recent
+from specserve.serve.detached.observe import Recent, of_lines, recent
 
 NOW = datetime.datetime(2026, 11, 21, 8, 50, 0)
 NOW_S = NOW.timestamp()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.detached.record import Arm, BrokenRecord, Ended, Record, from_json, to_json
+from specserve.serve.detached.registry import Arm, BrokenRecord, Ended, Record, from_json, to_json
 
 RECORD = Record(
     name="demo",

@@ -1,1 +1,0 @@
-"""Kubernetes: the objects of one deployment, laid out for kustomize. Applies none of them."""

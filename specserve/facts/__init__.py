@@ -1,1 +1,0 @@
-"""Facts about models, tokenizers, accelerators and locks: read, never judged."""

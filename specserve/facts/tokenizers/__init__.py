@@ -1,1 +1,0 @@
-"""Tokenizers: what each id means to target and draft, and how often they differ. Knows no rule and no profile."""

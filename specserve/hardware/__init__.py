@@ -1,0 +1,1 @@
+"""The accelerators and the host that a launch runs on."""

@@ -1,0 +1,157 @@
+"""This host's memory, and its ports: which is free, and who holds one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_UNLIMITED = 1 << 62
+"""Control groups of version 1 have no word for "no limit", only a number this large."""
+_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and usage, in version 2 and version 1 of control groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Bytes of memory that a server on this host can use."""
+
+    capacity_bytes: int
+    """MemTotal, or the limit of the control group if that is less."""
+    free_bytes: int
+    """What is available now, never more than the capacity."""
+    nodes: int = 1
+    """NUMA nodes that the memory is spread over."""
+
+
+def host_memory(*, root: Path = Path("/")) -> HostMemory:
+    """The memory of this host, as the kernel and the control groups of this process report it.
+
+    `root`: where `sys` and `proc/self/cgroup` are. Source: vllm/utils/cpu_resource_utils.py 0.32, which reads the
+    same limits. It takes capacity from a NUMA node, whose MemTotal some virtual machines change while they run.
+    """
+    import psutil
+
+    memory = psutil.virtual_memory()
+    capacity, free = int(memory.total), int(memory.available)
+    for limit, used in _limits(root):
+        capacity = min(capacity, limit)
+        free = min(free, limit - used)
+    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
+    return HostMemory(capacity, max(0, min(free, capacity)), max(1, nodes))
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and usage of each control group that bounds this process, in bytes."""
+    for folder in _groups(root):
+        for limit_file, usage_file in _FILES:
+            limit = _number(folder / limit_file)
+            if limit is not None and limit < _UNLIMITED:
+                yield limit, _number(folder / usage_file) or 0
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """The memory control group of this process and its parents; in a container the mount itself is the group."""
+    mount = root / "sys/fs/cgroup"
+    own = {"": "", "memory": ""}
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            for name in controllers.split(","):
+                if name in own:
+                    own[name] = path.strip("/")
+    for name, path in own.items():
+        top = mount / name if name else mount
+        folder = top / path
+        yield top
+        if ".." in Path(path).parts:
+            continue
+        while folder != top:
+            yield folder
+            folder = folder.parent
+
+
+def _number(file: Path) -> int | None:
+    with suppress(OSError, ValueError):  # absent, or the word `max`
+        return int(file.read_text(encoding="ascii"))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a port; `pid` None where this user may not see it."""
+
+    pid: int | None
+    command: str
+
+    def __str__(self) -> str:
+        return f"`{self.command}` (pid {self.pid})" if self.pid else "a process that cannot be seen from here"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now."""
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.bind((_bindable(host), 0))
+        return int(probe.getsockname()[1])
+
+
+def holder(host: str, port: int) -> Holder | None:
+    """Who stops a server from listening there; None: nobody. Raises OSError for a host that is not ours."""
+    if _can_bind(host, port, as_vllm=True) and (_can_bind(host, port, as_vllm=False) or _in_time_wait(port)):
+        return None
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and _port(connection) == port and connection.pid:
+                return _named(connection.pid)
+    return Holder(None, "")
+
+
+def _can_bind(host: str, port: int, *, as_vllm: bool) -> bool:
+    """As vLLM: with SO_REUSEADDR, so that TIME_WAIT is no obstacle.
+
+    That also gets past a vLLM that is still loading (bound, not yet listening), and one of the two would die
+    at the end of its start.
+    """
+    with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(as_vllm))
+        try:
+            probe.bind((_bindable(host), port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
+
+
+def _in_time_wait(port: int) -> bool:
+    """Whether closed connections explain that a port cannot be bound exclusively."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return any(_port(connection) == port for connection in psutil.net_connections("tcp"))
+    return True
+
+
+def _port(connection: Any) -> int | None:
+    return getattr(connection.laddr, "port", None)
+
+
+def _named(pid: int) -> Holder:
+    with contextlib.suppress(psutil.Error):
+        return Holder(pid, " ".join(psutil.Process(pid).cmdline()[:3]) or psutil.Process(pid).name())
+    return Holder(pid, "?")
+
+
+def _bindable(host: str) -> str:
+    return host.strip("[]")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,1 +1,0 @@
-"""Small requests for what speculation breaks in practice, one module for each."""

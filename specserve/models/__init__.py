@@ -1,0 +1,3 @@
+"""Facts about models, their tokenizers and their locks."""
+
+from __future__ import annotations

@@ -1,0 +1,262 @@
+"""config.json of a model: typed fields, what it leaves out, and names of model types."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from specserve.errors import FactError
+
+_LARGEST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One mapping of a config.json; `where` is its dotted path, for messages."""
+
+    model: str
+    values: Mapping[str, Any]
+    where: str = ""
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there, and is not null."""
+        return self.values.get(key) is not None
+
+    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """The first of these keys that is there. Raises FactError for a wrong type, or none without a default."""
+        for key in keys:
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise self._wrong(key, value, "a whole number")
+            if not least <= value < _LARGEST:
+                raise self._wrong(key, value, f"a number from {least} up")
+            return value
+        if default is None:
+            raise self.missing(keys[0])
+        return default
+
+    def optional(self, *keys: str, least: int = 1) -> int | None:
+        """As `integer`; None where none of the keys is there."""
+        return self.integer(*keys, least=least) if any(self.has(key) for key in keys) else None
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A boolean. Raises FactError for anything else."""
+        value = self.values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, *keys: str, default: str) -> str:
+        """The first of these keys that is there. Raises FactError where it is no text."""
+        for key in keys:
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if not isinstance(value, str):
+                raise self._wrong(key, value, "text")
+            return value
+        return default
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        """A list of names; None where it is not there."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, value, "a list of names")
+        return tuple(value)
+
+    def integers(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers; None where it is not there."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise self._wrong(key, value, "a list of whole numbers")
+        return tuple(value)
+
+    def section(self, key: str) -> Fields | None:
+        """A mapping inside of this one; None where it is not there. Raises FactError for another type."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, value, "a mapping")
+        return Fields(self.model, value, f"{self.where}{key}.")
+
+    def missing(self, key: str) -> FactError:
+        """The error for a key without which nothing can be computed."""
+        return FactError(f"`{self.where}{key}` is missing in config.json of `{self.model}`")
+
+    def _wrong(self, key: str, value: object, wanted: str) -> FactError:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else shown[:37] + "..."
+        return FactError(
+            f"`{self.where}{key}` in config.json of `{self.model}` is {shown}: expected {wanted}"
+        )
+
+
+COMPARED = frozenset({
+    "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "gpt_oss", "mixtral",
+    "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "falcon", "gpt2", "opt", "bloom", "gpt_neox", "olmo2",
+    "olmo3", "granite", "cohere2", "glm4", "glm4_moe", "stablelm", "starcoder2", "qwen3_next", "mamba2", "falcon_h1",
+    "nemotron_h", "lfm2", "llama4_text", "kimi_k2", "exaone4", "smollm3", "seed_oss", "ernie4_5", "hunyuan_v1_dense",
+    "minimax_m2", "olmoe", "phimoe", "nemotron", "apertus", "glm4_moe_lite", "granitemoehybrid", "jamba", "ministral3",
+    "gemma4_text", "qwen3_5_text", "qwen3_5_moe_text",
+})  # fmt: skip
+UNKNOWN = frozenset({
+    "deepseek_v4", "deepseek_v41", "mimo_v2_flash", "mimo_v2", "step3p5", "kimi_linear",
+    "minimax_m3", "zamba2", "hy_v4", "bailing_hybrid", "inkling", "longcat_flash", "nemotron-nas", "qwen4_exp",
+    "dots3_note", "whisper", "t5", "bart", "iquest_loopcoder", "minimax", "plamo2", "rwkv",
+})  # fmt: skip
+"""Layers of different sizes, shared caches, two kinds of state: what the usual keys of config.json do not say."""
+_WRAPPER = re.compile(r"_(?:unified|vl|omni)(?=_|$)")
+"""Words for what stands around a language model that is otherwise the same."""
+
+
+@lru_cache
+def family(model_type: str) -> str:
+    """The model type that this one is another name of, such as `gemma4_text` of `gemma4_unified_text`; else itself."""
+    bare = _WRAPPER.sub("", model_type)
+    names = (model_type, bare, bare.removesuffix("_text"))
+    return next((name for name in names if name in COMPARED or name in UNKNOWN), model_type)
+
+
+class UnknownArchitecture(FactError):
+    """What a model type keeps for each request cannot be computed from its config.json."""
+
+    def __init__(self, what: str, model_type: str, *, model: str) -> None:
+        super().__init__(
+            f"the {what} of model type `{model_type}` (`{model}`) is not known",
+            hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
+        )
+
+
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "transformer_layer_config")
+
+
+@lru_cache
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    text = (resources.files(__package__) / "defaults.json").read_text(encoding="utf-8")
+    rows: Mapping[str, Mapping[str, Any]] = json.loads(text)
+    return rows
+
+
+def is_listed(model_type: str) -> bool:
+    """Whether the reader knows the defaults of this model type."""
+    return model_type in _table()
+
+
+def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
+    """The language model's part of a config.json with its defaults, and its model type by the family's name.
+
+    The keys have the names that most models use: `hidden_size`, not GPT-2's `n_embd`. Raises FactError for a
+    config.json without a model type, or a part of it that is no mapping.
+    """
+    whole = Fields(model, config)
+    model_type = whole.text("model_type", default="")
+    part = _part(whole, _table().get(model_type, {}).get("text", {}).get("key"))
+    if part is None:
+        if not model_type:
+            raise FactError(f"`model_type` is missing in config.json of `{model}`")
+        return Fields(model, _completed(config, model_type)), family(model_type)
+    expected = _table().get(model_type, {}).get("text", {}).get("model_type", "")
+    inner_type = part.text("model_type", default=expected or model_type)
+    inherited = {key: config[key] for key in ("torch_dtype", "dtype", "quantization_config") if key in config}
+    if part.has("text_config") or part.has("llm_config"):  # Qwen Omni: the language model lies one deeper
+        return text_fields(model, {**inherited, **part.values, "model_type": inner_type})
+    outer = config if part.where.startswith("transformer_layer") else {}  # a head of the speculators library
+    values = {**inherited, **outer, **part.values}
+    if "tie_word_embeddings" in config:
+        values.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    return Fields(model, _completed(values, inner_type), part.where), family(inner_type)
+
+
+def _part(whole: Fields, listed: str | None) -> Fields | None:
+    for key in (listed, *_TEXT_PARTS):
+        if key is not None and whole.has(key):
+            return whole.section(key)
+    return None
+
+
+def _completed(config: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """The values under the usual names; what is null stays null, as it overrides the default."""
+    row = _table().get(model_type, {})
+    values = {**row.get("defaults", {}), **config}
+    for usual, own in row.get("names", {}).items():
+        # A class reads both names; which it wrote, it wrote under its own.
+        for source, goal in ((own, usual), (usual, own)):
+            if source in config:
+                values[goal] = config[source]
+                break
+        else:
+            if own in values:
+                values.setdefault(usual, values[own])
+    return values
+
+
+_RENAMED = {
+    "dim": "hidden_size",
+    "norm_eps": "rms_norm_eps",
+    "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_MOE = {
+    "route_every_n": "moe_layer_freq",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "num_experts": "n_routed_experts",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "routed_scale": "routed_scaling_factor",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_groups": "n_group",
+    "num_expert_groups_per_tok": "topk_group",
+}
+_DEFAULTS = {
+    "model_type": "transformer", "hidden_act": "silu", "tie_word_embeddings": False, "max_position_embeddings": 128_000,
+}  # fmt: skip
+
+
+def as_hugging_face(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The same configuration under the names that vLLM gives it."""
+    config = {_RENAMED.get(key, key): value for key, value in params.items()}
+    config = {**_DEFAULTS, **config}
+    moe = config.get("moe")
+    if config["model_type"] == "mamba":
+        config["architectures"] = ["Mamba2ForCausalLM"]
+    elif isinstance(moe, dict) and moe.get("num_shared_experts"):
+        config |= {_MOE[key]: value for key, value in moe.items() if key in _MOE}
+        config |= {"model_type": "deepseek_v3", "architectures": ["MistralLarge3ForCausalLM"]}
+    else:
+        config["architectures"] = ["MixtralForCausalLM" if moe else "MistralForCausalLM"]
+    return _with_vision(config)
+
+
+def _with_vision(config: dict[str, Any]) -> dict[str, Any]:
+    multimodal = config.get("multimodal")
+    inside = multimodal.get("vision_encoder_args") if isinstance(multimodal, dict) else None
+    vision = inside or config.get("vision_encoder")
+    if not vision:
+        return config
+    text = {key: value for key, value in config.items() if key not in ("multimodal", "vision_encoder")}
+    return {
+        "model_type": "pixtral",
+        "architectures": ["PixtralForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": vision,
+    }

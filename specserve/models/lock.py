@@ -1,0 +1,309 @@
+"""The lock beside a profile: models at their commits, with hashes of their files, and what has changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from specserve.errors import FactError
+from specserve.models.bounded import open_regular, parse_object, read_regular, reason
+from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
+from specserve.models.hubcache import COMMIT
+from specserve.models.tokenizercompare import Difference, TokenizerComparison, TokenizerVerdict
+from specserve.models.weights import is_small
+
+VERSION = 1
+MAX_BYTES = 64 << 20
+_HINT = "`specserve lock` writes it anew"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_SHARES = ("overlap", "mismatch_by_occurrence", "kept_by_occurrence")
+_COUNTS = ("differing_ids", "target_vocab_size", "draft_vocab_size", "shared_tokens")
+Key = tuple[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """What a lock says. `models` have paths relative to its folder, as they are written."""
+
+    file: Path
+    models: tuple[ModelFacts, ...]
+    comparisons: Mapping[tuple[str, str], TokenizerComparison]
+    """By target and draft, each as `MODEL` or `MODEL@REVISION`."""
+    created: str
+    """The day, such as 2026-01-31."""
+    specserve: str
+    vllm: str | None = None
+    """The range of the profile."""
+
+    def find(self, model: str, *, revision: str | None = None) -> ModelFacts | None:
+        """The facts of a model that a profile names, by the revision it asks for or by the commit."""
+        entry = self.entry(model, revision)
+        return replace(entry, model=model, revision=revision) if entry else None
+
+    def entry(self, model: str, revision: str | None) -> ModelFacts | None:
+        """The same as it is recorded: with the revision that was asked for when it was locked."""
+        place = Path(os.path.abspath(model))  # noqa: PTH100 - links stay links
+        for entry in self.models:
+            if is_path(entry.model):
+                named = self.place(entry.model) == place  # a directory has no revisions
+            else:
+                named = entry.model == model and revision in (entry.revision, entry.commit)
+            if named:
+                return entry
+        return None
+
+    def place(self, model: str) -> Path:
+        """Where a relative path of the lock leads."""
+        return Path(os.path.normpath(self.file.parent / model))
+
+    def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
+        """How the tokenizers of two of its models compare, where that was recorded."""
+        pair = self.entry(*target), self.entry(*draft)
+        names = [label(entry.model, entry.revision) for entry in pair if entry]
+        return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
+
+
+def is_path(model: str) -> bool:
+    """Whether a lock's model is a directory; there, every relative path starts with a dot."""
+    return model.startswith((".", "/", "~"))
+
+
+def label(model: str, revision: str | None) -> str:
+    """One name for a model at a revision."""
+    return f"{model}@{revision}" if revision else model
+
+
+def lock_path(profile_file: str) -> Path | None:
+    """`demo.lock.json` beside `demo.yaml`; None for stdin."""
+    if profile_file == "-":
+        return None
+    return Path(os.path.abspath(profile_file)).with_suffix(".lock.json")  # noqa: PTH100 - links stay links
+
+
+def read_lock(file: Path) -> Lock | None:
+    """The lock in a file, None where there is none. Raises FactError for one that cannot be used."""
+    if not os.path.lexists(file):
+        return None
+    try:
+        return _lock(parse_object(read_regular(file, limit_bytes=MAX_BYTES), where=file.name), file=file)
+    except FactError as error:
+        text = error.message if file.name in error.message else f"`{file.name}` is no lock: {error.message}"
+        raise FactError(text, hint=error.hint or _HINT) from error
+
+
+def _lock(content: Mapping[str, Any], *, file: Path) -> Lock:
+    version = content.get("version")
+    if version != VERSION or isinstance(version, bool):
+        newer = isinstance(version, int) and version > VERSION
+        hint = "a newer specserve wrote it" if newer else _HINT
+        raise FactError(f"its version is {version!r:.20}, and {VERSION} is known here", hint=hint)
+    models, comparisons = content.get("models"), content.get("comparisons", [])
+    if not isinstance(models, list) or not isinstance(comparisons, list):
+        raise FactError("`models` and `comparisons` must be lists")
+    created, by, vllm = (content.get(key) for key in ("created", "specserve", "vllm"))
+    if not isinstance(created, str) or not _DATE.fullmatch(created) or not isinstance(by, str):
+        raise FactError("`created` must be a day, and `specserve` a version")
+    if vllm is not None and not isinstance(vllm, str):
+        raise FactError("`vllm` must be a range of versions")
+    return Lock(
+        file,
+        tuple(_model(entry) for entry in models),
+        dict(_comparison(entry) for entry in comparisons),
+        created,
+        by,
+        vllm,
+    )
+
+
+def _model(entry: object) -> ModelFacts:
+    facts = from_record(entry, origin="lock")
+    if is_path(facts.model) == (facts.commit is not None):
+        raise FactError(f"`{facts.model[:80]}` must have a commit, or be a path and have none")
+    if facts.revision and COMMIT.fullmatch(facts.revision) and facts.revision != facts.commit:
+        raise FactError(f"`{facts.model[:80]}` is locked at another commit than it was asked for")
+    return facts
+
+
+def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
+    values = dict(entry) if isinstance(entry, dict) else {}
+    target, draft = values.pop("target", None), values.pop("draft", None)
+    if not isinstance(target, str) or not isinstance(draft, str):
+        raise FactError("a comparison names a `target` and a `draft`")
+    try:
+        return (target, draft), _restored(values)
+    except (TypeError, ValueError, KeyError) as error:
+        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is none") from error
+
+
+def _restored(values: Mapping[str, Any]) -> TokenizerComparison:
+    """Raises TypeError, ValueError and KeyError for what `asdict` does not write."""
+    if values["verdict"] not in get_args(TokenizerVerdict):
+        raise ValueError
+    first, template = values.get("first_difference"), values.get("template_ids", [])
+    whole = all(count is None or type(count) is int for count in map(values.get, _COUNTS))
+    if not whole or not all(share is None or 0 <= share <= 1 for share in map(values.get, _SHARES)):
+        raise ValueError
+    if not all(isinstance(reason, str) for reason in values.get("reasons", [])):
+        raise TypeError
+    return TokenizerComparison(
+        **{
+            **values,
+            "reasons": tuple(values.get("reasons", [])),
+            "first_difference": None if first is None else _difference(first),
+            "template_ids": tuple(_difference(item) for item in template),
+        }
+    )
+
+
+def _difference(values: Mapping[str, Any]) -> Difference:
+    found = Difference(values["id"], values["target"], values["draft"])
+    if type(found.id) is not int or not all(
+        isinstance(text, str | None) for text in (found.target, found.draft)
+    ):
+        raise TypeError
+    return found
+
+
+def lock_text(
+    models: Iterable[ModelFacts],
+    *,
+    comparisons: Mapping[tuple[str, str], TokenizerComparison],
+    created: str,
+    specserve: str,
+    vllm: str | None,
+) -> str:
+    """The lock as it is written: the same text for the same models on every machine."""
+    pairs = [
+        {"target": target, "draft": draft, **asdict(comparison)}
+        for (target, draft), comparison in sorted(comparisons.items(), key=lambda item: item[0])
+    ]
+    records = [to_record(facts) for facts in models]
+    content = {
+        "version": VERSION,
+        "created": created,
+        "specserve": specserve,
+        "vllm": vllm,
+        "models": sorted(records, key=lambda record: (record["model"], record["revision"] or "")),
+        "comparisons": pairs,
+    }
+    return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+_CHUNK_BYTES = 1 << 20
+_FIELDS = ("sha256", "header_sha256", "size_bytes")
+
+
+def hashed(facts: ModelFacts) -> ModelFacts:
+    """The facts with the files that vLLM reads, and no others, each with its hash. Raises FactError."""
+    code = ".py" if facts.origin == "directory" else "\0"  # on the Hub the commit speaks for it
+    files = {
+        name: _hashed(file, whole=name not in facts.weight_files)
+        for name, file in facts.files.items()
+        if is_small(name) or name in facts.weight_files or name.endswith(code)
+    }
+    return replace(facts, files=files)
+
+
+def _hashed(file: ModelFile, *, whole: bool) -> ModelFile:
+    if file.sha256 or file.path is None or not whole:
+        return replace(file, path=None)
+    return replace(file, sha256=sha256(file.path), path=None)
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content. Raises FactError."""
+    digest = hashlib.sha256()
+    try:
+        with open(open_regular(path), "rb") as stream:  # noqa: PTH123 - a descriptor
+            while chunk := stream.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise FactError(f"cannot read `{path}`: {reason(error)}") from error
+    return digest.hexdigest()
+
+
+def identity(facts: ModelFacts) -> str:
+    """What a model is, wherever it lies: its Hub id and commit, or the hash of its files' hashes."""
+    if facts.commit:
+        return f"{facts.model}@{facts.commit}"
+    content = {name: _mark(file) for name, file in facts.files.items()}
+    return f"sha256:{hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}"
+
+
+def differences(old: Mapping[str, ModelFile], new: Mapping[str, ModelFile]) -> tuple[str, ...]:
+    """What changed between two states of hashed files, one sentence a file, by name."""
+    said = []
+    for name in sorted({*old, *new}):
+        if name not in new:
+            said.append(f"`{name}` is gone")
+        elif name not in old:
+            said.append(f"`{name}` is new")
+        elif not _same(old[name], new[name]):
+            said.append(f"`{name}` is another")
+    return tuple(said)
+
+
+def _same(old: ModelFile, new: ModelFile) -> bool:
+    """By every property that both know."""
+    pairs = [(getattr(old, field), getattr(new, field)) for field in _FIELDS]
+    return all(left == right for left, right in pairs if left is not None and right is not None)
+
+
+def _mark(file: ModelFile) -> list[str | int | None]:
+    return [file.sha256 or file.header_sha256, file.size_bytes]
+
+
+Kind = Literal["changed", "moved", "unlocked", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """One model that is not as its lock says, at a path of the profile."""
+
+    path: str
+    kind: Kind
+    model: str
+    """Or the lock itself, where it cannot be read."""
+    detail: tuple[str, ...] = ()
+    """What changed: files, or the new commit."""
+
+
+def changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
+    """How the files of a directory differ from those of its lock. Raises FactError where it cannot be read."""
+    from specserve.models.assemble import read_folder
+
+    now = hashed(read_folder(Path(model), model=model, origin="directory", need_config=False))
+    return differences(entry.files, now.files)
+
+
+def moved_to(entry: ModelFacts) -> str | None:
+    """The commit that the branch of a locked model has now, where it is another. Raises FactError."""
+    if entry.commit is None or (entry.revision and COMMIT.fullmatch(entry.revision)):
+        return None
+    from specserve.models.hub import current_commit
+
+    now = current_commit(entry.model, revision=entry.revision)
+    return now if now != entry.commit else None
+
+
+def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) -> Drift | None:
+    """How one model of a profile differs from its entry in the lock; None where it does not.
+
+    Raises FactError where the Hub was asked and did not answer.
+    """
+    if entry is None:
+        return Drift(path, "unlocked", model)
+    if entry.commit is None:
+        try:
+            files = changed_files(entry, model=model)
+        except FactError as error:
+            files = (error.message,)
+        return Drift(path, "changed", model, files) if files else None
+    commit = moved_to(entry) if ask_hub else None
+    return Drift(path, "moved", model, (commit,)) if commit else None

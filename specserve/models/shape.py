@@ -1,0 +1,313 @@
+"""What a model is made of, as far as memory depends on it: layers, attention heads, states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specserve.errors import FactError
+from specserve.models.config import Fields, UnknownArchitecture
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Heads that keep a key and a value for each token."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    window: int | None = None
+    """Tokens that a sliding window sees; None: all."""
+    chunk: int | None = None
+    """Tokens of a local chunk (Llama 4)."""
+    is_shared: bool = False
+    """Reads the cache of an earlier layer, and keeps none (Gemma 3n)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention: one compressed vector for each token, whatever the heads."""
+
+    heads: int
+    kv_lora_rank: int
+    rope_dim: int
+    indexer_dim: int | None = None
+    """Size of the key of a sparse indexer (DeepSeek V3.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A recurrent state of fixed size for each request. Numbers are of the whole layer, before any sharding."""
+
+    conv_dim: int
+    """Channels of the convolution; 0 without one."""
+    conv_kernel: int
+    groups: int = 0
+    """Groups of B and C (Mamba 2), which are repeated where there are fewer than GPUs."""
+    group_dim: int = 0
+    recurrent: tuple[int, ...] = ()
+    """The first is sharded."""
+    recurrent_dtype: str | None = None
+    """None: that of the convolution."""
+    checkpoints: int = 0
+    """States more that a request holds where prefixes are cached."""
+    grows_with_drafts: bool = True
+    """Whether the convolution keeps one more column for each draft token."""
+
+
+Mixer = Attention | Latent | State
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One model. `layers` holds what mixes tokens in each decoder layer: none in a layer that is only an MLP."""
+
+    model: str
+    model_type: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    is_tied: bool
+    dtype: str | None
+    """As config.json says: `bfloat16`; None where it does not."""
+    layers: tuple[tuple[Mixer, ...], ...]
+    mxfp4_expert: tuple[int, int] | None = None
+    """Hidden and intermediate size of an expert in MXFP4, which accelerators pad; None: no expert is."""
+    is_known: bool = True
+    """Whether figures of this model type were compared with vLLM's own."""
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some layers keep a state and others a cache."""
+        mixers = [mixer for layer in self.layers for mixer in layer]
+        return any(isinstance(mixer, State) for mixer in mixers) and not all(
+            isinstance(mixer, State) for mixer in mixers
+        )
+
+
+LATENT_TYPES = frozenset({
+    "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2",
+    "longcat_flash", "pangu_ultra_moe",
+})  # fmt: skip
+"""Model types that vLLM runs with latent attention where config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
+_WINDOW_PATTERN = {"gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
+"""Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
+SHARING = frozenset({"gemma3n_text", "gemma4_text"})
+"""Model types whose last layers read the cache of earlier ones."""
+_QUANT_BLOCK = 128
+"""Elements of an indexer key under one fp32 scale (model_executor/models/deepseek_v2.py)."""
+
+
+def attention(fields: Fields, *, model_type: str) -> Attention | Latent:
+    """What an attention layer of this model keeps, windows left out. Raises FactError for what cannot be."""
+    if model_type in LATENT_TYPES and fields.has("kv_lora_rank"):
+        rope = fields.integer("qk_rope_head_dim")
+        index = fields.optional("index_head_dim")
+        width = None if index is None else index + index // _QUANT_BLOCK * 4
+        heads = fields.integer("num_attention_heads")
+        return Latent(heads, fields.integer("kv_lora_rank"), rope, width)
+    heads = fields.integer("num_attention_heads", "n_head", "n_heads")
+    head_dim = fields.optional("head_dim", "hidden_size_per_head", least=0)
+    if not head_dim:
+        head_dim = fields.integer("hidden_size", "n_embd", "d_model") // heads
+    if head_dim == 0:
+        raise FactError(
+            f"`num_attention_heads` in config.json of `{fields.model}` is more than `hidden_size`"
+        )
+    return Attention(heads, _kv_heads(fields, model_type, heads=heads), head_dim, head_dim)
+
+
+def _kv_heads(fields: Fields, model_type: str, *, heads: int) -> int:
+    if model_type in ("falcon", "RefinedWeb", "RefinedWebModel") and not fields.flag(
+        "new_decoder_architecture", default=False
+    ):
+        return 1 if fields.flag("multi_query", default=True) else heads
+    if model_type == "gpt_bigcode":
+        return 1 if fields.flag("multi_query", default=True) else heads
+    keys = (
+        "n_head_kv",
+        "num_kv_heads",
+        "num_key_value_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    )
+    return fields.integer(*keys, default=heads)
+
+
+def windows(fields: Fields, *, model_type: str, count: int) -> list[int | None]:
+    """The sliding window of each layer, None where it sees all tokens."""
+    window = fields.optional("sliding_window", least=0) or None
+    if window is None or not fields.flag("use_sliding_window", default=not model_type.startswith("qwen")):
+        return [None] * count
+    if model_type in ("cohere2", "cohere2_moe"):
+        window += 1  # vLLM counts the token itself (model_executor/models/commandr.py)
+    if model_type == "gpt_oss":  # vLLM does not read `layer_types` here
+        return [window if index % 2 == 0 else None for index in range(count)]
+    types = fields.texts("layer_types")
+    if types is not None:
+        return [window if name == "sliding_attention" else None for name in _of_all(fields, types, count)]
+    if model_type == "gemma2":
+        return [window if index % 2 == 0 else None for index in range(count)]
+    if model_type in _WINDOW_PATTERN:
+        every = _pattern(fields, default=_WINDOW_PATTERN[model_type])
+        return [window if every == 0 or (index + 1) % every else None for index in range(count)]
+    if model_type.startswith("qwen"):
+        first = fields.integer("max_window_layers", default=count, least=0)
+        return [window if index >= first else None for index in range(count)]
+    return [window] * count
+
+
+def _pattern(fields: Fields, *, default: int) -> int:
+    value = fields.values.get("sliding_window_pattern")
+    if isinstance(value, str):  # EXAONE's LLLG
+        return len(value)
+    return fields.integer("sliding_window_pattern", default=default, least=0)
+
+
+def _of_all(fields: Fields, types: tuple[str, ...], count: int) -> tuple[str, ...]:
+    if len(types) < count:
+        raise FactError(
+            f"`layer_types` in config.json of `{fields.model}` names {len(types)} layers of {count}"
+        )
+    return types[:count]
+
+
+def attention_layers(fields: Fields, *, model_type: str, count: int) -> list[Attention | Latent]:
+    """The attention of each of `count` decoder layers."""
+    plain = attention(fields, model_type=model_type)
+    if isinstance(plain, Latent):
+        return [plain] * count
+    if model_type in ("llama4_text", "llama4"):
+        chunk = fields.optional("attention_chunk_size")
+        every = fields.integer("no_rope_layer_interval", default=4)
+        rope = fields.integers("no_rope_layers") or tuple(
+            int((index + 1) % every != 0) for index in range(count)
+        )
+        return [replace(plain, chunk=chunk if has_rope else None) for has_rope in rope[:count]]
+    seen = windows(fields, model_type=model_type, count=count)
+    layers = [replace(plain, window=window) for window in seen]
+    if model_type == "gemma4_text":
+        layers = [layer if layer.window else _global(fields, layer) for layer in layers]
+    shared = fields.integer("num_kv_shared_layers", default=0, least=0) if model_type in SHARING else 0
+    return [replace(layer, is_shared=index >= count - shared) for index, layer in enumerate(layers)]
+
+
+def _global(fields: Fields, plain: Attention) -> Attention:
+    """A layer of Gemma 4 that sees all tokens: fewer heads, but wider (model_executor/models/gemma4.py)."""
+    head_dim = fields.integer("global_head_dim", default=plain.head_dim)
+    is_one = fields.flag("attention_k_eq_v", default=False)
+    kv_heads = (
+        fields.integer("num_global_key_value_heads", default=plain.kv_heads) if is_one else plain.kv_heads
+    )
+    return replace(plain, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim)
+
+
+GATED_DELTA = frozenset(
+    {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
+)
+_LAYER_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+
+
+def layer_kinds(fields: Fields, *, model_type: str, count: int) -> list[str]:
+    """For each layer: `attention`, `state`, `both` or `none`. Raises FactError for a list that does not fit."""
+    if model_type in ("mamba", "mamba2", "falcon_mamba"):
+        return ["state"] * count
+    if model_type == "falcon_h1":
+        return ["both"] * count
+    if model_type in GATED_DELTA and fields.texts("layer_types") is None:
+        every = fields.integer("full_attention_interval", default=4)
+        return ["attention" if (index + 1) % every == 0 else "state" for index in range(count)]
+    if model_type == "jamba":
+        every = fields.integer("attn_layer_period", default=8)
+        first = fields.integer("attn_layer_offset", default=4, least=0)
+        return ["attention" if index % every == first else "state" for index in range(count)]
+    kinds = _listed(fields, model_type)
+    if kinds is None:
+        return ["attention"] * count
+    if len(kinds) < count:
+        raise FactError(f"config.json of `{fields.model}` names the kinds of {len(kinds)} layers of {count}")
+    return kinds[:count]
+
+
+def _listed(fields: Fields, model_type: str) -> list[str] | None:
+    if model_type in ("nemotron_h", "nemotron_h_puzzle"):
+        pattern = fields.text("hybrid_override_pattern", default="")
+        if pattern:
+            return [_kind(_LAYER_LETTERS.get(letter, letter)) for letter in pattern]
+    names = fields.texts("layers_block_type") or fields.texts("layer_types")
+    return None if names is None else [_kind(name) for name in names]
+
+
+def _kind(name: str) -> str:
+    if name in ("mlp", "moe"):
+        return "none"
+    return (
+        "state"
+        if name in ("mamba", "mamba1", "mamba2", "linear_attention", "conv", "recurrent")
+        else "attention"
+    )
+
+
+def state(fields: Fields, *, model_type: str) -> State:
+    """The state of one recurrent layer. Raises UnknownArchitecture for a model type whose state is not known."""
+    if model_type in GATED_DELTA:
+        return _gated_delta(fields)
+    if model_type in ("lfm2", "lfm2_moe"):
+        return State(
+            fields.integer("conv_dim", "hidden_size"), fields.integer("conv_L_cache"), grows_with_drafts=False
+        )
+    if model_type in ("mamba", "falcon_mamba"):
+        return _mamba1(
+            fields.integer("intermediate_size"), fields.integer("state_size"), fields.integer("conv_kernel")
+        )
+    if model_type == "jamba":
+        inner = fields.integer("mamba_expand", default=2) * fields.integer("hidden_size")
+        return _mamba1(inner, fields.integer("mamba_d_state"), fields.integer("mamba_d_conv"))
+    if model_type == "mamba2":
+        inner = fields.integer("expand", default=2) * fields.integer("hidden_size")
+        return _mamba2(
+            fields, inner=inner, names=("n_groups", "state_size", "conv_kernel", "num_heads", "head_dim")
+        )
+    if model_type in ("nemotron_h", "nemotron_h_puzzle"):
+        inner = fields.integer("mamba_num_heads") * fields.integer("mamba_head_dim")
+        names = ("n_groups", "ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim")
+        dtype = fields.text("mamba_ssm_cache_dtype", default="float32")
+        return _mamba2(fields, inner=inner, names=names, recurrent_dtype=dtype)
+    if model_type in ("falcon_h1", "granitemoehybrid", "bamba"):
+        inner = fields.optional("mamba_d_ssm") or fields.integer("mamba_expand", default=2) * fields.integer(
+            "hidden_size"
+        )
+        names = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head")
+        return _mamba2(fields, inner=inner, names=names)
+    raise UnknownArchitecture("recurrent state", model_type, model=fields.model)
+
+
+def _gated_delta(fields: Fields) -> State:
+    keys, values = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
+    key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
+    dtype = fields.text("mamba_ssm_dtype", default="")
+    return State(
+        2 * key_dim * keys + value_dim * values,
+        fields.integer("linear_conv_kernel_dim", default=4),
+        recurrent=(values, value_dim, key_dim),
+        recurrent_dtype=dtype or None,
+    )
+
+
+def _mamba1(inner: int, state_size: int, kernel: int) -> State:
+    return State(inner, kernel, recurrent=(inner, state_size), grows_with_drafts=False)
+
+
+def _mamba2(
+    fields: Fields, *, inner: int, names: tuple[str, ...], recurrent_dtype: str | None = None
+) -> State:
+    groups, size, kernel, heads, head_dim = (fields.integer(name) for name in names)
+    return State(
+        inner,
+        kernel,
+        groups=groups,
+        group_dim=2 * size,
+        recurrent=(heads, head_dim, size),
+        recurrent_dtype=recurrent_dtype,
+        checkpoints=1,
+    )

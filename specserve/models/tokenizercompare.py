@@ -1,0 +1,369 @@
+"""Target's tokenizer against the draft's: what the target's ids mean to the draft, graded."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specserve.models import sample
+from specserve.models.facts import ModelFacts
+from specserve.models.tokenizerformats import (
+    PIPELINE,
+    added_texts,
+    additions,
+    read_vocabulary,
+    source,
+    special_tokens,
+)
+from specserve.models.vocabulary import (
+    LARGEST_ID,
+    LARGEST_SMALL_BYTES,
+    Unreadable,
+    Vocabulary,
+    content,
+    needed,
+    parsed,
+    same_bytes,
+    small_json,
+    step_kinds,
+    vocab_size,
+)
+
+TokenizerVerdict = Literal[
+    "identical",
+    "padding_only",
+    "special_tokens_differ",
+    "overlap",
+    "incompatible",
+    "not_applicable",
+    "not_checked",
+]
+
+FEW_SHARED = 100
+"""Below, vLLM itself warns of a very small intersection. Source: vllm/v1/spec_decode/vocab_mapping.py, 0.32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first id that means different things; None: it has no token there."""
+
+    id: int
+    target: str | None
+    draft: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerComparison:
+    """Target against draft, by what each id means: vLLM hands the draft the target's ids."""
+
+    verdict: TokenizerVerdict
+    reasons: tuple[str, ...] = ()
+    overlap: float | None = None
+    """Share 0-1 of the draft's tokens that the target has; None when not computed."""
+    mismatch_by_occurrence: float | None = None
+    """Share 0-1 of the sample text's tokens whose id means another token to the draft."""
+    first_difference: Difference | None = None
+    differing_ids: int | None = None
+    template_ids: tuple[Difference, ...] = ()
+    """Ids that the target's chat template uses and that differ."""
+    target_vocab_size: int | None = None
+    """`vocab_size` of config.json: what vLLM compares."""
+    draft_vocab_size: int | None = None
+    shared_tokens: int | None = None
+    """Tokens that `use_heterogeneous_vocab` would keep: those that both have, whatever their ids."""
+    kept_by_occurrence: float | None = None
+    """Share 0-1 of the sample text's tokens that are among them."""
+
+
+def shown(token: str | None) -> str:
+    """A token for a reader: quoted, of bounded length, one line."""
+    if token is None:
+        return "nothing"
+    text = token if len(token) <= 40 else token[:37] + "..."
+    return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
+
+
+HALF = 0.5
+_LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """`vocab_size` of both models, where config.json tells it."""
+
+    target: int | None
+    draft: int | None
+
+    def differing(self, target: Vocabulary, draft: Vocabulary) -> set[int]:
+        """The ids that mean different things, among those that the models have a row for."""
+        if target.tokens == draft.tokens and self.target == self.draft:
+            return set()
+        wanted = _below(target.tokens, self.target or self.draft)
+        offered = _below(draft.tokens, self.draft or self.target)
+        return {index for index, text in wanted.items() if offered.get(index) != text} | (
+            offered.keys() - wanted.keys()
+        )
+
+
+def _below(tokens: Mapping[int, str], size: int | None) -> Mapping[int, str]:
+    """Without tokens behind the embedding: transformers adds some that no model reads."""
+    if size is None or max(tokens) < size:
+        return tokens
+    return {index: text for index, text in tokens.items() if index < size}
+
+
+def equal(sizes: Sizes, *, reasons: tuple[str, ...] = ()) -> TokenizerComparison:
+    """The verdict on equal tokens."""
+    padded = None not in (sizes.target, sizes.draft) and sizes.target != sizes.draft
+    if padded:
+        reasons = (
+            f"the tokens are equal; `vocab_size` is {sizes.target:,} and {sizes.draft:,} with padding",
+            *reasons,
+        )
+    return TokenizerComparison(
+        "padding_only" if padded else "identical",
+        reasons,
+        overlap=1.0,
+        mismatch_by_occurrence=0.0,
+        differing_ids=0,
+        target_vocab_size=sizes.target,
+        draft_vocab_size=sizes.draft,
+    )
+
+
+def graded(
+    target: Vocabulary,
+    draft: Vocabulary,
+    differing: Collection[int],
+    *,
+    sizes: Sizes,
+    counts: Counter[int] | None,
+    shared: Mapping[int, int],
+    template_ids: Iterable[int],
+) -> TokenizerComparison:
+    """The verdict on tokens that differ.
+
+    `differing`: the ids that do; `counts`: how often the sample text holds each of the target's ids, None where it
+    holds none that differs; `shared`: target id to draft id of the tokens that both have.
+    """
+    mismatch = _share(counts, differing) if counts else 0.0
+    kept = _share(counts, shared) if counts else 1.0
+    overlap = len(shared) / max(len(_below(draft.tokens, sizes.draft)), 1)
+    only_special = target.added | draft.added >= set(differing)
+
+    def named(index: int) -> Difference:
+        return Difference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
+
+    first = named(min(differing))
+    return TokenizerComparison(
+        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, len(draft.tokens)),
+        (
+            f"{len(differing):,} ids mean something else to the draft: {mismatch:.2%} of a sample text",
+            f"the first is {first.id}: {shown(first.target)} to the target, {shown(first.draft)} to the draft",
+            f"`use_heterogeneous_vocab` would keep {len(shared):,} tokens: {kept:.1%} of a sample text",
+        ),
+        overlap=overlap,
+        mismatch_by_occurrence=mismatch,
+        first_difference=first,
+        differing_ids=len(differing),
+        template_ids=tuple(named(index) for index in template_ids if index in differing),
+        target_vocab_size=sizes.target,
+        draft_vocab_size=sizes.draft,
+        shared_tokens=len(shared),
+        kept_by_occurrence=kept,
+    )
+
+
+def _share(counts: Counter[int], ids: Collection[int]) -> float:
+    return sum(counts[index] for index in counts if index in ids) / max(counts.total(), 1)
+
+
+def _clean(token: str | None) -> str | None:
+    """A token that can be written: JSON may hold half of a character, and texts without end."""
+    return None if token is None else token[:_LONGEST].encode("utf-8", errors="replace").decode()
+
+
+def _lot(shared: int, overlap: float, kept: float, offered: int) -> TokenizerVerdict:
+    few = shared < min(FEW_SHARED, offered // 2)
+    return "incompatible" if few or (overlap < HALF and kept < HALF) else "overlap"
+
+
+BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
+
+
+def shared_ids(
+    target: Vocabulary, draft: Vocabulary, *, target_size: int | None = None, draft_size: int | None = None
+) -> dict[int, int]:
+    """Target id to draft id, for every token that both have; sizes are the `vocab_size` of the models."""
+    offered = spaced(draft)
+    most, most_draft = target_size or LARGEST_ID + 1, draft_size or LARGEST_ID + 1
+    return {
+        index: other
+        for text, index in spaced(target).items()
+        if index < most and (other := offered.get(text, most_draft)) < most_draft
+    }
+
+
+def spaced(vocabulary: Vocabulary) -> dict[str, int]:
+    """Token to id with a plain space at the start of words, as vLLM compares them; the lowest id wins."""
+    ids = {text: index for index, text in vocabulary.tokens.items()}
+    prefixes = tuple(space_prefixes(vocabulary))
+    for text in [text for text in ids if text.startswith(prefixes)]:
+        index, plain = ids.pop(text), " " + text[1:]
+        ids[plain] = min(index, ids.get(plain, index))
+    ids.pop("", None)
+    return ids
+
+
+def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
+    """The character for a space: that of ` a` encoded, where it is one token; else both that are known."""
+    both = frozenset((BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE))
+    prefix = _written_space(vocabulary)
+    if prefix is None or prefix + "a" not in vocabulary.tokens.values():
+        return both
+    return frozenset((prefix,))
+
+
+def _written_space(vocabulary: Vocabulary) -> str | None:
+    """How a space is written before the model sees it; None where a second one is put before it."""
+    kinds = step_kinds(vocabulary.pipeline.get("normalizer")) | step_kinds(
+        vocabulary.pipeline.get("pre_tokenizer")
+    )
+    if "ByteLevel" in kinds:
+        return BYTE_LEVEL_SPACE
+    if "Prepend" in kinds or not kinds & {"Metaspace", "Replace"}:
+        return None
+    return SENTENCEPIECE_SPACE
+
+
+FILE = "chat_template.jinja"
+_NAME = re.compile(r"\b(?:bos|eos|unk|pad|sep|cls)_token\b")
+
+
+def template(facts: ModelFacts) -> str | None:
+    """All chat templates of a model as one text; a file of its own wins. Raises Unreadable."""
+    if FILE in facts.files:
+        data = content(needed(facts, FILE), most_bytes=LARGEST_SMALL_BYTES)
+        return data.decode("utf-8", errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        text = _joined(small_json(facts, name).get("chat_template"))
+        if text:
+            return text
+    return None
+
+
+def template_ids(facts: ModelFacts, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The ids of the special tokens that the template writes, and of the end of the text. Raises Unreadable."""
+    text = template(facts) or ""
+    named = special_tokens(facts)
+    used = set(_NAME.findall(text)) | {"eos_token"}
+    if not text:
+        used.add("bos_token")
+    texts = {named[name] for name in used if name in named}
+    return tuple(
+        sorted(
+            index
+            for index in vocabulary.added
+            if (token := vocabulary.tokens[index]) in texts or (len(token) > 2 and token in text)
+        )
+    )
+
+
+def _joined(value: Any) -> str | None:
+    """A template, or a list of named ones."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        value = {
+            str(place): item.get("template") for place, item in enumerate(value) if isinstance(item, dict)
+        }
+    if isinstance(value, dict):
+        return "\n".join(text for text in value.values() if isinstance(text, str)) or None
+    return None
+
+
+def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ...]:
+    """Reasons, one for all steps that differ; none where a file does not say them."""
+    if not target.pipeline or not draft.pipeline:
+        return ()
+    names = [name for name in PIPELINE if target.pipeline.get(name) != draft.pipeline.get(name)]
+    if target.merges != draft.merges and _merges(target) != _merges(draft):
+        names.insert(0, "merges")
+    if not names:
+        return ()
+    return (f"the ids are equal, the way to them is not: {', '.join(f'`{name}`' for name in names)} differ",)
+
+
+def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
+    """A reason where both have a chat template, and not the same one. Raises Unreadable."""
+    ours, theirs = template(target), template(draft)
+    if ours is None or theirs is None or ours.split() == theirs.split():
+        return ()
+    return ("the chat templates differ; the draft reads the target's",)
+
+
+def _merges(vocabulary: Vocabulary) -> object:
+    """The merges as pairs: older files write each as a text with a space. Raises Unreadable."""
+    merges = parsed(vocabulary.merges or b"[]", name=vocabulary.source)
+    if not isinstance(merges, list):
+        return merges
+    return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+
+
+def compare(
+    target: ModelFacts, draft: ModelFacts, *, tokenizer: ModelFacts | None = None
+) -> TokenizerComparison:
+    """How the draft's ids differ from those that vLLM hands it: the target's.
+
+    `tokenizer`: the repository that the profile names instead of the target's own files. Never raises for what
+    stands in the files: the verdict is then `not_checked`, with the reason. Source: vLLM 0.32,
+    vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
+    """
+    sizes = Sizes(vocab_size(target), vocab_size(draft))
+    try:
+        return _compared(tokenizer or target, draft, sizes=sizes)
+    except Unreadable as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "a tokenizer file is nested too deep"
+    return TokenizerComparison(
+        "not_checked", (reason,), target_vocab_size=sizes.target, draft_vocab_size=sizes.draft
+    )
+
+
+def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> TokenizerComparison:
+    name, kind = source(target)
+    other, other_kind = source(draft)
+    if (
+        kind == other_kind
+        and same_bytes(target.files[name], draft.files[other])
+        and _same_added(target, draft)
+    ):
+        return equal(sizes, reasons=template_difference(target, draft))
+    wanted, offered = read_vocabulary(target), read_vocabulary(draft)
+    differing = sizes.differing(wanted, offered)
+    if not differing:
+        reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
+        return equal(sizes, reasons=reasons)
+    path = needed(target, name) if kind == "tokenizer.json" else None
+    with sample.counting(wanted, path, wanted=differing) as counts:
+        shared = shared_ids(wanted, offered, target_size=sizes.target, draft_size=sizes.draft)
+        named = template_ids(target, wanted)
+        return graded(
+            wanted, offered, differing, sizes=sizes, counts=counts(), shared=shared, template_ids=named
+        )
+
+
+def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:
+    """Whether the files beside equal vocabularies add the same to them."""
+    ours, theirs = additions(target), additions(draft)
+    if ours == theirs:
+        return True
+    name, kind = source(target)
+    path = target.files[name].path or draft.files[source(draft)[0]].path
+    if kind != "tokenizer.json" or path is None:
+        return False
+    return {*ours} ^ {*theirs} <= added_texts(content(path), source=name)

@@ -1,0 +1,254 @@
+"""The file that vLLM would read a vocabulary from, and what each token id means in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from specserve.errors import FactError
+from specserve.models.bounded import json_problem, read_regular
+from specserve.models.config import text_fields
+from specserve.models.facts import ModelFacts, ModelFile
+
+Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken", "vocab.txt"]
+
+LARGEST_BYTES = 64 * 2**20
+"""Above this a file is not read. The largest public tokenizer.json (262,144 entries) has 33 MB."""
+LARGEST_SMALL_BYTES = 8 * 2**20
+"""Bound for the files beside it: tokenizer_config.json and the like."""
+MOST_VALUES = 8_000_000
+"""Commas and brackets in a JSON file that is parsed: a bound on the memory that its values take."""
+
+_NAMES: tuple[tuple[str, Kind], ...] = (
+    ("tokenizer.json", "tokenizer.json"),
+    ("vocab.json", "vocab.json"),
+    ("tokenizer.model", "sentencepiece"),
+    ("tekken.json", "tekken"),
+    ("spiece.model", "sentencepiece"),
+    ("sentencepiece.bpe.model", "sentencepiece"),
+    ("vocab.txt", "vocab.txt"),
+)
+
+
+class Unreadable(Exception):
+    """A tokenizer file cannot be used; the text says which, and why."""
+
+
+def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind] | None:
+    """The file that holds the vocabulary, in the order of transformers and of vLLM's Mistral mode.
+
+    None: the model ships none that is known. Source: vllm/tokenizers/registry.py and transformers'
+    tokenization_utils_tokenizers.py, vLLM 0.32.
+    """
+    if "tekken.json" in facts.files and any(name.startswith("consolidated") for name in facts.files):
+        return "tekken.json", "tekken"
+    return next(((name, kind) for name, kind in _NAMES if name in facts.files), None)
+
+
+def same_bytes(left: ModelFile, right: ModelFile) -> bool:
+    """Whether two files are known to hold the same bytes. Raises Unreadable."""
+    if left.sha256 is not None and right.sha256 is not None:
+        return left.sha256 == right.sha256
+    if left.path is None or right.path is None or left.size_bytes != right.size_bytes:
+        return False
+    return content(left.path) == content(right.path)
+
+
+def content(path: Path, *, most_bytes: int = LARGEST_BYTES) -> bytes:
+    """The bytes of a regular file. Raises Unreadable where it is larger than that, or cannot be read."""
+    try:
+        return read_regular(path, limit_bytes=most_bytes)
+    except FactError as error:
+        raise Unreadable(error.message) from None
+    except ValueError:  # a NUL in the name
+        raise Unreadable(f"{path.name!r} is not a name of a file") from None
+
+
+def needed(facts: ModelFacts, name: str) -> Path:
+    """Where a file of a model lies. Raises Unreadable where it is not on this machine."""
+    file = facts.files.get(name)
+    if file is None or file.path is None:
+        raise Unreadable(f"`{name}` of `{facts.model}` is not on this machine")
+    return file.path
+
+
+def parsed(data: bytes, *, name: str) -> Any:
+    """A JSON document, bounded in the memory it can take. Raises Unreadable."""
+    if sum(data.count(mark) for mark in (b"[", b"{", b",")) > MOST_VALUES:
+        raise Unreadable(f"`{name}` holds more than {MOST_VALUES:,} values")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"`{name}` is not valid JSON: {json_problem(error, data)}") from None
+
+
+def small_json(facts: ModelFacts, name: str) -> dict[str, Any]:
+    """A small JSON object beside the vocabulary; empty where there is none. Raises Unreadable."""
+    file = facts.files.get(name)
+    if file is None:
+        return {}
+    value = parsed(content(needed(facts, name), most_bytes=LARGEST_SMALL_BYTES), name=name)
+    if not isinstance(value, dict):
+        raise Unreadable(f"`{name}` of `{facts.model}` is not a JSON object")
+    return value
+
+
+LARGEST_ID = 2**24
+"""Ids above are not followed: no public vocabulary comes near."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """One tokenizer's tokens by id. Ids may have holes."""
+
+    source: str
+    """The file that it was read from."""
+    tokens: dict[int, str] = field(repr=False)
+    added: frozenset[int] = field(default=frozenset(), repr=False)
+    """Ids of added tokens: special ones, and others that are matched before the vocabulary is."""
+    pipeline: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """How text becomes tokens, where the file says it: `normalizer`, `pre_tokenizer`, …"""
+    merges: bytes | None = field(default=None, repr=False)
+    """The JSON list of BPE merges as it stands in the file; half of the file, and hardly ever asked for."""
+
+
+def with_added(
+    vocab: Mapping[str, int],
+    texts: Iterable[str],
+    *,
+    source: str,
+    pipeline: Mapping[str, Any] | None = None,
+    merges: bytes | None = None,
+    special: frozenset[int] = frozenset(),
+) -> Vocabulary:
+    """A vocabulary with added tokens as the tokenizers library numbers them.
+
+    A text that the vocabulary has keeps its id; a new one gets the next id behind the vocabulary's size, in
+    order, whatever id the file states. `special`: ids of the vocabulary that no text makes.
+    Source: tokenizers 0.23, `AddedVocabulary.add_tokens`.
+    """
+    tokens = {index: text for text, index in vocab.items()}
+    ids: dict[str, int] = {}
+    following = len(vocab)
+    for text in texts:
+        if text not in ids:
+            known = vocab.get(text)
+            ids[text] = following if known is None else known
+            following += known is None
+        tokens[ids[text]] = text
+    return Vocabulary(source, tokens, special.union(ids.values()), pipeline or {}, merges)
+
+
+def checked(vocab: Any, *, source: str) -> dict[str, int]:
+    """A mapping of token to id. Raises Unreadable where it is none."""
+    if not isinstance(vocab, dict):
+        raise Unreadable(f"the vocabulary in `{source}` is not a mapping of token to id")
+    if not vocab:
+        raise Unreadable(f"the vocabulary in `{source}` is empty")
+    if set(map(type, vocab.values())) != {int}:
+        raise Unreadable(f"the vocabulary in `{source}` has ids that are not whole numbers")
+    if min(vocab.values()) < 0 or max(vocab.values()) > LARGEST_ID:
+        raise Unreadable(f"the vocabulary in `{source}` has ids outside 0 to {LARGEST_ID:,}")
+    return vocab
+
+
+def listed(pieces: Any, *, source: str) -> dict[str, int]:
+    """A list of tokens, or of pairs of token and score, by place. Raises Unreadable where it is none."""
+    if not isinstance(pieces, list) or not pieces:
+        raise Unreadable(f"the vocabulary in `{source}` is not a list of tokens")
+    texts = [piece[0] if isinstance(piece, list) and piece else piece for piece in pieces]
+    if not all(type(text) is str for text in texts):
+        raise Unreadable(f"the vocabulary in `{source}` has a token that is not a text")
+    return {text: index for index, text in enumerate(texts)}
+
+
+def step_kinds(value: Any) -> set[str]:
+    """The types of the steps in a part of the pipeline, those of a sequence included."""
+    if not isinstance(value, Mapping):
+        return set()
+    inner = value.get("normalizers") or value.get("pretokenizers")
+    steps = inner if value.get("type") == "Sequence" and isinstance(inner, list) else [value]
+    return {str(step.get("type")) for step in steps if isinstance(step, Mapping)}
+
+
+def vocab_size(facts: ModelFacts) -> int | None:
+    """The language model's vocabulary; None where config.json does not tell.
+
+    Source: vllm/transformers_utils/model_arch_config_convertor.py, `get_vocab_size`, 0.32.
+    """
+    try:
+        fields, _ = text_fields(facts.model, facts.config)
+        return fields.optional("vocab_size")
+    except FactError:
+        size = facts.config.get("vocab_size")
+        return size if type(size) is int and size > 0 and "text_config" not in facts.config else None
+
+
+_FAMILIES = {
+    "Llama 2": r"llama-?2(?!\d*b)|tinyllama|codellama|vicuna|llama-\d+m",
+    "Llama 3": r"llama-?3(?!\d*b)",
+    "Llama 4": r"llama-?4(?!\d*b)",
+    "Qwen 1.5 to 3": r"qwen-?(1\.5|2|2\.5|3)(?![.\d]|b)|qwq",
+    "Qwen 3.5 and later": r"qwen-?(3\.[5-9]|[4-9])(?!\d*b)",
+    "Gemma 1 and 2": r"gemma-?(1\.1|2)(?![.\d])|gemma-7b",
+    "Gemma 3 and 4": r"gemma-?[34](?![.\d])",
+    "Mistral": r"mistral|mixtral|ministral|codestral|devstral|magistral",
+    "DeepSeek": r"deepseek(?!.*(llama|qwen))",
+    "gpt-oss": r"gpt-oss",
+    "GLM": r"glm-?[45]",
+    "Phi 4": r"phi-?4",
+    "OPT": r"opt-[\d.]+[mb]",
+    "GPT-2": r"(distil)?gpt-?2",
+    "Granite": r"granite-?[34]",
+    "OLMo": r"olmo",
+    "Falcon": r"falcon",
+    "Kimi": r"kimi-k\d",
+    "MiniMax": r"minimax-m",
+    "Command": r"command-[ra]|aya-",
+}
+"""Patterns of names. Tokenizers may differ within a family too; between families they do."""
+_PATTERNS = {
+    family: re.compile(rf"(?:^|[-_.])(?:meta-)?(?:{names})", re.I) for family, names in _FAMILIES.items()
+}
+
+
+def tokenizer_family(model: str) -> str | None:
+    """The family whose tokenizer a model of the Hub has, judged by its name; None if it names none, or two."""
+    name = model.rpartition("/")[2]
+    found = [family for family, pattern in _PATTERNS.items() if pattern.search(name)]
+    return found[0] if len(found) == 1 else None
+
+
+@cache
+def alphabet() -> dict[int, str]:
+    """Byte to character, as GPT-2 has it: printable Latin-1 stands for itself, the rest is moved above 255.
+
+    Source: tokenizers 0.23, `bytes_char`.
+    """
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    moved = (byte for byte in range(256) if byte not in plain)
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(moved)}
+
+
+def written(data: bytes) -> str:
+    """Bytes as byte-level BPE writes them."""
+    return data.decode("latin-1").translate(alphabet())
+
+
+@cache
+def _bytes() -> dict[int, int]:
+    return {ord(char): byte for byte, char in alphabet().items()}
+
+
+def spelled(token: str) -> bytes | None:
+    """The bytes of a token that byte-level BPE wrote; None where it holds another character."""
+    table = _bytes()
+    try:
+        return bytes(table[ord(char)] for char in token)
+    except KeyError:
+        return None

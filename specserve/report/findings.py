@@ -1,0 +1,325 @@
+"""Findings and errors as text: full, with the lines they point to, or one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+import unicodedata
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
+from specserve.errors import LaunchError, ProfileError, SpecserveError
+from specserve.profile.secrets import hushed
+from specserve.profile.texts import recall
+from specserve.report.console import clean, filled, styled
+from specserve.serve.files import private, state_folder, write_anew
+from specserve.serve.secrets import redacted
+
+_WIDTH = 100
+"""Columns of a source line that are shown; the marked part is never cut at its start."""
+_LEAD = 30
+_NAMED = re.compile(
+    r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
+          |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
+        (?P<value>[^\s"'#,{}\[\]]{6,})"""
+)
+"""Keys whose values are not shown, whatever they hold; `max_num_batched_tokens: 131072` is a number of tokens."""
+
+
+class Sources:
+    """The text of the files that findings point to, read once. `hidden` spans are never shown."""
+
+    def __init__(self, hidden: Iterable[Span] = ()) -> None:
+        self._files: dict[str, list[str]] = {}
+        self._hidden = list(hidden)
+
+    def line(self, span: Span) -> str | None:
+        """The line of a span with secrets starred out, or None where there is none to show."""
+        if span.file not in self._files:
+            try:
+                text = recall(span.file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+            except (OSError, ValueError):
+                text = ""
+            self._files[span.file] = text.split("\n")
+        lines = self._files[span.file]
+        if not 0 < span.line <= len(lines):
+            return None
+        return self._masked(lines[span.line - 1].rstrip("\r"), span)
+
+    def _masked(self, text: str, place: Span) -> str:
+        for span in self._hidden:
+            if span.file == place.file and span.line <= place.line <= span.end_line:
+                start = span.column - 1 if span.line == place.line else 0
+                end = span.end_column - 1 if span.end_line == place.line else len(text)
+                text = text[:start] + "*" * (len(text[start:end])) + text[end:]
+        return _without_secrets(text)
+
+
+def masked(key: str, value: str) -> str:
+    """A value as it may be shown beside its key: starred out where key or value look like a secret's."""
+    prefix = f"{key}: "
+    return _without_secrets(prefix + value).removeprefix(prefix)
+
+
+def _without_secrets(text: str) -> str:
+    return hushed(_NAMED.sub(lambda match: match[0].replace(match["value"], "*" * len(match["value"])), text))
+
+
+def snippet(text: str, marks: Iterable[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
+    """A line and a row of marks for each `(span, label, mark)` in it. Tabs become one space.
+
+    A line that is too long is shown as often as it takes to show every mark, such as that of a whole command.
+    """
+    text = text.replace("\t", " ")
+    return [
+        row for part in _windows(text, list(marks)) for row in _window(text, part, number=number, width=width)
+    ]
+
+
+def _window(text: str, marks: list[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
+    """One part of a line with the marks in it."""
+    shown, shift = _cropped(text, first=_first(marks))
+    rows = [f"{number:>{width}} | {shown}"]
+    for span, label, mark in marks:
+        end = span.end_column - 1 if span.end_line == span.line else len(text)
+        start = min(span.column - 1, len(text))
+        length = _columns(text[start : max(end, start)].rstrip())
+        lead = " " * (_columns(text[shift:start]) + (1 if shift else 0))
+        room = max(1, min(length, _WIDTH - len(lead)))
+        row = f"{' ' * width} | {lead}{mark * room} {clean(label)}"
+        rows.append(row.rstrip())
+    return rows
+
+
+def _windows(text: str, marks: list[tuple[Span, str, str]]) -> list[list[tuple[Span, str, str]]]:
+    """The marks by the parts of the line that show them, in the order of the line."""
+    waiting, parts = sorted(marks, key=lambda mark: mark[0].column), []
+    while waiting:
+        _, shift = _cropped(text, first=_first(waiting))
+        seen = [mark for mark in waiting if _columns(text[shift : mark[0].column - 1]) < _WIDTH] or waiting[
+            :1
+        ]
+        parts.append([mark for mark in marks if mark in seen])
+        waiting = [mark for mark in waiting if mark not in seen]
+    return parts
+
+
+def _first(marks: Iterable[tuple[Span, str, str]]) -> int:
+    return min(span.column for span, _, _ in marks) - 1
+
+
+def _cropped(text: str, *, first: int) -> tuple[str, int]:
+    """The part of a line that is shown, and how many characters before it are not."""
+    if _columns(text) <= _WIDTH:
+        return clean(text), 0
+    shift = max(0, first - _LEAD) if first > _WIDTH - _LEAD else 0
+    part = text[shift:]
+    while _columns(part) > _WIDTH:
+        part = part[: min(len(part) - 1, _WIDTH)]
+    tail = "…" if shift + len(part) < len(text) else ""
+    return f"{'…' if shift else ''}{clean(part)}{tail}", shift
+
+
+def _columns(text: str) -> int:
+    """How many columns a terminal takes for it."""
+    return sum(_width(character) for character in clean(text))
+
+
+def _width(character: str) -> int:
+    if character.isascii():
+        return 1
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
+    """Each finding with its source lines, as rustc draws them; what looks like a secret is starred out.
+
+    What is only worth knowing comes last, without its lines, and the same help once.
+    """
+    findings, stream = list(findings), stream or sys.stderr
+    sources = Sources(finding.span for finding in findings if finding.name == "secret-in-profile")
+    full = [item for item in findings if item.severity is not Severity.INFO]
+    blocks = [_full(finding, sources, stream) for finding in full]
+    infos = _brief([item for item in findings if item.severity is Severity.INFO], stream)
+    return "\n\n".join([*blocks, *infos]) + "\n"
+
+
+def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
+    """One line a finding: `file:line:column: severity[CODE] message`; and one for each group that did not run."""
+    lines = [
+        f"{clean(str(finding.span))}: {finding.severity}[{finding.code}] {clean(finding.message)}\n"
+        for finding in findings
+    ]
+    lines += [f"{clean(item.profile)}:1:1: skipped[{item.group}] {clean(item.reason)}\n" for item in skipped]
+    return "".join(lines)
+
+
+def summary(report: Report) -> str:
+    """The last line: what was found in how many profiles; what was left out is never passed."""
+    profiles = _count(report.profiles, "profile")
+    infos = report.count(Severity.INFO)
+    left_out = len({code for item in report.skipped for code in item.codes})
+    hidden = f", {_count(left_out, 'rule')} skipped" if left_out else ""
+    hidden += f", {report.suppressed} ignored" if report.suppressed else ""
+    hidden += _not_judged(report)
+    if len(report.findings) == infos:
+        noted = f", {_count(infos, 'info')}" if infos else ""
+        if left_out:
+            return f"No errors found in {profiles}{noted}{hidden}"
+        return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
+    counts = [(report.count(severity), severity.value) for severity in Severity]
+    found = [_count(number, word) for number, word in counts if number]
+    return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}{hidden}"
+
+
+def _not_judged(report: Report) -> str:
+    """How many rules a broken file kept from running; where there is no file, nothing was kept."""
+    absent = {finding.span.file for finding in report.findings if finding.code == "SD001"}
+    counts = [
+        report.rules if verdict.not_run is None else len(verdict.not_run)
+        for verdict in report.verdicts
+        if verdict.not_run or (verdict.not_run is None and verdict.verdict == "invalid")
+        if verdict.file not in absent
+    ]
+    if not any(counts):
+        return ""
+    broken = any(verdict.verdict == "invalid" for verdict in report.verdicts)
+    where = "" if report.profiles == 1 else f" on {len(counts)} of them"
+    most = "up to " if len(set(counts)) > 1 else ""
+    rules = _count(max(counts), "rule")
+    were = "was" if max(counts) == 1 else "were"
+    why = f" because {'the file is' if len(counts) == 1 else 'the files are'} invalid" if broken else ""
+    return f"; {most}{rules} {were} not run{where}{why}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _head(finding: Finding, stream: TextIO) -> str:
+    head = styled(f"{finding.severity}[{finding.code}]", _COLOURS[finding.severity], stream=stream)
+    return f"{head}: {clean(finding.message)}"
+
+
+def _brief(findings: list[Finding], stream: TextIO) -> list[str]:
+    """Infos of one code in one block, with the help that they share at its end."""
+    blocks = []
+    for code in dict.fromkeys(finding.code for finding in findings):
+        of_code = [finding for finding in findings if finding.code == code]
+        lines = []
+        for finding in of_code:
+            lines += [_head(finding, stream), f" --> {clean(str(finding.span))}"]
+            lines += [_after("note", note, "", stream) for note in finding.notes]
+        ways_out = dict.fromkeys(finding.help for finding in of_code if finding.help)
+        blocks.append("\n".join([*lines, *(_after("help", way_out, "", stream) for way_out in ways_out)]))
+    return blocks
+
+
+def _after(word: str, text: str, pad: str, stream: TextIO) -> str:
+    """A line below the source, ` = note: …`."""
+    lead = f"{pad or ' '} = {word}: "
+    colour = f"{pad or ' '} = {styled(word, 'cyan', stream=stream)}: " if word == "help" else lead
+    return filled(clean(text), lead=lead, shown=colour, stream=stream)
+
+
+def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
+    marked = [(finding.span, finding.label, "^"), *((item.span, item.label, "-") for item in finding.related)]
+    width = max(len(str(span.line)) for span, _, _ in marked)
+    pad = " " * width
+    lines = [_head(finding, stream), f"{pad}--> {clean(str(finding.span))}"]
+    body = _body(finding, marked, sources, width)
+    lines += [f"{pad} |", *body] if body else []
+    after = [_after("note", note, pad, stream) for note in finding.notes]
+    if finding.help:
+        after.append(_after("help", finding.help, pad, stream))
+    if body and after:
+        lines.append(f"{pad} |")
+    return "\n".join(lines + after)
+
+
+def _body(finding: Finding, marked: list[tuple[Span, str, str]], sources: Sources, width: int) -> list[str]:
+    """The marked lines: those of the finding's own file first, each in file order."""
+    places: dict[tuple[bool, str, int], list[tuple[Span, str, str]]] = {}
+    for item in marked:
+        span = item[0]
+        places.setdefault((span.file != finding.span.file, span.file, span.line), []).append(item)
+    body: list[str] = []
+    previous: tuple[bool, str, int] | None = None
+    for place, marks in sorted(places.items(), key=lambda entry: entry[0]):
+        text = sources.line(marks[0][0])
+        if text is None or not text.strip():
+            continue
+        pad = " " * width
+        if place[0] and (previous is None or previous[1] != place[1]):
+            body += [f"{pad}::: {clean(str(marks[0][0]))}", f"{pad} |"]
+        elif previous and place[2] > previous[2] + 1:
+            body.append("...")
+        body += snippet(text, marks, number=place[2], width=width)
+        previous = place
+    return body
+
+
+def failure(error: SpecserveError) -> str:
+    """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
+    parts = [f"{styled('error', 'red')}: {told(error.message)}"]
+    parts += [f"  Caused by: {told(cause)}" for cause in error.causes]
+    if isinstance(error, LaunchError):
+        parts += _log(error)
+    if isinstance(error, ProfileError) and error.findings:
+        parts = [render(error.findings), *parts]
+    if error.hint:
+        parts += ["", f"{styled('hint', 'cyan')}: {told(error.hint)}"]
+    return "\n".join(parts)
+
+
+def told(text: str) -> str:
+    """Text that may hold words of a server, a log or the Hub: what it echoes of our keys is none of a terminal's."""
+    return clean(redacted(text))
+
+
+def _log(error: LaunchError) -> list[str]:
+    lines = []
+    if error.log_tail:
+        lines += ["", "  the log ends with", *(f"    | {told(line)}" for line in error.log_tail)]
+    if error.log_path:
+        lines += ["", f"  full log: {clean(error.log_path)}"]
+    return lines
+
+
+def crash_report(error: Exception) -> str:
+    """Writes what is needed to find a bug, without values of profiles or keys, and says where."""
+    text = clean(redacted(f"{type(error).__name__}: {error}", shapes=True))
+    message = f"{styled('error', 'red')}: specserve failed in a way it did not expect: {text}"
+    try:
+        path = _write(error)
+    except OSError:
+        return f"{message}\n\nThis is a bug in specserve; SPECSERVE_DEBUG=1 shows where."
+    return f"{message}\n\nThis is a bug in specserve. Please report it with `{path}`."
+
+
+def _write(error: Exception) -> Path:
+    import platform
+
+    from specserve import __version__
+
+    folder = private(state_folder() / "crashes")
+    path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.md"
+    head = f"specserve {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    body = f"# {head}\n\n```\n{trace(error)}```\n"
+    write_anew(path, body.encode(errors="backslashreplace"))
+    return path
+
+
+def trace(error: Exception) -> str:
+    """The traceback without a word of the environment's secrets; it holds no values of variables."""
+    return redacted("".join(traceback.format_exception(error)), shapes=True)

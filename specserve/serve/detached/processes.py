@@ -1,0 +1,258 @@
+"""The processes of a detached server: found again by another command, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from specserve.errors import FactError
+from specserve.serve import events, files
+from specserve.serve.detached import registry
+from specserve.serve.detached.registry import NAME, Record, folder_of
+from specserve.serve.events import OnEvent
+from specserve.serve.files import is_alive, read_own, remove_scratch, state_folder, ticks
+from specserve.serve.process import Group, ask_to_end, clear
+from specserve.serve.signals import StopRequest
+
+MARK = "SPECSERVE_RUN"
+"""The variable by which a process tells the launch that it came out of, as `PLACE:NAME:RUN`."""
+
+
+def boot_id() -> str:
+    """A name of this boot of this host; empty where the kernel has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def place() -> str:
+    """A short name of the state folder: servers of another one are not ours."""
+    return hashlib.sha256(os.fsencode(os.path.realpath(state_folder()))).hexdigest()[:8]
+
+
+def mark_of(pid: int) -> str | None:
+    """What a process's environment says of its launch; None where it says nothing, or not to us.
+
+    vLLM's engine processes write their title over their environment, so silence proves nothing.
+    """
+    try:
+        with Path(f"/proc/{pid}/environ").open("rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.geteuid():
+                return None  # root may read it, and must not believe it
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    start = f"{MARK}=".encode()
+    found = next((item for item in variables if item.startswith(start)), None)
+    return found.removeprefix(start).decode(errors="replace") if found else None
+
+
+_EXIT_IS_WRITTEN_WITHIN_S = 2.0
+_LONGEST_EXIT = 4096
+_MOST_CODE = 255
+
+
+def exit_file(name: str) -> Path:
+    """Where the watcher writes how it ended: `{code, at_s}`."""
+    return folder_of(name) / "exit.json"
+
+
+class Detached(Group):
+    """A server as its record tells it. A pid that now means another process is never taken for it."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._is_of_this_boot = record.boot_id == boot_id()
+        self.pid, self._ticks = record.leader or (0, 0)
+        self.log_path = Path(record.log_path)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the launch."""
+        return max(0.0, time.time() - self._record.started_at_s)
+
+    def is_running(self) -> bool:
+        """Whether vLLM's first process runs."""
+        return self._is_of_this_boot and self.pid > 0 and is_alive(self.pid, since=self._ticks)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the first process, as the watcher saw it; None while it runs, and where nobody saw its end."""
+        if self.is_running():
+            return None
+        deadline = time.monotonic() + _EXIT_IS_WRITTEN_WITHIN_S
+        while (code := self._written_code()) is None and self._is_watched() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return code
+
+    def _written_code(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            code = json.loads(read_own(exit_file(self._record.name), most_bytes=_LONGEST_EXIT))["code"]
+            return code if type(code) is int and -_MOST_CODE <= code <= _MOST_CODE else None
+        return None
+
+    def _is_watched(self) -> bool:
+        watcher = self._record.watcher
+        return watcher is not None and is_alive(watcher[0], since=watcher[1])
+
+    def members(self) -> list[psutil.Process]:
+        """Every living process of the server; none where the host was started anew."""
+        return super().members() if self._is_of_this_boot and self.pid > 0 else []
+
+    def _has(self, pid: int) -> bool:
+        if self.is_running():  # then the number of its session is nobody else's
+            return super()._has(pid)
+        if (pid, ticks(pid)) in self._record.members:
+            return True
+        return super()._has(pid) and mark_of(pid) == mark(self._record)
+
+
+class Marked(Group):
+    """Processes that carry the mark of a server whose state is lost: all sessions with such a process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.log_path = Path(os.devnull)
+        self._began = time.monotonic()
+        leaders = [pid for pid in marked(name) if _leads(pid)]
+        self.pid = min(leaders, default=0)
+        self._ticks = ticks(self.pid) or 0
+        self._sessions = {os.getsid(pid) for pid in leaders}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it was found."""
+        return time.monotonic() - self._began
+
+    @property
+    def exit_code(self) -> int | None:
+        """Nobody saw it."""
+        return None
+
+    def is_running(self) -> bool:
+        """Whether its first process runs."""
+        return self.pid > 0 and is_alive(self.pid, since=self._ticks)
+
+    def _has(self, pid: int) -> bool:
+        text = mark_of(pid)
+        if text is not None:
+            return _parts(text)[:2] == (place(), self._name)
+        return os.getsid(pid) in self._sessions and self.is_running()
+
+
+def marked(name: str | None = None) -> dict[int, str]:
+    """Processes of this user that say that they belong to a detached server (of this name), with its name."""
+    found, here = {}, place()
+    for pid in psutil.pids():
+        its_place, its_name, _ = _parts(mark_of(pid))
+        if its_place == here and name in (None, its_name) and NAME.fullmatch(its_name):
+            found[pid] = its_name
+    return found
+
+
+def noted(group: Group) -> dict[str, Any]:
+    """What a record keeps of a server that is ready: its processes, and what they hold."""
+    held = group.members()
+    return {
+        "members": tuple((process.pid, ticks(process.pid) or 0) for process in held),
+        "traces": tuple(sorted(map(str, files.traces(held)))),
+    }
+
+
+def mark(record: Record) -> str:
+    """What the processes of a server carry in their environment."""
+    return f"{place()}:{record.name}:{record.run}"
+
+
+def _parts(text: str | None) -> tuple[str, str, str]:
+    its_place, _, rest = (text or "").partition(":")
+    its_name, _, run = rest.partition(":")
+    return its_place, its_name, run
+
+
+def _leads(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except OSError:
+        return False
+
+
+_UNKNOWN_DRAIN_S = 30.0
+
+
+def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
+    """End it, its orphans and what they left, whether it runs or died; then nothing is known of it any more.
+
+    Where another command is stopping it already, its end is waited for. Raises FactError where a process cannot be
+    ended, or the state not be written.
+    """
+    mine = (os.getpid(), ticks(os.getpid()) or 0)
+    with registry.held(record.name):
+        now = registry.read(record.name)
+        if now is None or now.run != record.run:
+            return
+        other = (
+            now.stopper
+            if now.stopper is not None and is_alive(now.stopper[0], since=now.stopper[1])
+            else None
+        )
+        if other is None:
+            with contextlib.suppress(FactError):  # a full disk must not keep it from being stopped
+                registry.write(dataclasses.replace(now, stopper=mine))
+    if other is not None and _is_gone(record, stopper=other, stop=stop):
+        return
+    group = Detached(now)
+    held = frozenset(Path(path) for path in now.traces) | files.traces(group.members())
+    _end(
+        group,
+        is_serving=now.ready_at_s is not None,
+        drain_s=now.shutdown_timeout_s,
+        stop=stop,
+        emit=emit,
+        held=held,
+    )
+    remove_scratch(Path(now.scratch) if now.scratch else None)
+    registry.remove(now.name, run=now.run)
+
+
+def stop_marked(name: str, *, stop: StopRequest, emit: OnEvent) -> bool:
+    """End what runs under a name whose state is lost or unreadable. False where nothing does."""
+    group = Marked(name)
+    held = files.traces(group.members())
+    found = bool(group.members())
+    if found:
+        _end(group, is_serving=True, drain_s=_UNKNOWN_DRAIN_S, stop=stop, emit=emit, held=held)
+    return found
+
+
+def _end(
+    group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent, held: frozenset[Path]
+) -> None:
+    began = time.monotonic()
+    if group.is_running():
+        ask_to_end(group, is_serving=is_serving, drain_s=drain_s, stop=stop, emit=emit)
+    killed, removed = clear(group, traces=lambda: held | files.traces(group.members()))
+    if left := group.members():
+        pids = ", ".join(str(process.pid) for process in left)
+        raise FactError(
+            f"the kernel does not end process {pids}", hint="it waits for a device or a disk: `dmesg`"
+        )
+    emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))
+
+
+def _is_gone(record: Record, *, stopper: tuple[int, int], stop: StopRequest) -> bool:
+    """Wait for the other command. False where that ended, and the server is still there."""
+    while is_alive(stopper[0], since=stopper[1]):
+        now = registry.read(record.name)
+        if now is None or now.run != record.run or stop.wait(0.1):
+            return True
+    return False

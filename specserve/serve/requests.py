@@ -1,0 +1,187 @@
+"""Where a server is, and what went wrong with a request to it."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from specserve.errors import TrafficError, UsageError
+from specserve.serve.secrets import redacted
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The root of a server, without `/v1` and without a slash at its end, and the key that it wants."""
+
+    root: str
+    is_loopback: bool
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def api(self) -> str:
+        """The root of the OpenAI API."""
+        return f"{self.root}/v1"
+
+
+def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
+    """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError where it is none.
+
+    The key comes from the variable that the user named, and from nowhere else: a key for another service must
+    not be sent to whatever answers here.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UsageError(f"`{_without_user(url)}` is no URL: {error}") from None
+    if parts.scheme not in {"http", "https"} or not host:
+        raise UsageError(f"`{_without_user(url)}` is no http URL", hint="such as http://127.0.0.1:8000")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(
+            "the URL holds a user or a password", hint="`--api-key-env NAME` takes a key from a variable"
+        )
+    if parts.query or parts.fragment:
+        raise UsageError(f"`{url}` is no server's URL: it has a query or a fragment")
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    name = f"[{host}]" if ":" in host else host
+    root = f"{parts.scheme}://{name}{f':{port}' if port is not None else ''}{path}"
+    return Endpoint(root=root, is_loopback=_is_loopback(host), api_key=_key(api_key_env))
+
+
+def _without_user(url: str) -> str:
+    return url.rpartition("@")[2]
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _key(name: str | None) -> str | None:
+    if name is None:
+        return None
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise UsageError(f"the environment variable `{name}` is not set")
+    if not (value.isascii() and value.isprintable()):
+        raise UsageError(f"the environment variable `{name}` holds no key: it has characters that no key has")
+    return value
+
+
+_KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
+_LIMIT = 300
+
+
+class Refused(TrafficError):
+    """The server does not take this request, and says why; it serves others."""
+
+
+class NoChatTemplate(Refused):
+    """The server cannot chat with this model; it can still continue a text."""
+
+
+def of_exception(endpoint: Endpoint, error: Exception, *, model: str | None) -> TrafficError | None:
+    """The failure that an exception of the client library, or of the HTTP library below it, stands for."""
+    import openai
+
+    if isinstance(error, openai.APIStatusError):
+        return of_status(endpoint, error.status_code, _message(error.body, str(error)), model=model)
+    if isinstance(error, openai.APIConnectionError):
+        return _of_transport(endpoint, error.__cause__ or error)
+    if isinstance(error, openai.APIError):
+        return TrafficError(
+            f"the server failed in the middle of the answer: {_said(endpoint, error.message)}"
+        )
+    if type(error).__module__.startswith("httpx"):  # httpx or httpx2, as the client library's version has it
+        return _of_transport(endpoint, error)
+    if isinstance(error, ValueError | openai.OpenAIError):
+        return TrafficError(
+            f"the server at {endpoint.root} sent what is no answer: {_said(endpoint, str(error))}"
+        )
+    return None
+
+
+def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | None = None) -> TrafficError:
+    """An answer other than 200. `message` is what the server said, as it said it."""
+    said = _said(endpoint, message)
+    if status in {401, 403}:
+        what = "refused the key" if endpoint.api_key else "wants an API key"
+        return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=_KEY_HINT)
+    if status == 404 and model is not None and "does not exist" in message:
+        return TrafficError(
+            f"the server at {endpoint.root} has no model `{shown(model)}`",
+            hint="without `--model` the first one that it serves is asked",
+        )
+    if status in {404, 405}:
+        return no_api(endpoint)
+    if status in {400, 422}:
+        kind = NoChatTemplate if "chat template" in message.lower() else Refused
+        return kind(f"the server does not take this request: {said}")
+    if 300 <= status < 400:
+        return TrafficError(
+            f"{endpoint.root} sends its callers elsewhere ({status})", hint="give the address itself"
+        )
+    return TrafficError(f"the server at {endpoint.root} failed ({status}): {said}", hint="its log tells why")
+
+
+def no_api(endpoint: Endpoint) -> TrafficError:
+    """Something listens there, and it is no such server."""
+    return TrafficError(
+        f"there is no OpenAI API at {endpoint.api}",
+        hint="a URL is the server's root, such as http://127.0.0.1:8000",
+    )
+
+
+def _of_transport(endpoint: Endpoint, error: BaseException) -> TrafficError:
+    name, text = type(error).__name__, str(error)
+    if name == "ConnectError" and ("refused" in text or "All connection attempts failed" in text):
+        return TrafficError(
+            f"nothing listens at {endpoint.root}",
+            hint="`specserve up PROFILE` starts a server; `specserve ps` lists those that run detached",
+        )
+    if name in {"ConnectError", "ConnectTimeout", "UnsupportedProtocol", "InvalidURL", "ProxyError"}:
+        return TrafficError(f"cannot reach {endpoint.root}: {_said(endpoint, text or name)}")
+    if "Timeout" in name:
+        return TrafficError(f"the server at {endpoint.root} has sent nothing for too long")
+    return TrafficError(
+        f"the connection to {endpoint.root} broke off: {_said(endpoint, text or name)}",
+        hint="the server's log may tell why",
+    )
+
+
+def message_in(body: bytes) -> str:
+    """What the body of an error says."""
+    text = body.decode(errors="replace")
+    try:
+        return _message(json.loads(text), text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _message(body: object, otherwise: str) -> str:
+    """vLLM's `{"error": {"message": …}}`, which the library has unwrapped once or not at all."""
+    inner: Any = body
+    while isinstance(inner, dict) and isinstance(inner.get("error"), dict):
+        inner = inner["error"]
+    if isinstance(inner, dict):
+        for key in ("message", "error", "detail"):
+            if isinstance(inner.get(key), str):
+                return str(inner[key])
+    return inner if isinstance(inner, str) and inner else otherwise
+
+
+def _said(endpoint: Endpoint, text: str) -> str:
+    """What it said, without the key that it may have echoed."""
+    return shown(redacted(text.replace(endpoint.api_key, "***") if endpoint.api_key else text))
+
+
+def shown(text: str) -> str:
+    """Text from elsewhere on one short line, without anything that a terminal would obey."""
+    line = "".join(mark if mark.isprintable() else "?" for mark in " ".join(text.split()))
+    return line if len(line) <= _LIMIT else f"{line[:_LIMIT]}…"

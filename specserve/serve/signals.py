@@ -1,0 +1,87 @@
+"""A request to stop as signals make it, and what systemd is told."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequest:
+    """Set once or more, from a signal handler or a thread. (threading.Event may deadlock in a handler.)"""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.signal: int | None = None
+        self.count = 0
+
+    def request(self, number: int = signal.SIGTERM) -> None:
+        """Ask for the stop; the first signal is remembered, the second means `at once`."""
+        self.signal = self.signal or number
+        if number != signal.SIGHUP or not self.count:  # a closing terminal may send it twice
+            self.count += 1
+        with contextlib.suppress(OSError):
+            os.write(self._write, b"\0")
+
+    def wait(self, timeout_s: float, *, also: int | None = None) -> bool:
+        """Until a request newer than the last wait, `also` (a file descriptor) is readable, or time is up."""
+        poller = select.poll()
+        for descriptor in (self._read, also):
+            if descriptor is not None:
+                poller.register(descriptor, select.POLLIN)
+        if any(descriptor == self._read for descriptor, _ in poller.poll(timeout_s * 1000)):
+            with contextlib.suppress(OSError):
+                os.read(self._read, 64)
+        return self.count > 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """SIGINT, SIGTERM and SIGHUP become requests instead of exceptions. For the main thread.
+
+    A SIGHUP that is ignored (`nohup`) stays ignored.
+    """
+    with StopRequest() as stop:
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            stop.request(number)
+
+        before = {
+            number: signal.signal(number, handle)
+            for number in SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        }
+        try:
+            yield stop
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def notify(*states: str) -> bool:
+    """Send lines such as `READY=1`. False where nobody listens; never an error. (man 3 sd_notify)"""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]  # an abstract socket
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.connect(address)
+        lines = [" ".join(state.split()) for state in states]  # a name in it must not add a line of its own
+        client.sendall("\n".join(lines).encode())
+        return True
+    return False
