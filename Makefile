@@ -20,7 +20,7 @@ SOAK ?= 20
 ifndef TOGETHER  # one engine and the tests without one share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev demo test check lint fmt unit engine soak clean
+.PHONY: help setup dev demo test check lint fmt unit engine vllm soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ unit:
 
 engine:
 	$(PYTEST) -m "engine and not soak" --durations=15
+
+vllm: dev ## every known vLLM: tables, facts, quoted sources, tests; VLLM=folder: wheels there (default: downloaded)
+	$(BIN)/python scripts/update_vllm.py --check --tests --known $(or $(VLLM),build/vllm)
 
 soak: setup ## not for CI: SOAK starts and stops (20), faults, load, the long series of watch, verify and bench; hours
 	$(PYTEST) -m soak

@@ -19,7 +19,7 @@ OWN_FLAGS = {"--host", "--port", "--help", "--version"}
 
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 VERSION = re.compile(r"(?<![\d.])0\.(2[6-9]|[34]\d)(?![\d%])")
-SOURCES = re.compile(r'"vllm/\S+ \(0\.\d+\)"')
+SOURCES = re.compile(r'"vllm/\S+ \([^)]+\)"')
 """A quoted source of vLLM says in which version its line is; the text of a cause does not depend on it."""
 
 

@@ -199,7 +199,7 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
 
     ## Source
-    vllm/config/speculative.py, `Overriding draft model max_position_embeddings from %d to the `
+    vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
     whole = served(ctx)
     for arm in ctx.arms:

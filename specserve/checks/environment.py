@@ -47,7 +47,7 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
         env: {VLLM_LOGGING_LEVEL: DEBUG}
 
     ## Source
-    vllm/platforms/interface.py, `Unknown vLLM environment variable detected`
+    vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
     """
     names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
     if not names:
@@ -139,7 +139,7 @@ def open_bind(ctx: Context) -> Iterator[Hit]:
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
 
     ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
+    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
     """
     server = ctx.profile.server
     if is_open(ctx.profile) and not server.api_key_env:

@@ -35,7 +35,7 @@ def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
         engine: {enforce_eager: true}
 
     ## Source
-    vllm/config/vllm.py, `Adaptive verification requires full CUDA graphs. Use cudagraph `
+    vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
     """
     for path, block in blocks(ctx):
         if block.keys.get("enable_adaptive_verification") is True:

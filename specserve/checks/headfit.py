@@ -43,7 +43,7 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
 
     ## Source
-    vllm/model_executor/models/qwen3_dflash.py, `target_hidden_size = (`
+    vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
     """
     target = target_config(ctx)
     width = hidden_size(target) if target is not None else None
@@ -218,7 +218,7 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
 
     ## Source
-    vllm/model_executor/models/llama_eagle3.py, `orig_to_new_substr["draft_id_to_target_id"] = None`
+    vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
     """
     for arm, config in head_arms(ctx):
         drafts, own = whole(config, "draft_vocab_size"), vocab_size(config)

@@ -122,7 +122,8 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
 
     ## Source
-    vllm/config/speculative.py, `elif self.draft_model_config.hf_config.model_type in get_args(`
+    vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
+    vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
     """
     for arm in ctx.arms:
         config = draft_config(ctx, arm)
@@ -225,7 +226,8 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
 
     ## Source
-    vllm/config/speculative.py, `# DFlash uses one bonus query followed by K mask queries.`
+    vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
+    vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
     """
     for arm, config in head_arms(ctx):
         block, count = (

@@ -28,7 +28,7 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
         engine: {enforce_eager: true}
 
     ## Source
-    vllm/platforms/cpu.py, `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`
+    vllm/platforms/cpu.py (from 0.29), `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`
     """
     plan, host = ctx.plan, ctx.host
     if plan is None or host is None or plan.platform != "cpu" or host.compiler is not None:

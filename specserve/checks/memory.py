@@ -75,7 +75,8 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: L4-24GB}
 
     ## Source
-    vllm/v1/core/kv_cache_utils.py, `To serve at least one request with the model's max seq len `
+    vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
+    vllm/v1/core/kv_cache_utils.py (to 0.32), `To serve at least one request with the model's max seq len `
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -245,7 +246,7 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: L4-24GB}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/speculator.py, `self.draft_logits = torch.full(`
+    vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
     assert ctx.machine is not None
     where = "the host's memory" if ctx.machine.is_cpu else "every GPU"

@@ -212,7 +212,7 @@ def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `does not support {method} with `
+    vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (from 0.30), `does not support {method} with `
     """
     config = target_config(ctx)
     if ctx.profile.target.pipeline_parallel_size == 1 or config is None or config.get("auto_map"):

@@ -35,7 +35,7 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
         hardware: {count: 4, nodes: 3}
 
     ## Source
-    vllm/engine/arg_utils.py, `must evenly divide the total `
+    vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
     """
     nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
     if nodes > 1 and ranks % nodes:

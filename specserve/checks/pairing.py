@@ -78,7 +78,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
 
     ## Source
-    vllm/config/vllm.py (0.33), `longer sequences; reducing max_model_len to %d.`
+    vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
     longest = ctx.profile.target.max_model_len
     for path, block in blocks(ctx):

@@ -29,7 +29,7 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
         engine: {enable_lora: true}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `The drafter does not use the target's LoRA adapter.`
+    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
     if ctx.profile.engine.get("enable_lora") is not True:
         return
@@ -61,7 +61,7 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
         speculation: {method: mtp, num_speculative_tokens: 1}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py, `but it is unavailable on this PP stage`
+    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
     stages = ctx.profile.target.pipeline_parallel_size
     for path, block in blocks(ctx):

@@ -74,7 +74,8 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
         speculation: {method: suffix, num_speculative_tokens: 16}
 
     ## Source
-    vllm/config/vllm.py, `Currently, async scheduling is only supported `
+    vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
+    vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
     """
     if ctx.profile.engine.get("async_scheduling") is not True:
         return
@@ -213,7 +214,7 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
         env: {VLLM_USE_V2_MODEL_RUNNER: 0}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, `CUDA graph not yet supported for standalone AR`
+    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
     promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
     if not promised or ctx.profile.engine.get("enforce_eager") is True or switch(ctx.profile) is not None:

@@ -193,7 +193,7 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
 
     ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py, `range(1, self.num_speculative_steps)`
+    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
     """
     for path, block in blocks(ctx):
         if not _rows(block):

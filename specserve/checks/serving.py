@@ -64,7 +64,7 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
 
     ## Source
-    vllm/config/vllm.py, `--per-request-spec-decode-metrics requires speculative decoding `
+    vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
     asked = ctx.profile.engine.get("per_request_spec_decode_metrics") not in (None, "none")
     if asked and ctx.profile.speculation is None and not ctx.profile.alternatives:
@@ -153,7 +153,7 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
         env: {VLLM_SERVER_DEV_MODE: 1}
 
     ## Source
-    vllm/entrypoints/launchers/api_server/routers.py, `if envs.VLLM_SERVER_DEV_MODE:`
+    vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
     """
     if not is_open(ctx.profile):
         return
@@ -185,7 +185,8 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
         frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
 
     ## Source
-    vllm/entrypoints/launchers/cli_args.py, `Error: --enable-auto-tool-choice requires --tool-call-parser`
+    vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
+    vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
     """
     engine, frontend = ctx.profile.engine, ctx.profile.frontend
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
@@ -227,7 +228,7 @@ def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
         server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
 
     ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py, `The request path doesn't start with GUARDED_PREFIX`
+    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
     """
     if ctx.profile.server.api_key_env and is_open(ctx.profile):
         yield Hit(

@@ -37,7 +37,7 @@ def taken_port(ctx: Context) -> Iterator[Hit]:
         server: {port: 8001}
 
     ## Source
-    vllm/entrypoints/launchers/launcher.py, `sock.bind(addr)`
+    vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
     """
     assert ctx.plan is not None and ctx.host is not None
     holder = ctx.host.taken_ports.get(ctx.plan.port)

@@ -98,7 +98,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: cpu}
 
     ## Source
-    vllm/config/vllm.py, `VllmConfig does not have enough slots to schedule a token and`
+    vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
@@ -165,7 +165,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
         engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
 
     ## Source
-    vllm/config/vllm.py (0.33), `query tokens per request within `
+    vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     capped = [version for version in judged(ctx) if BLOCK_DRAFTS_CAP_REQUESTS.at(version)]

@@ -155,7 +155,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
         engine: {decode_context_parallel_size: 2}
 
     ## Source
-    vllm/config/model.py, `"Decode context parallelism for GQA/MQA requires "`
+    vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
     """
     config, parts = target_config(ctx), whole(ctx.profile.engine, "decode_context_parallel_size")
     size = ctx.profile.target.tensor_parallel_size

@@ -46,7 +46,7 @@ def deprecated_argument(ctx: Context) -> Iterator[Hit]:
         engine: {enforce_eager: true}
 
     ## Source
-    vllm/engine/arg_utils.py, `is deprecated and has no effect since `
+    vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
         for name in values:

@@ -65,7 +65,7 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
 
     ## Source
-    vllm/config/speculative.py (0.33), `FLy verification is a lossy speculative decoding method`
+    vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") == "fly":
@@ -152,7 +152,7 @@ def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: cpu}
 
     ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method == "standard"`
+    vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
     """
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") != "block":

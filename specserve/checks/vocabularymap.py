@@ -71,7 +71,7 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
 
     ## Source
-    vllm/config/vllm.py, `unsupported.append("heterogeneous-vocabulary draft models")`
+    vllm/config/vllm.py (from 0.32), `unsupported.append("heterogeneous-vocabulary draft models")`
     """
     for arm, found in pairs(ctx, mapped=True):
         if found.verdict == "identical":

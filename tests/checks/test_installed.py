@@ -84,6 +84,7 @@ def test_a_newer_version_that_gives_no_answer_gets_the_newest_table(
 
 
 @pytest.mark.vllm
+@pytest.mark.installed
 def test_the_installed_vllm_says_of_itself_what_its_shipped_table_says() -> None:
     found = versions.installed()
     assert found is not None

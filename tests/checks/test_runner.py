@@ -140,7 +140,13 @@ def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
     engine: dict[str, Any] = {"prefill_context_parallel_size": pcp, "enable_batch_sharded_sampling": sharded}
     profile, block = made(method, env="0", keys={"enable_adaptive_verification": adaptive}, **engine)
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=adaptive),
+        speculative_config=SimpleNamespace(
+            method=method,
+            enable_adaptive_verification=adaptive,
+            draft_lm_head_quantization=None,
+            draft_model_config=None,
+            is_xpress=lambda: False,
+        ),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1, **engine),
         scheduler_config=SimpleNamespace(async_scheduling=False),
         model_config=None,

@@ -128,21 +128,6 @@ def test_each_argument_with_a_place_of_its_own_is_sent_there(profile: Load) -> N
             assert [item.help for item in found] == [f"write it as `{place}`"], name
 
 
-REAL_PARSER = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-def plain(value):
-    try:
-        return json.loads(json.dumps(value))
-    except TypeError:
-        return repr(value)
-parser = make_arg_parser(FlexibleArgumentParser())
-answers = []
-for argv in json.load(sys.stdin):
-    answers.append({name: plain(value) for name, value in vars(parser.parse_args(argv)).items()})
-print("\\n" + json.dumps(answers))
-"""
 EVERYTHING = """
 target: {model: org/target, max_model_len: auto, tensor_parallel_size: 2, quantization: "None"}
 speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4}
@@ -173,6 +158,7 @@ server: {served_model_name: nice, host: "::1", port: 9}
 
 
 @pytest.mark.vllm
+@pytest.mark.installed
 def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: Callable[..., Path]) -> None:
     found = versions.installed()
     assert found is not None
@@ -180,16 +166,18 @@ def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: 
     files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]
     names = [str(file) for file in [*files, write(EVERYTHING)]]
     made = [prepare(name, vllm=known.minor, starts=False) for name in names]
+    lines = [json.dumps({"id": at, "argv": plan.argv[2:]}) for at, (_, plan) in enumerate(made)]
     child = subprocess.run(
-        [sys.executable, "-c", REAL_PARSER],
-        input=json.dumps([plan.argv[2:] for _, plan in made]),
+        [sys.executable, "-P", "-m", "specserve.engine.oracle"],
+        input="\n".join(lines),
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert child.returncode == 0, child.stderr[-2000:]
-    for (loaded, plan), read in zip(made, json.loads(child.stdout.splitlines()[-1]), strict=True):
+    for (loaded, plan), line in zip(made, child.stdout.splitlines(), strict=True):
+        read = json.loads(line)["arguments"]
         assert read.pop("model_tag") == plan.engine_kwargs["model"]
         said = {name: value for name, value in plan.engine_kwargs.items() if name != "model"}
         for section, values in ((known.engine, loaded.engine), (known.frontend, loaded.frontend)):

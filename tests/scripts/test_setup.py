@@ -208,6 +208,7 @@ def test_every_distribution_of_the_cpu_engine_is_pinned_once(setup: ModuleType) 
 
 
 @pytest.mark.vllm
+@pytest.mark.installed
 def test_the_environment_holds_what_is_pinned(setup: ModuleType) -> None:
     pins = dict(pin.split("==") for pin in setup.pins())
     assert {name: metadata.version(name) for name in pins} == pins

@@ -1,0 +1,43 @@
+"""The lines of vLLM that rules and causes quote are in the vLLM that is there, if they are said to be."""
+
+from __future__ import annotations
+
+import pytest
+from vllmsource.quotes import PLACE, Quote, quotes
+
+from specserve.vllm.facts import READ
+from specserve.vllm.versions import installed
+
+QUOTES = list(quotes())
+
+
+def test_every_quote_is_of_known_versions() -> None:
+    assert len(QUOTES) > 200
+    for quote in QUOTES:
+        assert {quote.first, quote.last} <= {None, *READ}, quote
+        assert any(quote.is_for(version) for version in READ), quote
+
+
+@pytest.mark.parametrize(
+    ("words", "versions"),
+    [
+        ("", ["0.31", "0.32", "0.33", "0.34"]),
+        (" (0.32)", ["0.32"]),
+        (" (from 0.33)", ["0.33", "0.34"]),
+        (" (to 0.32)", ["0.31", "0.32"]),
+        (" (0.32 to 0.33)", ["0.32", "0.33"]),
+    ],
+)
+def test_a_quote_says_for_which_versions_it_is(words: str, versions: list[str]) -> None:
+    match = PLACE.fullmatch(f"vllm/a.py{words}")
+    assert match is not None
+    quote = Quote("x", "a.py", "text", match["only"] or match["first"], match["only"] or match["last"])
+    assert [version for version in ("0.31", "0.32", "0.33", "0.34") if quote.is_for(version)] == versions
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("quote", QUOTES, ids=lambda quote: f"{quote.by}-{quote.file}")
+def test_the_installed_vllm_has_the_quoted_line(quote: Quote) -> None:
+    vllm = installed()
+    assert vllm is not None
+    assert quote.is_in(vllm.package) or not quote.is_for(vllm.version)
