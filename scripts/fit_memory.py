@@ -29,7 +29,7 @@ from memory_points import (
 )
 from memory_scores import Score, score, table_lines, unscored_lines
 
-from specserve.plan.memory.bounds import (
+from specserve.memory.bounds import (
     NVLINK,
     Drafting,
     draft_rows,
@@ -39,10 +39,10 @@ from specserve.plan.memory.bounds import (
     kept_for_draft,
     layers_bytes,
 )
-from specserve.plan.memory.constants import Regime, regime, regimes
-from specserve.plan.memory.estimate import Interval
-from specserve.plan.memory.reckoning import captures
-from specserve.plan.memory.shape import shape
+from specserve.memory.defaults import shape
+from specserve.memory.estimate import Interval
+from specserve.memory.reckoning import captures
+from specserve.memory.settings import Regime, regime, regimes
 
 ROOT = Path(__file__).resolve().parents[1]
 CONSTANTS = ROOT / "specserve" / "vllm" / "memory.toml"

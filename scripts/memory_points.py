@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
+from specserve.memory.bounds import Drafting, buffers, outside
+from specserve.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults, shape
+from specserve.memory.demand import Demand, Stage, demand
+from specserve.memory.kv import Group
+from specserve.memory.settings import Regime, Runner, Settings, regime
+from specserve.memory.situation import Situation
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.plan.memory.bounds import Drafting, buffers, outside
-from specserve.plan.memory.constants import Regime, Runner, regime
-from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults
-from specserve.plan.memory.demand import Demand, Stage, demand
-from specserve.plan.memory.pool import Group
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.shape import shape
-from specserve.plan.memory.situation import Situation
-from specserve.vllm.fact import minor
+from specserve.vllm.facts import minor
 
 GIB = 2**30
 BLOCK = 16

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from memory_points import GIB, Row, logged_kv, row
 
-from specserve.plan.memory.constants import Regime
-from specserve.plan.memory.estimate import MemoryVerdict
-from specserve.plan.memory.reckoning import Reckoning, reckon
-from specserve.plan.memory.verdict import verdict, verdict_without_states
-from specserve.vllm.fact import minor
+from specserve.memory.estimate import MemoryVerdict
+from specserve.memory.reckoning import Reckoning, reckon
+from specserve.memory.settings import Regime
+from specserve.memory.verdict import verdict_of, verdict_without_states
+from specserve.vllm.facts import minor
 
 GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "before 0.8": ((0, 0), (0, 8)),
@@ -58,7 +58,7 @@ def score(launch: Row, rules: Regime | None = None) -> Score:
 def _verdict(launch: Row, r: Reckoning) -> MemoryVerdict:
     """The verdict, as far as the log tells the launch: without a number of requests states are not compared, and
     without a length what is too long may still be shorter."""
-    judge = verdict if launch.point.get("max_num_seqs") else verdict_without_states
+    judge = verdict_of if launch.point.get("max_num_seqs") else verdict_without_states
     found, any_length = judge(launch.situation, r), replace(launch.situation, is_auto_length=True)
     is_told = found != "does_not_fit" or launch.point.get("max_model_len")
     return found if is_told or judge(any_length, r) == "does_not_fit" else "tight"

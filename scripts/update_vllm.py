@@ -31,11 +31,10 @@ from vllmsource.quotes import quotes
 
 from specserve.errors import SpecserveError
 from specserve.vllm import registry
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import FACTS, READ
-from specserve.vllm.replacements import ARGUMENTS, KEYS
+from specserve.vllm.facts import FACTS, READ, minor
 from specserve.vllm.speculation import METHODS
 from specserve.vllm.table import VllmTable, dumps
+from specserve.vllm.versions import ARGUMENTS, KEYS
 from specserve.vllm.versions import table as known_table
 
 ROOT = Path(__file__).resolve().parents[1]

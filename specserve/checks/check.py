@@ -15,13 +15,13 @@ from specserve.checks.rule import Context, Judged, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, stopped, verdict_of
 from specserve.checks.unread import skipped, unreadable
 from specserve.diagnostics import Finding, Report, Skipped, Verdict
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
+from specserve.profile.validate import UnreadableValue
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
+    from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.memory.estimate import MemoryEstimate
 
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 

@@ -9,7 +9,7 @@ from typing import Any
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 
 _CODE_KEY = re.compile(r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware")
 _EXECUTORS = frozenset({"ray", "mp", "uni", "external_launcher"})

@@ -11,7 +11,7 @@ from specserve.checks.reach import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
-from specserve.profile.problems import did_you_mean
+from specserve.profile.codes import did_you_mean
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.texts import COMMAND

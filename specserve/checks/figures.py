@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict
+    from specserve.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict
 
 _GIB = 2**30
 _VERDICTS: dict[MemoryVerdict, str] = {"fit": "FIT", "tight": "TIGHT", "does_not_fit": "DOES NOT FIT"}

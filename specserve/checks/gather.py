@@ -13,18 +13,18 @@ from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError, UsageError
 from specserve.plan.uses import tokenizer_use
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
+from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
+    from specserve.memory.demand import Demand
+    from specserve.memory.estimate import MemoryEstimate
+    from specserve.memory.situation import Situation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.memory.demand import Demand
-    from specserve.plan.memory.estimate import MemoryEstimate
-    from specserve.plan.memory.situation import Situation
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Known:
 
 def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Known:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
-    from specserve.plan.locked import locked
+    from specserve.plan.locking import locked
 
     versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
@@ -182,7 +182,7 @@ def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, .
     if wanted.no_lock:
         return None, ()
     from specserve.models.lock import Drift
-    from specserve.plan.locked import lock_of
+    from specserve.plan.locking import lock_of
 
     try:
         lock = lock_of(profile)
@@ -277,8 +277,8 @@ def _arm_estimate(
 def _estimate(
     context: Context, arm: Arm | None, wanted: Wanted, shapes: Mapping[str, ModelFacts]
 ) -> MemoryEstimate:
-    from specserve.plan.memory.judge import assess
-    from specserve.plan.memory.situation import situation
+    from specserve.memory.judge import assess
+    from specserve.memory.situation import situation
 
     assert context.machine is not None
     target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model") if arm else None

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from specserve.checks.figures import advice, capacity, gib, is_fixed, machine_words, parts
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.ranks import world_size
+from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.plan.memory.estimate import Interval, MemoryEstimate
+    from specserve.memory.estimate import Interval, MemoryEstimate
 
 _COSTLY = 0.25
 """Share of the KV cache that a draft may take before it is worth a word."""
@@ -45,7 +45,7 @@ def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
 
 def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Interval:
     """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
-    from specserve.plan.memory.estimate import Interval
+    from specserve.memory.estimate import Interval
 
     per_gpu = memory.per_gpu_bytes
     if not is_fixed(memory):

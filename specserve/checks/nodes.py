@@ -11,8 +11,7 @@ from specserve.checks.values import count
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.plan.nodes import node_count
-from specserve.profile.ranks import ranks_started, world_size
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, ranks_started, world_size
 
 _ONE_NODE_EACH = ("mp", "uni")
 """Executors that start their ranks on the accelerators of the node; Ray and others may take them elsewhere."""

@@ -12,7 +12,7 @@ from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.models.vocabulary import tokenizer_family
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
 

@@ -21,12 +21,10 @@ from typing import Any
 from specserve import __version__
 from specserve.checks.answercache import keep_answer, recall_answer
 from specserve.errors import FactError
+from specserve.memory.demand import Demand, demand_of
+from specserve.memory.settings import HEADS, Settings, Speculative
 from specserve.models.facts import ModelFacts
 from specserve.models.hub import fact_cache
-from specserve.plan.memory.demand import Demand
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.speculative import HEADS, Speculative
-from specserve.plan.memory.told import demand_of
 from specserve.vllm.versions import installed
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.memory_probe")

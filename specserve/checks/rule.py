@@ -12,12 +12,12 @@ from specserve.profile.schema import Profile, Speculation
 if TYPE_CHECKING:
     from specserve.checks.oracle import Answer
     from specserve.hardware.accelerators import Machine
+    from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
-    from specserve.plan.memory.estimate import MemoryEstimate
 
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 """What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the

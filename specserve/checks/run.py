@@ -12,9 +12,9 @@ from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
-from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 from specserve.profile.texts import COMMAND
+from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import SWITCH, choice, on_cpu, switch
 from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import refuses_async
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specserve.plan.memory.runner import arguments
+from specserve.memory.defaults import arguments
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.runner import SWITCH, Lack, env_switch, which_runner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specserve.profile.numbers import human_int
+from specserve.profile.values import human_int
 
 
 def count(value: Any) -> int | None:

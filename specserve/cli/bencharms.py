@@ -97,7 +97,7 @@ def _planned(
     from specserve.cli.preflight import cleared
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm
-    from specserve.profile.ranks import world_size
+    from specserve.profile.schema import world_size
 
     is_other = path != asked.profile
     settings = () if is_other else asked.settings

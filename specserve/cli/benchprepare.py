@@ -179,7 +179,7 @@ def _arm_json(arm: Arm) -> dict[str, Any]:
     """An arm with its exact launch; a key is the name of its variable."""
     if arm.plan is None:
         return {"name": arm.name, "url": arm.url}
-    from specserve.plan.shell import as_json
+    from specserve.plan.launchplan import as_json
 
     return {
         "name": arm.name,

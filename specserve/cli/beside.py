@@ -38,7 +38,7 @@ def _tell(clash: Clash) -> None:
 
 
 def _declared(profile: Profile, plan: LaunchPlan) -> Room:
-    from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION
+    from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
 
     least_bytes = _integer(plan.engine_kwargs.get("kv_cache_memory_bytes"))
     told = plan.engine_kwargs.get("gpu_memory_utilization")
@@ -47,7 +47,7 @@ def _declared(profile: Profile, plan: LaunchPlan) -> Room:
 
 
 def _integer(value: Json) -> int | None:
-    from specserve.profile.numbers import human_int
+    from specserve.profile.values import human_int
 
     if isinstance(value, str):
         return human_int(value)
@@ -59,7 +59,7 @@ def _devices(profile: Profile, plan: LaunchPlan) -> tuple[str, ...]:
     if plan.platform == "cpu":
         return ("cpu",)
     from specserve.hardware.gpus import gpus, selected
-    from specserve.profile.ranks import world_size
+    from specserve.profile.schema import world_size
 
     visible = plan.env.get("CUDA_VISIBLE_DEVICES")
     listed = visible.split(",") if isinstance(visible, str) else None

@@ -65,7 +65,7 @@ class LazyGroup(TyperGroup):
         """The command of these arguments; a misspelt one is answered with the nearest."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in COMMANDS:
-            from specserve.profile.problems import did_you_mean, quoted
+            from specserve.profile.codes import did_you_mean, quoted
 
             guess = did_you_mean(name, COMMANDS)
             hint = f"did you mean `specserve {guess}`?" if guess else "`specserve --help` lists the commands"

@@ -99,7 +99,7 @@ def _planned(a: Taken, b: Taken, *, vllm: str | None) -> tuple[Side, Side]:
     """The launches of both, by one vLLM version where they have one in common; not for this machine."""
     from specserve.plan.compare import Side
     from specserve.plan.launch import launch
-    from specserve.plan.locked import locked
+    from specserve.plan.locking import locked
     from specserve.vllm.versions import in_range, known_versions, table
 
     ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specserve.errors import UsageError
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 
 _MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
 _IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)

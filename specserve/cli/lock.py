@@ -80,8 +80,7 @@ def _write(profile: Profile, *, offline: bool) -> None:
 
 def _state(profile: Profile, *, offline: bool) -> State:
     """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
-    from specserve.plan.drifted import drifts_from, unused
-    from specserve.plan.locked import lock_of
+    from specserve.plan.locking import drifts_from, lock_of, unused
     from specserve.report.findings import told
 
     try:

@@ -21,7 +21,7 @@ def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile,
         raise UsageError("`--locked` and `--no-lock` contradict each other", hint="give one of them")
     if not use_lock:
         return profile, None
-    from specserve.plan.locked import lock_of, locked, not_locked
+    from specserve.plan.locking import lock_of, locked, not_locked
 
     lock = lock_of(profile)
     if lock is None:
@@ -38,8 +38,8 @@ def without_hub(plan: LaunchPlan, *, profile: Profile, lock: Lock | None, needed
     """The plan with HF_HUB_OFFLINE where the lock is complete and the cache has it. Raises FactError if needed."""
     if lock is None:
         return plan
-    from specserve.plan.locked import offline_problems
-    from specserve.plan.offline import offline
+    from specserve.plan.launch import offline
+    from specserve.plan.locking import offline_problems
 
     problems = offline_problems(profile, lock)
     if not problems:

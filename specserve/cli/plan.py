@@ -59,8 +59,8 @@ def plan(
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.hardware.accelerators import assume as machine_of
+    from specserve.plan.launchplan import origins
     from specserve.plan.nodes import node_at, node_count
-    from specserve.plan.shell import origins
     from specserve.report.console import in_one_line, out
 
     machine = machine_of(assume) if assume else None
@@ -99,7 +99,7 @@ def plan(
 
 def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:
     """The plan as JSON; with several nodes the command of each, and with `rows` where each value was written."""
-    from specserve.plan.shell import as_json
+    from specserve.plan.launchplan import as_json
 
     content: dict[str, Any] = as_json(plans[0])
     if len(plans) > 1:
@@ -111,7 +111,7 @@ def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None
 
 def _print(plans: list[LaunchPlan]) -> None:
     """The command, or one per node."""
-    from specserve.plan.shell import shell
+    from specserve.plan.launchplan import shell
     from specserve.report.console import out, say
 
     for rank, plan in enumerate(plans):

@@ -74,7 +74,7 @@ def prepare(
         plan = localize(plan, installed=found, host=host)
         plan = without_hub(plan, profile=profile, lock=lock, needed=locked and starts)
         if check and starts:
-            from specserve.plan.site import seen_from
+            from specserve.plan.host import seen_from
 
             # the port is looked at when it is about to be taken
             host = replace(seen_from(host, plan), taken_ports={})

@@ -49,7 +49,7 @@ def pull(
 
 def at_lock(profile: Profile) -> Profile:
     """The profile at the commits of its lock, where it has one; says what the lock does not have."""
-    from specserve.plan.locked import lock_of, locked, not_locked
+    from specserve.plan.locking import lock_of, locked, not_locked
 
     lock = lock_of(profile)
     if lock is None:
@@ -62,7 +62,7 @@ def at_lock(profile: Profile) -> Profile:
 def fetch(profile: Profile, *, everything: bool = False) -> None:
     """Download what a profile needs and the cache does not have. Raises FactError."""
     from specserve.models.download import fetch_files, refuse_full_disk
-    from specserve.plan.pulling import cache_of, downloads
+    from specserve.plan.uses import cache_of, downloads
 
     cache = cache_of(profile)
     wanted = downloads(profile, alternatives=everything, tell=lambda text: say(f"{text} …"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.errors import UsageError
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 
 if TYPE_CHECKING:
     from specserve.diagnostics import Finding

@@ -141,7 +141,7 @@ def _deployment(
 
 def _weights_bytes(profile: Profile) -> float | None:
     """What the lock says that target and draft weigh on disk; None where it does not know both."""
-    from specserve.plan.locked import lock_of
+    from specserve.plan.locking import lock_of
     from specserve.plan.uses import model_uses
 
     lock = lock_of(profile)

@@ -37,7 +37,7 @@ def arm(
     """
     from specserve.cli.prepare import prepare
     from specserve.measure.bench.arms import Arm, memory_bytes
-    from specserve.profile.ranks import world_size
+    from specserve.profile.schema import world_size
 
     profile, plan = prepare(
         path,

@@ -13,8 +13,7 @@ from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.tune.choose import LONGEST
 from specserve.measure.tune.estimated import DEFAULT_CONTEXT, Chance, estimate
 from specserve.measure.tune.walk import geometric_rate
-from specserve.profile.ranks import world_size
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, world_size
 from specserve.report.console import out
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def run(
     Raises UsageError, and FactError where a model cannot be read.
     """
     from specserve.checks.gather import Wanted, gather
-    from specserve.plan.memory.situation import situation
+    from specserve.memory.situation import situation
     from specserve.profile.load import load_profile, with_alternative
     from specserve.report.tuneplan import estimate_json, estimate_text
     from specserve.vllm.versions import known_versions

@@ -109,7 +109,7 @@ def _on_runner(own: Mapping[str, Any], asked: Asked, profile: Profile, plan: Lau
 
 
 def _other_runner(profile: Profile, keys: Mapping[str, Any], plan: LaunchPlan) -> str | None:
-    from specserve.plan.memory.runner import arguments, other_runner
+    from specserve.memory.defaults import arguments, other_runner
 
     if plan.platform == "cpu":
         return None
@@ -152,7 +152,7 @@ def situation(
 ) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
     from specserve.measure.tune.schedule import Situation
-    from specserve.plan.memory.runner import arguments, runner
+    from specserve.memory.defaults import arguments, runner
 
     on_cpu = plan.platform == "cpu"
     ranks = profile.engine.get("data_parallel_size")

@@ -30,7 +30,7 @@ def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
 
 def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> None:
     """Change `speculation` in the file. Raises UsageError where it cannot be, FactError where it cannot be written."""
-    from specserve.plan.rewrite import with_speculation
+    from specserve.plan.writer import with_speculation
     from specserve.profile.load import load_profile
     from specserve.report.console import say
 

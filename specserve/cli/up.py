@@ -206,7 +206,7 @@ def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) 
 
 def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
     """The plan on stdout: as a command to paste, or as JSON."""
-    from specserve.plan.shell import as_json, shell
+    from specserve.plan.launchplan import as_json, shell
 
     out(shell(plan) if format is PlanFormat.SHELL else json.dumps(as_json(plan), indent=2))
 

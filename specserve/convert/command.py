@@ -14,15 +14,13 @@ from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.profile.overrides import apply
-from specserve.profile.paths import absolute_paths
-from specserve.profile.problems import did_you_mean, ordered, quoted
+from specserve.profile.codes import did_you_mean, ordered, quoted
+from specserve.profile.load import absolute_paths, apply
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
 from specserve.profile.validate import validate
-from specserve.vllm.replacements import ARGUMENTS, KEYS
-from specserve.vllm.versions import argument_names, first_like_newest, newest, options
+from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 
 
 class NoStart(UsageError):

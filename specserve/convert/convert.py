@@ -16,12 +16,11 @@ from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
 from specserve.plan.writer import yaml_text
-from specserve.profile.problems import quoted
-from specserve.profile.scalars import meaning
+from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
-from specserve.profile.tree import Node
+from specserve.profile.tree import Node, meaning
 from specserve.profile.validate import validate
 from specserve.vllm.table import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table

@@ -9,7 +9,7 @@ from dataclasses import replace
 from specserve.convert.given import Given
 from specserve.convert.shell import script
 from specserve.convert.words import UNKNOWN, Note, Word, readable, unknown
-from specserve.profile.problems import quoted
+from specserve.profile.codes import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 STARTS = re.compile(

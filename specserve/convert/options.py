@@ -16,13 +16,12 @@ import yaml
 from specserve.convert.words import COMMAND, Word
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ArgumentProblem
-from specserve.profile.numbers import human_int
-from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
 from specserve.profile.texts import recall
-from specserve.profile.tree import Node, Scalar
-from specserve.vllm.replacements import ARGUMENTS
+from specserve.profile.tree import Node, Scalar, meaning
+from specserve.profile.values import human_int
 from specserve.vllm.table import Argument, VllmTable
+from specserve.vllm.versions import ARGUMENTS
 
 Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test

@@ -15,12 +15,10 @@ from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
 from specserve.profile import schema
-from specserve.profile.problems import quoted
-from specserve.profile.scalars import meaning
-from specserve.profile.tree import Node
+from specserve.profile.codes import quoted
+from specserve.profile.tree import Node, meaning
 from specserve.profile.validate import name_of
-from specserve.vllm.keys import Key
-from specserve.vllm.speculation import METHODS, retyped
+from specserve.vllm.speculation import METHODS, Key, retyped
 from specserve.vllm.table import VllmTable
 
 API_KEY = "api_key"

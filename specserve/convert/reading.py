@@ -1,24 +1,187 @@
-"""A file or a command line to what it says about each engine that it starts."""
+"""A file or a command line to what it says about each engine that it starts, containers included."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from specserve.convert import sglang
-from specserve.convert.containers import containers
+import yaml
+
+from specserve.convert import translate
 from specserve.convert.given import LEFT_OVER, Given, command_settings
-from specserve.convert.invocation import STARTS, starts
+from specserve.convert.invocation import STARTS, around_notes, in_container, is_image, starts
 from specserve.convert.options import parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
-from specserve.convert.words import Note, Word, without_placeholder
-from specserve.diagnostics import Finding
+from specserve.convert.words import Note, Word, unknown, without_placeholder
+from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
-from specserve.profile.problems import quoted
+from specserve.profile.codes import Stop, quoted
+from specserve.profile.source import Builder
+from specserve.profile.tree import Node
 from specserve.vllm.versions import newest, options
+
+_INNERMOST = re.compile(r"\$\{(\w+)(?:(:?[-+?])([^${}]*))?\}|\$(\w+)")
+_OF_KUBERNETES = re.compile(r"\$\((\w+)\)")
+_UNSET = re.compile(r"\$\{?(\w+)\}?")
+_HELM = ("modelSpec", "vllmConfig", "servingEngineSpec", "extraArgs", "modelCommand")
+_TEMPLATE = re.compile(r"\{\{-?\s*(?:\.|\$|if |range |include |with |template )")
+_SHELL = re.compile(r"(?:^|[ /])(?:ba|z|da)?sh -[a-z]*c ")
+_COMMAND = ("entrypoint", "command", "args")
+_READ = (
+    "image", *_COMMAND, "environment", "env", "ports", "volumes", "volumeMounts", "name", "container_name",
+    "build", "stdin_open", "tty",
+)  # fmt: skip
+_DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
+
+
+def containers(text: str, *, file: str) -> list[Given]:
+    """Every engine that a YAML file starts. Raises UsageError for what is no YAML, or a form that is not read."""
+    documents = _documents(text, file=file)
+    if _TEMPLATE.search(text) or any(
+        key in item for root in documents for item in _mappings(root) for key in _HELM
+    ):
+        hint = "render the chart with `helm template`, and convert the manifest that it prints"
+        raise UsageError(
+            f"`{file}` holds values or templates of Helm, which specserve does not read", hint=hint
+        )
+    found: list[Given] = []
+    for root in documents:
+        for mapping in _mappings(root):
+            found += _started(mapping, compose=isinstance(root, dict) and "services" in root)
+    return found
+
+
+def _documents(text: str, *, file: str) -> list[Any]:
+    """The documents as dictionaries, lists and words: each scalar as it is written, with its place."""
+    findings: list[Finding] = []
+    try:
+        builder = Builder(file, findings)
+        roots = [builder.build(root) for root in yaml.compose_all(text, Loader=yaml.SafeLoader) if root]
+        reason = findings[0].message if findings else ""
+    except (yaml.YAMLError, RecursionError, ValueError, Stop) as error:
+        reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    if reason:
+        raise UsageError(f"`{file}` is not YAML that specserve reads: {reason}")
+    return [_plain(root, text.split("\n")) for root in roots]
+
+
+def _plain(node: Node, lines: list[str]) -> Any:
+    if node.mapping is not None:
+        return {key: _plain(item, lines) for key, item in node.mapping.items()}
+    if isinstance(node.value, list):
+        return [_plain(item, lines) for item in node.value]
+    if node.value is None:
+        return None
+    span, text = node.span, str(node.value) if node.raw is None else node.raw
+    if lines[span.line - 1][span.column - 1 :].startswith((">", "|")):  # a block begins on the line below
+        span = replace(span, line=span.line + 1)
+    return Word(text, span)
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every mapping of a document in order."""
+    if isinstance(value, dict):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _mappings(item)
+
+
+def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
+    """What a container starts; nothing if the mapping is no container of an engine."""
+    image = mapping.get("image")
+    parts = [_listed(mapping.get(key)) for key in _COMMAND]
+    text = " ".join(word.text for part in parts for word in part)
+    named = isinstance(image, Word) and is_image(_UNSET.sub(r"\1", image.text))
+    if not (named or STARTS.search(text)) or not (image is None or isinstance(image, Word)):
+        return []
+    shell = bool(_SHELL.search(text))
+    env: dict[str, Word] = {}
+
+    def resolved(value: Word, *, shell: bool = False) -> Word:
+        text = _compose(value.text) if compose else _kubernetes(value.text, env, shell=shell)
+        return Word(text if shell else _OF_KUBERNETES.sub(lambda match: unknown(match[1]), text), value.span)
+
+    env.update({name: resolved(word) for name, word in _environment(mapping)})
+    command: list[Word] = []
+    for value in (mapping.get(key) for key in _COMMAND):
+        if isinstance(value, Word):
+            command += _listed(resolved(value, shell=shell))
+        else:
+            command += [resolved(item, shell=shell) for item in _listed(value)]
+    place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
+    found = Given("vllm", place, env=env)
+    found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
+    folders = [word.text for key in ("volumes", "volumeMounts") for word in _places(mapping.get(key))]
+    found.notes = around_notes(folders, [key for key in mapping if key not in _READ], line=place.span.line)
+    return in_container(resolved(image) if image else None, command, None, found)
+
+
+def _listed(value: Any) -> list[Word]:
+    """A list of words as it is; a text as compose splits it."""
+    if isinstance(value, Word):
+        try:
+            parts = shlex.split(value.text)
+        except ValueError:
+            parts = value.text.split()
+        return [Word(part, value.span) for part in parts]
+    return [item for item in value if isinstance(item, Word)] if isinstance(value, list) else []
+
+
+def _ports(value: Any) -> Iterator[Word]:
+    """Compose's `9000:8000` and `{published, target}`; a `containerPort` of Kubernetes opens nothing."""
+    for item in value if isinstance(value, list) else []:
+        if isinstance(item, Word):
+            yield item
+        elif isinstance(item, dict) and isinstance(target := item.get("target"), Word):
+            outer = item.get("published")
+            yield Word(f"{outer.text}:{target.text}", target.span) if isinstance(outer, Word) else target
+
+
+def _places(value: Any) -> Iterator[Word]:
+    for item in value if isinstance(value, list) else []:
+        named = item.get("mountPath") or item.get("target") if isinstance(item, dict) else item
+        if isinstance(named, Word):
+            yield named
+
+
+def _environment(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Word]]:
+    """Compose's mapping or list of `NAME=value`; Kubernetes' list of `{name, value}`."""
+    for value in (mapping.get("environment"), mapping.get("env")):
+        pairs = list(value.items()) if isinstance(value, dict) else []
+        for item in value if isinstance(value, list) else []:
+            if isinstance(item, Word):
+                name, sign, text = item.text.partition("=")
+                pairs.append((name, Word(text, item.span) if sign else None))
+            elif isinstance(item, dict) and isinstance(named := item.get("name"), Word):
+                empty = Word("", named.span) if "value" in item else None
+                pairs.append((named.text, item.get("value") or empty))
+        for name, held in pairs:
+            yield name, held if isinstance(held, Word) else Word(unknown(name), Span(""))
+
+
+def _compose(text: str) -> str:
+    """A text as compose reads it: `$$` is a dollar sign, `${X:-default}` its default, since nobody sets X."""
+
+    def value(match: re.Match[str]) -> str:
+        kept = {"-": match[3], "+": ""}
+        return kept.get((match[2] or "?")[-1], unknown(match[1] or match[4]))
+
+    text, before = text.replace("$$", _DOLLAR), ""
+    while text != before:  # the innermost first
+        before, text = text, _INNERMOST.sub(value, text)
+    return text.replace(_DOLLAR, "$")
+
+
+def _kubernetes(text: str, env: Mapping[str, Word], *, shell: bool) -> str:
+    """A text as Kubernetes reads it: `$(X)` is a variable of the container; a shell reads the others."""
+    text = _OF_KUBERNETES.sub(lambda match: env[match[1]].text if match[1] in env else match[0], text)
+    return text if shell else _UNSET.sub(lambda match: unknown(match[1]), text)
+
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
@@ -116,7 +279,7 @@ def _with_settings(given: Given, *, folder: Path) -> Given:
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"
-    known = sglang.options(newest()) if sglangs else options()
+    known = translate.options(newest()) if sglangs else options()
     parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
     notes = list(dict.fromkeys(given.notes))

@@ -14,8 +14,7 @@ from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import node_count, on_node
 from specserve.plan.uses import model_uses
-from specserve.profile.ranks import world_size
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, world_size
 from specserve.vllm.facts import READ
 from specserve.vllm.table import VllmTable
 

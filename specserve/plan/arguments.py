@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specserve.profile import schema
+from specserve.profile.codes import did_you_mean, quoted
 from specserve.profile.fingerprint import jsonable
-from specserve.profile.numbers import human_int
-from specserve.profile.partial import UnreadableValue
-from specserve.profile.problems import did_you_mean, quoted
-from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
-from specserve.vllm.replacements import ARGUMENTS
+from specserve.profile.tree import meaning
+from specserve.profile.validate import UnreadableValue
+from specserve.profile.values import human_int
 from specserve.vllm.table import Argument, Section, VllmTable
+from specserve.vllm.versions import ARGUMENTS
 
 ELSEWHERE: Mapping[str, str] = {
     "spec_method": "speculation.method",

@@ -1,4 +1,4 @@
-"""A profile to a launch plan. Pure in the profile, the vLLM version's table and the platform."""
+"""A profile to a launch plan, by the vLLM version's table and the platform."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
+from specserve.models.read import local_path
 from specserve.plan.arguments import keyword_value, problems, tokens
+from specserve.plan.host import with_env
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
 from specserve.profile.fingerprint import fingerprint, jsonable
 from specserve.profile.schema import Profile, Target, keys_of
@@ -158,3 +160,25 @@ def with_port(plan: LaunchPlan, port: int) -> LaunchPlan:
         replace(origin, value=str(port)) if origin.key == "--port" else origin for origin in plan.origins
     )
     return replace(plan, argv=tuple(argv), port=port, origins=origins)
+
+
+_NAME = "--served-model-name"
+
+
+def offline(plan: LaunchPlan, *, why: str) -> LaunchPlan:
+    """The plan with HF_HUB_OFFLINE, under the names that it has with the Hub.
+
+    Offline, vLLM replaces a Hub id by the path of its snapshot, and its metrics would be labelled with that path.
+    Source: vllm/engine/arg_utils.py, `HF_HUB_OFFLINE is True, replace model_id`, 0.26-0.33.
+    """
+    plan = with_env(plan, "HF_HUB_OFFLINE", "1", why)
+    named = any(word == _NAME or word.startswith(f"{_NAME}=") for word in plan.argv)
+    if named or local_path(plan.model) is not None:
+        return plan
+    reason = "offline, vLLM would label its metrics with a path of the cache"
+    return replace(
+        plan,
+        argv=(*plan.argv, _NAME, plan.model),
+        added=(*plan.added, Added(_NAME, reason)),
+        origins=(*plan.origins, Origin(_NAME, plan.model, None)),
+    )

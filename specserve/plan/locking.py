@@ -1,4 +1,4 @@
-"""The lock of a profile, made from its models as they are today. Writes the lock, and no other file of the user's."""
+"""A profile and the lock beside it: made, applied, compared with today's models."""
 
 from __future__ import annotations
 
@@ -8,15 +8,163 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError
+from specserve.models.download import missing_of_listing
 from specserve.models.facts import ModelFacts
-from specserve.models.lock import hashed, label, lock_path, lock_text, read_lock
+from specserve.models.hubcache import find_snapshot, hub_cache
+from specserve.models.lock import (
+    Drift,
+    Lock,
+    drift_of,
+    hashed,
+    identity,
+    is_path,
+    label,
+    lock_path,
+    lock_text,
+    read_lock,
+)
 from specserve.models.read import local_path, read_model, refuse_no_hub_id
 from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
-from specserve.profile.schema import Profile
+from specserve.profile.schema import Profile, Speculation
+
+_TOKENIZER_REVISION = "tokenizer_revision"
+
+
+def lock_of(profile: Profile) -> Lock | None:
+    """The lock beside a profile; None where there is none. Raises FactError for one that cannot be used."""
+    file = lock_path(profile.file)
+    return read_lock(file) if file else None
+
+
+def not_locked(profile: Profile, lock: Lock) -> tuple[ModelUse, ...]:
+    """The models of a profile that its lock does not have, or has for another revision."""
+    return tuple(use for use in model_uses(profile) if lock.find(use.model, revision=use.revision) is None)
+
+
+def locked(profile: Profile, lock: Lock) -> Profile:
+    """The profile with the commit of each model of the Hub as its revision; places stay where they are.
+
+    What the lock does not have keeps its own revision. The fingerprint then rests on the locked contents.
+    """
+    target = profile.target
+    entry = lock.find(target.model, revision=target.revision)
+    engine = _with_tokenizer(profile, lock)
+    return replace(
+        profile,
+        target=replace(target, revision=entry.commit) if entry and entry.commit else target,
+        speculation=_at_commit(profile, profile.speculation, lock) if profile.speculation else None,
+        alternatives={name: _at_commit(profile, block, lock) for name, block in profile.alternatives.items()},
+        engine=engine,
+        identities=_identities(profile, lock),
+    )
+
+
+def _identities(profile: Profile, lock: Lock) -> dict[tuple[str, str | None], str]:
+    """What each model is, by its revision and by its commit."""
+    found: dict[tuple[str, str | None], str] = {}
+    for use in model_uses(profile):
+        entry = lock.find(use.model, revision=use.revision)
+        if entry:
+            found |= dict.fromkeys(((use.model, use.revision), (use.model, entry.commit)), identity(entry))
+    return found
+
+
+def _with_tokenizer(profile: Profile, lock: Lock) -> Mapping[str, Any]:
+    """The engine's arguments with the tokenizer's commit: vLLM would ask another repository for the target's."""
+    target, use = profile.target, tokenizer_use(profile)
+    if (use.model, use.revision) == (target.model, target.revision):
+        return profile.engine
+    entry = lock.find(use.model, revision=use.revision)
+    return {**profile.engine, _TOKENIZER_REVISION: entry.commit} if entry and entry.commit else profile.engine
+
+
+def _at_commit(profile: Profile, block: Speculation, lock: Lock) -> Speculation:
+    use = draft_use(profile, block, path="")
+    entry = lock.find(use.model, revision=use.revision) if use else None
+    if entry is None or entry.commit is None:
+        return block
+    return replace(block, keys={**block.keys, "revision": entry.commit})
+
+
+def offline_problems(profile: Profile, lock: Lock | None) -> tuple[str, ...]:
+    """Why a launch of this profile could not do without the Hub; nothing: HF_HUB_OFFLINE may be set.
+
+    Every file of the lock must lie in the Hub cache at its locked commit, and every directory must be there.
+    """
+    if lock is None:
+        return ("there is no lock",)
+    problems = list(_elsewhere(profile))
+    cache = hub_cache({**os.environ, **profile.env})
+    for use in model_uses(profile, alternatives=False):
+        entry = lock.find(use.model, revision=use.revision)
+        if entry is None:
+            problems.append(f"`{use.model}` is not in the lock")
+        elif entry.commit is None:
+            problems += _absent(entry, Path(use.model))
+        else:
+            snapshot = find_snapshot(use.model, revision=entry.commit, cache=cache)
+            if snapshot is None:
+                problems.append(f"`{use.model}` is not in the Hub cache at {entry.commit[:12]}")
+            else:
+                problems += _absent(entry, snapshot.folder)
+                problems += _refused(entry, snapshot.folder) if "speculation" in use.path else []
+    return tuple(dict.fromkeys(problems))
+
+
+def _elsewhere(profile: Profile) -> list[str]:
+    """What a launch reads from the Hub besides its models, and what makes it look elsewhere for them."""
+    problems = []
+    engine, block = profile.engine, profile.speculation
+    if engine.get("download_dir"):
+        problems.append("`engine.download_dir` keeps weights outside of the Hub cache")
+    for key, usual in (("hf_config_path", ()), ("generation_config", ("auto", "vllm"))):
+        value = engine.get(key)
+        if value is not None and value not in usual and not Path(str(value)).exists():
+            problems.append(f"`engine.{key}` names what the lock does not have")
+    if profile.frontend.get("lora_modules"):
+        problems.append("adapters are not in the lock")
+    if block and block.keys.get("use_heterogeneous_vocab") and block.model and not is_path(block.model):
+        # vllm/v1/spec_decode/draft_model.py asks for the draft's tokenizer without a revision
+        cache = hub_cache({**os.environ, **profile.env})
+        snapshot = find_snapshot(block.model, revision=None, cache=cache)
+        if snapshot is None or not (snapshot.folder / "tokenizer_config.json").is_file():
+            problems.append(
+                f"vLLM reads the tokenizer of `{block.model}` at `main`, which is not in the Hub cache"
+            )
+    return problems
+
+
+def _refused(entry: ModelFacts, folder: Path) -> list[str]:
+    """A draft, unlike a target, is loaded by its Hub id: the library must take its snapshot for complete."""
+    missing = missing_of_listing(folder)
+    return (
+        [f"the Hub library misses `{missing[0]}` of `{entry.model}`: `specserve pull` cures it"]
+        if missing
+        else []
+    )
+
+
+def _absent(entry: ModelFacts, folder: Path) -> list[str]:
+    """The files of a model that are not in a folder with their size."""
+    missing = []
+    for name, file in entry.files.items():
+        try:
+            size = (folder / name).stat().st_size
+        except OSError:
+            size = -1
+        if size < 0 or (file.size_bytes is not None and size != file.size_bytes):
+            missing.append(name)
+    for name in entry.weight_files:
+        if name not in entry.files and not (folder / name).is_file():
+            missing.append(name)
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return [f"`{missing[0]}`{more} of `{entry.model}` is not there, or cut short"] if missing else []
+
 
 Tell = Callable[[str], None]
 
@@ -165,3 +313,32 @@ def _write(
     except OSError as error:
         raise FactError(f"cannot write `{file}`: {(error.strerror or str(error)).lower()}") from error
     return Locked(file, models, changed=True)
+
+
+def drifts(profile: Profile, *, ask_hub: bool) -> tuple[Drift, ...]:
+    """Each model that is not as the profile's lock says, in the order of the profile; nothing without a lock.
+
+    `ask_hub`: whether branches have moved is asked; FactError is raised where the Hub does not answer.
+    """
+    try:
+        lock = lock_of(profile)
+    except FactError as error:
+        return (Drift("target.model", "unreadable", "the lock", (error.message,)),)
+    return drifts_from(profile, lock, ask_hub=ask_hub) if lock else ()
+
+
+def drifts_from(profile: Profile, lock: Lock, *, ask_hub: bool) -> tuple[Drift, ...]:
+    """The same for a lock that was read. Raises FactError."""
+    seen: dict[tuple[str, str | None], Drift | None] = {}
+    for use in model_uses(profile):
+        key = (use.model, use.revision)
+        if key not in seen:
+            entry = lock.entry(use.model, use.revision)
+            seen[key] = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
+    return tuple(drift for drift in seen.values() if drift)
+
+
+def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
+    """The models of a lock that its profile does not name any more."""
+    used = [lock.entry(use.model, use.revision) for use in model_uses(profile)]
+    return tuple(entry.model for entry in lock.models if entry not in used)

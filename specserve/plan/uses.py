@@ -1,10 +1,17 @@
-"""The models that a launch of a profile reads, with the revisions that vLLM asks for. Reads none of them."""
+"""The models that a launch reads, with their revisions, and the downloads that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from specserve.errors import FactError, ModelNotFound, NotCached
+from specserve.models.assemble import read_folder
+from specserve.models.download import Download, plan_download
+from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline
+from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import OWN_LAYERS
 
@@ -63,3 +70,72 @@ def _blocks(profile: Profile, *, alternatives: bool) -> Iterator[tuple[str, Spec
         yield "speculation", profile.speculation
     for name, block in profile.alternatives.items() if alternatives else ():
         yield f"alternatives.{name}", block
+
+
+def downloads(
+    profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Download, ...]:
+    """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
+
+    Raises FactError: a directory that is not there, a model that the Hub does not show.
+    """
+    found: dict[tuple[str, str], Download] = {}
+    by_branch = set(_asked_by_branch(profile))
+    for use in model_uses(profile, alternatives=alternatives):
+        place = local_path(use.model)
+        if place is not None:
+            if not place.is_dir():
+                raise ModelNotFound(f"there is no directory `{place}`")
+            continue
+        refuse_no_hub_id(use.model, revision=use.revision)
+        if is_offline():
+            raise NotCached(f"`{use.model}` cannot be pulled: HF_HUB_OFFLINE is set")
+        from specserve.models.hub import read_from_hub
+
+        tell(f"asking for {use.model}")
+        facts = read_from_hub(use.model, revision=use.revision, need_config=not use.tokenizer_only)
+        download = plan_download(facts, cache=cache_of(profile))
+        if use.path in by_branch:
+            download = replace(download, revision=None)
+        found.setdefault((download.model, download.commit), download)
+    return tuple(found.values())
+
+
+def not_here(profile: Profile) -> tuple[str, ...]:
+    """The models of a launch that the Hub cache does not have whole: what `pull` would fetch. Asks no Hub."""
+    cache = cache_of(profile)
+    absent = []
+    for use in model_uses(profile, alternatives=False):
+        if local_path(use.model) is None and not _is_here(use, cache):
+            absent.append(use.model)
+    return tuple(dict.fromkeys(absent))
+
+
+def _is_here(use: ModelUse, cache: Path) -> bool:
+    snapshot = find_snapshot(use.model, revision=use.revision, cache=cache)
+    if snapshot is None:
+        return False
+    try:
+        facts = read_folder(
+            snapshot.folder, model=use.model, origin="cache", need_config=not use.tokenizer_only
+        )
+    except FactError:
+        return False
+    return use.tokenizer_only or is_complete(facts)
+
+
+def _asked_by_branch(profile: Profile) -> Iterator[str]:
+    """Drafts whose tokenizer vLLM asks for without a revision: offline, the cache must know a commit of `main`.
+
+    Source: vllm/v1/spec_decode/draft_model.py, `spec.draft_model_config.model,`, 0.32.
+    """
+    blocks = {"speculation": profile.speculation}
+    blocks |= {f"alternatives.{name}": block for name, block in profile.alternatives.items()}
+    for path, block in blocks.items():
+        if block and block.keys.get("use_heterogeneous_vocab"):
+            yield f"{path}.model"
+
+
+def cache_of(profile: Profile) -> Path:
+    """The Hub cache that the server of this profile will look into."""
+    return hub_cache({**os.environ, **profile.env})

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
+from specserve.profile.values import human_int
 from specserve.vllm.speculation import OWN_LAYERS
 
 _PLACEMENT = ("master_addr", "master_port")

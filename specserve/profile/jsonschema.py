@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specserve.profile.blocks import ALTERNATIVE
 from specserve.profile.schema import ELSEWHERE, SECTIONS, TOP, Expectation, keys_of
-from specserve.vllm.keys import PERCENTILES, Key, Kind
-from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL
+from specserve.profile.sections import ALTERNATIVE
+from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL, PERCENTILES, Key, Kind
 
 _HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}
 _TYPES: Mapping[Kind, dict[str, Any]] = {

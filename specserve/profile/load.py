@@ -1,23 +1,227 @@
-"""A file to a Profile, or to all that is wrong with it."""
+"""A file to a Profile, with its parents and `--set`, or to all that is wrong with it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from specserve.diagnostics import Finding, Severity, Span
-from specserve.errors import ProfileError
-from specserve.profile import overrides
-from specserve.profile.extends import with_parents
-from specserve.profile.problems import ordered, problem
-from specserve.profile.schema import Profile
+from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.errors import ProfileError, UsageError
+from specserve.profile.codes import ordered, problem, quoted
+from specserve.profile.schema import TOP, Profile
 from specserve.profile.source import parse
 from specserve.profile.texts import read
-from specserve.profile.tree import Node
+from specserve.profile.tree import Node, merged
 from specserve.profile.validate import read_profile
+
+_SECTIONS = ("target", "speculation", "alternatives", "engine", "frontend")
+
+
+def absolute_paths(tree: Node, *, folder: Path) -> Node:
+    """The tree with each path that starts with `.`, `..` or `~` made absolute, seen from `folder`."""
+    values = tree.mapping or {}
+    seen = {key: _absolute(node, folder) if key in _SECTIONS else node for key, node in values.items()}
+    return replace(tree, value=seen)
+
+
+def _absolute(node: Node, folder: Path) -> Node:
+    if isinstance(node.value, dict):
+        return replace(node, value={key: _absolute(child, folder) for key, child in node.value.items()})
+    if isinstance(node.value, list):
+        return replace(node, value=[_absolute(child, folder) for child in node.value])
+    written = node.value
+    if not isinstance(written, str):
+        return node
+    if written in (".", "..") or written.startswith(("./", "../")):
+        place = os.path.normpath(folder / written)
+    elif written.startswith("~/"):
+        place = os.path.expanduser(written)  # noqa: PTH111 - Path's form raises where there is no home
+    else:
+        return node
+    return replace(node, value=place, raw=place if node.raw is not None else None)
+
+
+_BEFORE = "value: "
+
+
+def apply(tree: Node, settings: Iterable[str]) -> Node:
+    """The tree with each `key.path=value` set; the value is YAML, its relative paths are the shell's.
+
+    Findings point to the file `--set key.path`, columns to the value's text. Raises UsageError for text of
+    another form.
+    """
+    for setting in settings:
+        path, sign, text = setting.partition("=")
+        keys = path.split(".")
+        if not sign or not all(key.strip() for key in keys):
+            raise UsageError(f"`--set` takes `key.path=value`; found {quoted(setting)}")
+        if keys[0] == "extends":
+            raise UsageError("`--set extends` has no effect: parents are read before", hint="edit the file")
+        value = _parsed(text, path=path)
+        lone = replace(value, value={keys[0]: _nested(keys[1:], value)})
+        lone = absolute_paths(lone, folder=Path.cwd())
+        tree = _over(tree, lone, keys, at=0)
+    return tree
+
+
+def _parsed(text: str, *, path: str) -> Node:
+    file = f"--set {path}"
+    data = f"{_BEFORE}{text}\n".encode(errors="surrogateescape")
+    parsed, findings = parse(data, file=file)
+    if parsed is None or findings or set(parsed.mapping or {}) != {"value"}:
+        raise UsageError(f"the value of {quoted(file)} is not YAML", hint="quote it, for YAML and the shell")
+    return replace(_shifted((parsed.mapping or {})["value"]), key=Span(file))
+
+
+def _shifted(node: Node) -> Node:
+    """The node with its columns counted from the start of the value."""
+    value = node.value
+    if isinstance(value, dict):
+        value = {key: _shifted(child) for key, child in value.items()}
+    elif isinstance(value, list):
+        value = [_shifted(child) for child in value]
+    return replace(node, value=value, span=_left(node.span), key=_left(node.key) if node.key else None)
+
+
+def _left(span: Span) -> Span:
+    width = len(_BEFORE)
+    column = max(span.column - width, 1) if span.line == 1 else span.column
+    end = max(span.end_column - width, column + 1) if span.end_line == 1 else span.end_column
+    return replace(span, column=column, end_column=end)
+
+
+def _nested(keys: list[str], value: Node) -> Node:
+    for key in reversed(keys):
+        value = Node({key: value}, value.span, key=value.key)
+    return value
+
+
+def _over(tree: Node, lone: Node, keys: list[str], *, at: int) -> Node:
+    """The tree with the one value of `lone` at `keys`."""
+    if tree.value is None:
+        return lone
+    values, key = tree.mapping, keys[at]
+    if values is None:
+        raise UsageError(f"`--set {'.'.join(keys)}`: {quoted('.'.join(keys[:at]))} is not a mapping")
+    value = (lone.mapping or {})[key]
+    if at + 1 < len(keys) and key in values:
+        value = _over(values[key], value, keys, at=at + 1)
+    return replace(tree, value={**values, key: value})
+
+
+MAX_PARENTS = 10
+_NOT_INHERITED = ("extends", "name")
+_REASONS = {
+    "SD001": "it is not UTF-8",
+    "SD002": "it is not valid YAML",
+    "SD003": "it is no mapping of keys",
+    "SD008": "it is too large",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Lineage:
+    """Where a search for parents began, and the files on the way from the child to here, resolved."""
+
+    root: Path
+    files: tuple[Path, ...]
+
+
+def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Finding]]:
+    """The tree over its parents, each with its own relative paths made absolute; and what is wrong with them.
+
+    `folder` is where the file's relative paths begin; a profile from stdin (`-`) has no file of its own.
+    """
+    files = () if file == "-" else (Path(os.path.realpath(file)),)
+    shown = "" if file == "-" else os.path.dirname(file)  # noqa: PTH120 - as it was written
+    return _with_parents(tree, folder=folder, shown=shown, lineage=_Lineage(_tree_root(folder), files))
+
+
+def _with_parents(tree: Node, *, folder: Path, shown: str, lineage: _Lineage) -> tuple[Node, list[Finding]]:
+    tree = absolute_paths(tree, folder=folder)
+    node = (tree.mapping or {}).get("extends")
+    if node is None or node.value is None:
+        return tree, []
+    if not isinstance(node.value, str) or not node.value.strip() or "\0" in node.value:
+        return tree, [_bad(node, "`extends` must be the path of one file", help="chain files for more")]
+    path = Path(os.path.realpath(folder / node.value))
+    refused = _refusal(node, path, lineage=lineage)
+    if refused:
+        return tree, [refused]
+    parent, findings = _read(node, path, shown=os.path.normpath(Path(shown, node.value)))
+    if parent is None:
+        return tree, findings
+    parent, more = _with_parents(
+        parent,
+        folder=path.parent,
+        shown=os.path.normpath(Path(shown, node.value).parent),
+        lineage=replace(lineage, files=(*lineage.files, path)),
+    )
+    values = {key: child for key, child in (parent.mapping or {}).items() if key not in _NOT_INHERITED}
+    return merged(replace(parent, value=values), tree), [*findings, *more]
+
+
+def _bad(node: Node, message: str, *, help: str | None = None) -> Finding:
+    return problem("SD009", message, replace(node.span, path="extends"), help=help)
+
+
+def _refusal(node: Node, path: Path, *, lineage: _Lineage) -> Finding | None:
+    """The finding for a parent that may not be read at all."""
+    written = quoted(str(node.value))
+    if path in lineage.files:
+        circle = lineage.files[lineage.files.index(path) :]
+        if len(circle) == 1:
+            return _bad(node, "`extends` names the file that it stands in")
+        chain = " → ".join(quoted(file.name) for file in (*circle, path))
+        return _bad(node, f"`extends` goes round in a circle: {chain}")
+    if len(lineage.files) > MAX_PARENTS:
+        return _bad(node, f"`extends` leads through more than {MAX_PARENTS} parents")
+    if not path.is_relative_to(lineage.root):
+        message = f"the parent {written} lies outside of this profile's repository or folder"
+        return _bad(node, message, help="copy it next to the profile")
+    return None
+
+
+def _tree_root(folder: Path) -> Path:
+    """The repository around a folder; else the working directory if it holds the folder; else the folder."""
+    folder = Path(os.path.realpath(folder))
+    for place in (folder, *folder.parents):
+        if (place / ".git").exists():
+            return place
+    here = Path.cwd()
+    return here if folder.is_relative_to(here) else folder
+
+
+def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Finding]]:
+    """The parent's tree. What is no profile is told at `extends`, without a word of its text."""
+    written = quoted(str(node.value))
+    try:
+        if path.exists() and not path.is_file():
+            return None, [_bad(node, f"the parent {written} is not a file")]
+        data = read(str(path))
+    except OSError as error:
+        reason = (error.strerror or "it cannot be opened").lower()
+        return None, [_bad(node, f"cannot read the parent {written}: {reason}")]
+    tree, findings = parse(data, file=shown)
+    if tree is None:
+        first = findings[-1]
+        reason = f"{_REASONS[first.code]} (line {first.span.line})"
+        return None, [_bad(node, f"the parent {written} is not a profile: {reason}")]
+    if not _is_profile(tree):
+        message = f"the parent {written} is not a profile: it has neither `target` nor `extends`"
+        return None, [_bad(node, message)]
+    related = (Related(node.span, "extended here"),)
+    return tree, [replace(finding, related=(*finding.related, *related)) for finding in findings]
+
+
+def _is_profile(tree: Node) -> bool:
+    """A base may hold no target; but then nothing else than keys of a profile."""
+    keys = set(tree.mapping or {})
+    return bool(keys & {"target", "extends"}) or (bool(keys) and keys <= set(TOP))
+
 
 Maker = Callable[[Iterable[str]], tuple[Profile | None, list[Finding]]]
 """Takes the settings of `--set`; gives what `examine` gives."""
@@ -85,7 +289,7 @@ def examine_partial(
     folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent  # noqa: PTH100
     whole, more = with_parents(tree, file=file, folder=folder)
     complete = all(finding.code != "SD009" for finding in more)
-    tree = overrides.apply(whole, settings)
+    tree = apply(whole, settings)
     profile, found = read_profile(tree, file=file, whole=complete, problems=[*findings, *more])
     return profile, ordered(found)
 

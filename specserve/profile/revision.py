@@ -11,8 +11,8 @@ from pathlib import Path
 
 from specserve.diagnostics import Span
 from specserve.errors import FactError, UsageError
+from specserve.profile.codes import quoted
 from specserve.profile.load import load_profile
-from specserve.profile.problems import quoted
 from specserve.profile.schema import Profile
 from specserve.profile.texts import read_by
 

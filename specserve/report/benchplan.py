@@ -87,7 +87,7 @@ def _platform(ready: Any) -> str:
 
 def plan_json(ready: Any) -> dict[str, Any]:
     """For scripts."""
-    from specserve.plan.shell import as_json
+    from specserve.plan.launchplan import as_json
 
     return {
         "version": 1,

@@ -13,8 +13,8 @@ from specserve.checks.rule import Judged
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.hardware.gpus import Gpu, kind
+from specserve.memory.estimate import Interval, MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
-from specserve.plan.memory.estimate import Interval, MemoryEstimate
 from specserve.report.console import clean, columns, filled, styled
 from specserve.report.findings import render
 

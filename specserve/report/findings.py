@@ -14,11 +14,10 @@ from typing import TextIO
 
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
-from specserve.profile.secrets import hushed
+from specserve.profile.secrets import hushed, redacted
 from specserve.profile.texts import recall
 from specserve.report.console import clean, filled, styled
 from specserve.serve.files import private, state_folder, write_anew
-from specserve.serve.secrets import redacted
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""

@@ -17,8 +17,7 @@ from specserve.checks.suppress import UNUSED_IGNORE
 from specserve.checks.unread import UNREADABLE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
-from specserve.profile.codes import CODES
-from specserve.profile.problems import did_you_mean, quoted
+from specserve.profile.codes import CODES, did_you_mean, quoted
 from specserve.report.console import styled
 
 HOME = "https://github.com/specserve/specserve"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from specserve.errors import LaunchError
+from specserve.profile.secrets import redacted
 from specserve.serve.causes import Cause, find_cause, signal_name
 from specserve.serve.logs import Phase, is_disk_full, read_end
-from specserve.serve.secrets import redacted
 
 _COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 

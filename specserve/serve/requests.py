@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specserve.errors import TrafficError, UsageError
-from specserve.serve.secrets import redacted
+from specserve.profile.secrets import redacted
 
 
 @dataclass(frozen=True, slots=True)

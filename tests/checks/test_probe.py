@@ -15,9 +15,9 @@ import pytest
 
 from specserve.checks.probe import ask
 from specserve.errors import FactError
+from specserve.memory.demand import Demand, demand
+from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.plan.memory.demand import Demand, demand
-from specserve.plan.memory.settings import Settings
 from tests.plan.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
 
 _CHILD = """

@@ -19,7 +19,7 @@ from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.schedule import blocks
 from specserve.measure.workloads.load import load
-from specserve.plan.shell import as_json
+from specserve.plan.launchplan import as_json
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import planned, request
 

@@ -13,8 +13,8 @@ from specserve.cli.app import _run
 from specserve.models.download import missing_of_listing
 from specserve.models.hubcache import hub_cache
 from specserve.models.read import read_model
-from specserve.plan.locked import lock_of, offline_problems
-from specserve.plan.pulling import not_here
+from specserve.plan.locking import lock_of, offline_problems
+from specserve.plan.uses import not_here
 from specserve.profile.load import load_profile
 from tests.facts.tiny import safetensors, write_model
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.containers import containers
 from specserve.convert.given import Given
+from specserve.convert.reading import containers
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.hardware.accelerators import Machine, accelerator
+from specserve.memory.situation import Situation, situation
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.situation import Situation, situation
 from specserve.profile.load import load_profile
 
 LLAMA_8B: dict[str, Any] = {

@@ -12,8 +12,7 @@ import pytest
 
 from specserve.cli.prepare import prepare
 from specserve.plan.host import Host, localize
-from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.shell import as_json, shell
+from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.vllm.versions import Installed
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ import pytest
 
 from specserve.errors import UsageError
 from specserve.plan.launch import launch, with_port
-from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.plan.shell import as_json, origins, shell
+from specserve.plan.launchplan import FromEnv, LaunchPlan, as_json, origins, shell
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import table

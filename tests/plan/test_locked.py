@@ -11,7 +11,7 @@ import pytest
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Lock
 from specserve.plan.launch import launch
-from specserve.plan.locked import lock_of, locked, not_locked, offline_problems
+from specserve.plan.locking import lock_of, locked, not_locked, offline_problems
 from specserve.plan.uses import model_uses
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.schema import Profile

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.plan.launch import launch
+from specserve.plan.launch import launch, offline
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.offline import offline
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import table
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.plan.rewrite import with_speculation
+from specserve.plan.writer import with_speculation
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.load import load_profile
 

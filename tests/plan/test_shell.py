@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.plan.shell import shell
+from specserve.plan.launchplan import FromEnv, LaunchPlan, shell
 
 PLAN = LaunchPlan(
     name="p", fingerprint="0" * 64, vllm="0.32", platform="cuda", argv=("vllm", "serve", "org/m"), env={},

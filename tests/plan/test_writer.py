@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from specserve.diagnostics import Span
 from specserve.plan.writer import comment, yaml_text
-from specserve.profile.scalars import meaning
 from specserve.profile.source import parse
-from specserve.profile.tree import Ambiguous, Node
+from specserve.profile.tree import Ambiguous, Node, meaning
 
 PLACE = Span("x")
 SCALARS = (

@@ -10,7 +10,7 @@ import pytest
 from specserve.profile.source import parse
 from specserve.profile.tree import Node
 from specserve.profile.values import Unfit, convert
-from specserve.vllm.keys import Key
+from specserve.vllm.speculation import Key
 
 Problems = Callable[..., list[str]]
 

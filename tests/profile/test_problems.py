@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.diagnostics import Severity, Span
-from specserve.profile.problems import NAMES, did_you_mean, ordered, problem, quoted
+from specserve.profile.codes import NAMES, did_you_mean, ordered, problem, quoted
 
 
 def test_a_problem_of_the_file_is_an_error_with_a_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specserve.profile.load import load_profile
-from specserve.profile.ranks import world_size
+from specserve.profile.schema import world_size
 from tests.profile.conftest import Write
 
 

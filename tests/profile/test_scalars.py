@@ -9,8 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from specserve.profile.scalars import meaning
-from specserve.profile.tree import Ambiguous, Scalar
+from specserve.profile.tree import Ambiguous, Scalar, meaning
 
 
 @pytest.mark.parametrize(

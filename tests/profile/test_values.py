@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specserve.profile.source import parse
 from specserve.profile.tree import Node
 from specserve.profile.values import Unfit, convert
-from specserve.vllm.keys import WORDS, Key, Kind
+from specserve.vllm.speculation import WORDS, Key, Kind
 
 Problems = Callable[..., list[str]]
 

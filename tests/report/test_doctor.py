@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.doctor.host import Remains
-from specserve.checks.doctor.leftovers import Leftovers
+from specserve.checks.doctor.leftovers import Leftovers, Process, Strays
 from specserve.checks.doctor.line import Line, State
-from specserve.checks.doctor.processes import Process, Strays
 from specserve.report.doctor import doctor_json, doctor_text
 
 LINES = [

@@ -18,8 +18,7 @@ from specserve.cli.app import _run as run
 from specserve.cli.detach import detached_name
 from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
-from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.shell import shell
+from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
 from specserve.serve.detached.registry import NAME
 from specserve.serve.signals import notify

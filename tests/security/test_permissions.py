@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.folders import folder_lines
+from specserve.checks.doctor.limits import folder_lines
 from specserve.errors import FactError, LaunchError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.findings import crash_report

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specserve.profile.schema import Target, keys_of
-from specserve.vllm.replacements import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement
-from specserve.vllm.versions import known_versions, table
+from specserve.vllm.versions import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement, known_versions, table
 
 NEWEST = table(known_versions()[-1])
 EVERY = {

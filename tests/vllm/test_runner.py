@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specserve.checks.runners import choice
-from specserve.plan.memory.runner import runner
+from specserve.memory.defaults import runner
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from specserve.vllm.runner import SWITCH, which_runner

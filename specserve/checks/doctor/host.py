@@ -9,17 +9,24 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from specserve.checks.doctor.devices import device_lines
-from specserve.checks.doctor.driver import Driver, read_driver
-from specserve.checks.doctor.engine import engine_lines
-from specserve.checks.doctor.folders import folder_lines
-from specserve.checks.doctor.hub import hub_lines
-from specserve.checks.doctor.leftovers import Leftovers, find_leftovers, leftover_lines
-from specserve.checks.doctor.limits import memory_line, open_files_line, shared_memory_lines
+from specserve.checks.doctor.devices import Driver, device_lines, processor_lines, read_driver
+from specserve.checks.doctor.leftovers import (
+    Leftovers,
+    Strays,
+    find_leftovers,
+    find_strays,
+    leftover_lines,
+    stray_lines,
+)
+from specserve.checks.doctor.limits import (
+    folder_lines,
+    hub_lines,
+    memory_line,
+    open_files_line,
+    shared_memory_lines,
+)
 from specserve.checks.doctor.line import Line, examined
-from specserve.checks.doctor.processes import Strays, find_strays, stray_lines
-from specserve.checks.doctor.processor import processor_lines
-from specserve.checks.doctor.software import Software, read_software
+from specserve.checks.doctor.software import Software, engine_lines, read_software
 
 _CPUINFO = Path("/proc/cpuinfo")
 

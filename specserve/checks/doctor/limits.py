@@ -1,14 +1,21 @@
-"""Lines about what the system grants: shared memory, open files, memory. Changes no limit."""
+"""Lines about what the system grants, the folders that a launch writes to, and the Hub."""
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from specserve.checks.doctor.line import Line
+from specserve.checks.doctor.line import Line, State
 from specserve.checks.figures import gib
 from specserve.hardware.accelerators import Machine
+from specserve.models.hubcache import hub_cache, is_offline
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _QUEUE = 10 * 24 * 2**20
@@ -80,3 +87,195 @@ def memory_line(machine: Machine) -> Line:
     if free < _LITTLE_MEMORY:
         return Line("memory", "note", text, "end what nobody needs, or raise the container's limit")
     return Line("memory", "ok", text)
+
+
+_FULL_BYTES = 64 * 2**20
+_LITTLE_BYTES = 10 * 2**30
+_LONGEST_SOCKET = 107
+"""Of a socket's path, in bytes. (unix(7): 108 with its end)"""
+_SOCKET_NAME = len("/") + 36
+"""What vLLM adds to the folder: a UUID. (vllm/utils/network_utils.py, get_open_zmq_ipc_path)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder as it is, or the nearest one above that exists."""
+
+    path: Path
+    free_bytes: int
+    trouble: str | None
+    """Why nothing can be written into it."""
+
+
+def look(folder: Path) -> Place:
+    """What can be said of a folder without writing into it. Raises OSError where nothing can."""
+    there = next(part for part in (folder, *folder.parents) if os.path.exists(part))  # noqa: PTH110 - Path's form raises where it may not look
+    if not there.is_dir():
+        return Place(folder, 0, f"{there} is not a folder")
+    free = shutil.disk_usage(there).free
+    status = os.statvfs(there)
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Place(folder, free, "cannot be written")
+    if free < _FULL_BYTES:
+        return Place(folder, free, "the disk is full")
+    if status.f_files and not status.f_favail:
+        return Place(folder, free, "the disk has no inode left")
+    return Place(folder, free, None)
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether somebody else may exchange what lies in a folder; in one like /tmp (sticky) only its owner may."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    is_others = status.st_uid not in (0, os.geteuid())
+    return is_others or bool(status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX)
+
+
+def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
+    """The Hub's cache, vLLM's, the folder for temporary files, and that of specserve's logs and state."""
+    yield _cache(look(hub_cache(environ)), is_needed=not is_offline(environ))
+    yield from _vllm(Path(environ.get("VLLM_CACHE_ROOT") or _vllm_default(environ)).expanduser())
+    yield from _temporary(environ)
+    place = look(state)
+    if place.trouble:
+        text = f"{state}: {place.trouble}: no log and no state can be kept"
+        yield Line("state", "bad", text, "make room there, or set SPECSERVE_STATE_DIR to another folder")
+    elif is_shared(state):
+        text = f"{state}: other users may rename what lies in it, and so hide the servers"
+        yield Line(
+            "state", "note", text, f"`chmod go-w {state}`, or set SPECSERVE_STATE_DIR to a folder of your own"
+        )
+    else:
+        yield Line("state", "ok", str(state))
+
+
+def _cache(place: Place, *, is_needed: bool) -> Line:
+    text = f"{gib(place.free_bytes)} free for downloads in {place.path}"
+    if place.trouble:
+        state: State = "bad" if is_needed else "note"
+        return Line(
+            "cache",
+            state,
+            f"{place.path}: {place.trouble}",
+            "set HF_HOME to a folder with room for the models",
+        )
+    if place.free_bytes < _LITTLE_BYTES:
+        fix = "set HF_HOME to a larger disk, or remove models: `hf cache`"
+        return Line("cache", "note", f"{text}; an 8B model in bf16 takes 15 GiB", fix)
+    return Line("cache", "ok", text)
+
+
+def _vllm_default(environ: Mapping[str, str]) -> str:
+    """Source: vllm/envs.py 0.32, get_default_cache_root."""
+    return str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm")
+
+
+def _vllm(folder: Path) -> Iterator[Line]:
+    place = look(folder)
+    if place.trouble:
+        text = f"{folder}: {place.trouble}: vLLM keeps there what it compiles"
+        yield Line("vLLM cache", "bad", text, "set VLLM_CACHE_ROOT to a folder that can be written")
+
+
+def _temporary(environ: Mapping[str, str]) -> Iterator[Line]:
+    try:
+        folder = Path(environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir())
+    except FileNotFoundError:
+        yield Line("temp folder", "bad", "none can be written", "set TMPDIR to a folder that can be written")
+        return
+    place = look(folder)
+    if place.trouble:
+        text = f"{folder}: {place.trouble}: vLLM's processes meet there"
+        yield Line("temp folder", "bad", text, "set TMPDIR to a folder that can be written")
+    elif len(os.fsencode(folder)) + _SOCKET_NAME > _LONGEST_SOCKET:
+        text = f"{folder} is too long a path for vLLM's sockets"
+        yield Line("temp folder", "bad", text, "set VLLM_RPC_BASE_PATH=/tmp")
+
+
+_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_LOGIN = "`hf auth login`, or set HF_TOKEN"
+
+
+def hub_lines(environ: Mapping[str, str]) -> Iterator[Line]:
+    """By the environment's variables, as huggingface_hub reads them. (utils/_auth.py, get_token, 2.4)"""
+    yield from _token(environ)
+    yield from _endpoint(environ.get("HF_ENDPOINT", ""), has_token=_source(environ) is not None)
+    if is_offline(environ):
+        names = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if environ.get(name)]
+        yield Line(
+            "Hub", "ok", f"is not asked ({', '.join(names)}): models must be in the cache, or in a folder"
+        )
+
+
+def _token(environ: Mapping[str, str]) -> Iterator[Line]:
+    file = token_file(environ)
+    source = _source(environ)
+    if environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").upper() in _TRUE:
+        text = "none is sent: HF_HUB_DISABLE_IMPLICIT_TOKEN is set"
+        yield Line("Hub token", "note", text, "unset it for gated models")
+    elif source is None:
+        if not is_offline(environ):
+            text = "none: gated models (Llama, Gemma) cannot be downloaded"
+            yield Line("Hub token", "note", text, _LOGIN)
+    elif source == "file":
+        mode = stat.S_IMODE(file.stat().st_mode)
+        if mode & 0o077:
+            text = f"in {file}, which others may read (mode {mode:o})"
+            yield Line("Hub token", "note", text, f"`chmod 600 {file}`")
+        else:
+            yield Line("Hub token", "ok", f"present, in {file}")
+    else:
+        yield Line("Hub token", "ok", f"present, from {source}")
+
+
+def token_file(environ: Mapping[str, str]) -> Path:
+    """Where `hf auth login` keeps it. (huggingface_hub/constants.py, HF_TOKEN_PATH)"""
+    home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    path = environ.get("HF_TOKEN_PATH") or f"{home}/token"
+    return Path(os.path.expandvars(os.path.expanduser(path)))  # noqa: PTH111 - Path's form raises without a home
+
+
+def _source(environ: Mapping[str, str]) -> str | None:
+    """The variable, `file`, or None where there is no token; an empty one is none."""
+    if environ.get("HF_OIDC_RESOURCE"):
+        return "HF_OIDC_RESOURCE"
+    value = next(filter(None, map(environ.get, _VARIABLES)), "")
+    if value.strip():
+        return next(name for name in _VARIABLES if environ.get(name))
+    with suppress(OSError):
+        return "file" if token_file(environ).read_bytes().strip() else None
+    return None
+
+
+def _endpoint(text: str, *, has_token: bool) -> Iterator[Line]:
+    if not text:
+        return
+    shown = endpoint(text)
+    if shown is None:
+        yield Line(
+            "Hub", "note", "HF_ENDPOINT is no address", "write it like https://huggingface.co, or unset it"
+        )
+    elif has_token and shown.startswith("http://") and not _is_loopback(shown):
+        text = f"HF_ENDPOINT={shown}: the token goes there unencrypted"
+        yield Line("Hub", "note", text, "use https://")
+    else:
+        yield Line("Hub", "ok", f"HF_ENDPOINT={shown}")
+
+
+def endpoint(text: str) -> str | None:
+    """An address without user, password, query and fragment; None where it is none."""
+    with suppress(ValueError):
+        parts = urlsplit(text.strip())
+        host, port = parts.hostname, parts.port
+        if parts.scheme in ("http", "https") and host:
+            address = f"[{host}]" if ":" in host else host
+            return f"{parts.scheme}://{address}{f':{port}' if port is not None else ''}{parts.path}"
+    return None
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")

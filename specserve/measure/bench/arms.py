@@ -13,8 +13,8 @@ from pathlib import Path
 from specserve.errors import FactError, UsageError
 from specserve.measure.bench.result import ArmInfo
 from specserve.plan.launchplan import LaunchPlan
-from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
+from specserve.profile.values import human_int
 
 BASELINE = "baseline"
 PROFILE = "profile"
@@ -221,7 +221,7 @@ def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     cache = _kv_bytes(plan)
     if cache is None:
         from specserve.hardware.accelerators import this_cpu
-        from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION
+        from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
 
         share = plan.engine_kwargs.get("gpu_memory_utilization")
         share = float(share) if isinstance(share, int | float) else GPU_MEMORY_UTILIZATION

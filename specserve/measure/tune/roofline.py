@@ -9,19 +9,17 @@ from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune import choose
 from specserve.measure.tune.walk import geometric
+from specserve.memory.compose import compose
+from specserve.memory.defaults import language_part, served_bytes
+from specserve.memory.defaults import shape as sizes
+from specserve.memory.kv import Stage
+from specserve.memory.parts import tallied
+from specserve.memory.settings import HEADS, Settings, Speculative
+from specserve.memory.situation import Situation
+from specserve.memory.weights import weigh
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
 from specserve.models.tensors import expected_tensors
-from specserve.plan.memory.compose import compose
-from specserve.plan.memory.dtypes import served_bytes
-from specserve.plan.memory.parts import tallied
-from specserve.plan.memory.pool import Stage
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.shape import language_part
-from specserve.plan.memory.shape import shape as sizes
-from specserve.plan.memory.situation import Situation
-from specserve.plan.memory.speculative import HEADS, Speculative
-from specserve.plan.memory.weights import weigh
 
 PARALLEL = frozenset({"dflash", "dspark"})
 """Methods whose draft makes all its tokens in one step."""

@@ -22,7 +22,7 @@ from specserve.measure.workloads.workload import (
     fitted,
     kept_whole,
 )
-from specserve.profile.problems import did_you_mean, quoted
+from specserve.profile.codes import did_you_mean, quoted
 
 RANDOM = "random"
 IGNORE_EOS = "ignore_eos: answers go on behind their end, which is easier or harder to draft than real text"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from specserve.errors import FactError
 from specserve.measure.workloads.workload import Message, Prompt
-from specserve.profile.problems import did_you_mean, quoted
+from specserve.profile.codes import did_you_mean, quoted
 
 LARGEST_BYTES = 512 * 2**20
 

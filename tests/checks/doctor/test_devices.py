@@ -7,8 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from specserve.checks.doctor.devices import device_lines
-from specserve.checks.doctor.driver import Driver, read_driver
+from specserve.checks.doctor.devices import Driver, device_lines, read_driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
 from specserve.hardware.gpus import Gpu

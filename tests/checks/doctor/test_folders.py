@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.folders import folder_lines, look
+from specserve.checks.doctor.limits import folder_lines, look
 from specserve.checks.doctor.line import Line
 
 GIB = 2**30

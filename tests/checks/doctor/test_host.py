@@ -9,9 +9,8 @@ import pytest
 
 from specserve.checks.doctor import host
 from specserve.checks.doctor.host import Remains, host_lines, remains
-from specserve.checks.doctor.leftovers import Leftovers
+from specserve.checks.doctor.leftovers import Leftovers, Strays
 from specserve.checks.doctor.line import Line, examined
-from specserve.checks.doctor.processes import Strays
 
 CPU_ENGINE = {"CPU", "plug-in", "OpenMP", "compiler"}
 READERS = {

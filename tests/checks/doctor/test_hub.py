@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.doctor.hub import endpoint, hub_lines, token_file
+from specserve.checks.doctor.limits import endpoint, hub_lines, token_file
 
 SECRET = "hf_" + "Abc1De2Fg3" * 3
 

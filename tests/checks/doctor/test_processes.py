@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.checks.doctor.processes import (
+from specserve.checks.doctor.leftovers import (
     Process,
     Strays,
     find_strays,

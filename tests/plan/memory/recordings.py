@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specserve.memory.demand import Demand, demand
+from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.plan.memory.demand import Demand, demand
-from specserve.plan.memory.settings import Settings
 
 FOLDER = Path(__file__).parent
 CASES: list[dict[str, Any]] = json.loads((FOLDER / "cases.json").read_text())

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from specserve.plan.memory.bounds import Drafting, activation, excess, graphs, outside
-from specserve.plan.memory.constants import Runner, regime
-from specserve.plan.memory.defaults import captured_graphs
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.shape import Shape
+from specserve.memory.bounds import Drafting, activation, excess, graphs, outside
+from specserve.memory.defaults import Shape, captured_graphs
+from specserve.memory.settings import Runner, Settings, regime
 
 GIB = 2**30
 QWEN_8B = Shape(hidden=4096, vocab=151936, layers=36, intermediate=12288)

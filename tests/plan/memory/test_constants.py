@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.memory.constants import Runner, regime, regimes
-from specserve.plan.memory.estimate import Interval
+from specserve.memory.estimate import Interval
+from specserve.memory.settings import Runner, regime, regimes
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
+from specserve.memory.demand import Demand, Stage, demand
+from specserve.memory.kv import Group
+from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.demand import Demand, Stage, demand
-from specserve.plan.memory.pool import Group
-from specserve.plan.memory.settings import Settings
 from tests.plan.memory.recordings import facts_of
 
 GIB = 1 << 30

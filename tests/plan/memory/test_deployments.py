@@ -9,9 +9,9 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import assume
+from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.judge import estimate
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.estimate import MemoryEstimate
-from specserve.plan.memory.judge import estimate
 from specserve.profile.schema import Profile, Target
 from specserve.vllm.versions import known_versions
 from tests.plan.memory.test_public import config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.memory.defaults import captured_graphs
+from specserve.memory.defaults import captured_graphs
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
+from specserve.memory.demand import Demand, Stage
+from specserve.memory.estimate import MemoryEstimate, MemoryVerdict
+from specserve.memory.judge import assess, estimate
+from specserve.memory.kv import Group
+from specserve.memory.reckoning import reckon
+from specserve.memory.settings import Settings
+from specserve.memory.situation import Situation, situation
+from specserve.memory.verdict import verdict_of
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.plan.memory.demand import Demand, Stage
-from specserve.plan.memory.estimate import MemoryEstimate, MemoryVerdict
-from specserve.plan.memory.judge import assess, estimate
-from specserve.plan.memory.pool import Group
-from specserve.plan.memory.reckoning import reckon
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.situation import Situation, situation
-from specserve.plan.memory.verdict import verdict
 from specserve.profile.schema import Expectation, Profile, Speculation, Target
 
 GIB = 2**30
@@ -303,7 +303,7 @@ def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) 
 
 
 def rank(s: Situation) -> int:
-    return ORDER.index(verdict(s, reckon(s)))
+    return ORDER.index(verdict_of(s, reckon(s)))
 
 
 @given(MACHINES, LAUNCHES, st.booleans())

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from specserve.memory.demand import Demand, demand
+from specserve.memory.settings import Settings
+from specserve.memory.weights import mxfp4_padding
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.demand import Demand, demand
-from specserve.plan.memory.mxfp4padding import mxfp4_padding
-from specserve.plan.memory.settings import Settings
 from tests.plan.memory.test_deployments import MXFP4, gpt_oss
 from tests.plan.memory.test_public import config
 

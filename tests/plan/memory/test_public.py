@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from specserve.memory.demand import Demand, demand
+from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.demand import Demand, demand
-from specserve.plan.memory.settings import Settings
 from tests.plan.memory.recordings import FOLDER
 
 GIB = 1 << 30

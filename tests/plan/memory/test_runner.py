@@ -2,7 +2,7 @@
 
 import pytest
 
-from specserve.plan.memory.runner import other_runner, runner
+from specserve.memory.defaults import other_runner, runner
 from specserve.vllm.runner import SWITCH
 
 DRAFT = {"method": "draft_model", "model": "small"}

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
+from specserve.memory.defaults import length_of, runner, shape
+from specserve.memory.judge import estimate
+from specserve.memory.situation import Promise, Situation, situation
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.judge import estimate
-from specserve.plan.memory.length import length_of
-from specserve.plan.memory.runner import runner
-from specserve.plan.memory.shape import shape
-from specserve.plan.memory.situation import Promise, Situation, situation
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 

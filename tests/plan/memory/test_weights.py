@@ -11,15 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
+from specserve.memory.demand import demand
+from specserve.memory.settings import Settings
+from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.facts import published as published_facts
 from specserve.models.quantized import as_stored
 from specserve.models.tensors import expected_tensors, mtp_tensors
-from specserve.plan.memory.demand import demand
-from specserve.plan.memory.roles import numberless, role_of
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.weights import stage_of_layers, tally, weigh
 from tests.plan.memory.recordings import ANSWERED, FOLDER, RECORDED, facts_of, settings_of
 
 PUBLISHED: dict[str, list[Any]] = json.loads((FOLDER / "tensors.json").read_text())

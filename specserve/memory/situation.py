@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from specserve.hardware.accelerators import Machine
+from specserve.memory.defaults import GPU_MEMORY_UTILIZATION, arguments, batch_defaults, length_of
+from specserve.memory.defaults import runner as runner_of
+from specserve.memory.settings import Runner, Settings
 from specserve.models.facts import ModelFacts
 from specserve.plan.host import default_kv_bytes
-from specserve.plan.memory.constants import Runner
-from specserve.plan.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults
-from specserve.plan.memory.length import length_of
-from specserve.plan.memory.runner import arguments
-from specserve.plan.memory.runner import runner as runner_of
-from specserve.plan.memory.settings import Settings
-from specserve.profile.numbers import human_int
 from specserve.profile.schema import Expectation, Profile, Speculation
+from specserve.profile.values import human_int
 from specserve.vllm.facts import SHORTENS_TARGET
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"

@@ -6,14 +6,20 @@ from dataclasses import replace
 
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
+from specserve.memory.demand import Demand
+from specserve.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict, PerGpu
+from specserve.memory.reckoning import Reckoning, reckon, without_speculation
+from specserve.memory.situation import Situation, situation
+from specserve.memory.verdict import (
+    certain,
+    is_only_in_doubt,
+    knobs,
+    reason,
+    state_blocks,
+    verdict_of,
+    verdict_without_states,
+)
 from specserve.models.facts import ModelFacts
-from specserve.plan.memory.demand import Demand
-from specserve.plan.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict, PerGpu
-from specserve.plan.memory.knobs import knobs
-from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculation
-from specserve.plan.memory.situation import Situation, situation
-from specserve.plan.memory.stateblocks import state_blocks
-from specserve.plan.memory.verdict import certain, is_only_in_doubt, reason, verdict, verdict_without_states
 from specserve.profile.schema import Profile, Speculation
 
 
@@ -44,7 +50,7 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
     """The same for a situation that is worked out already."""
     r = reckon(s, needed=needed)
     s, r, notes = _fitted_length(s, r)
-    found = verdict(s, r)
+    found = verdict_of(s, r)
     at = r.poorest
     stage, demand = r.demand.stages[at], r.demand
     is_all_known = demand.is_kv_known and s.unknown_draft is None

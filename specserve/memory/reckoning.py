@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
-from specserve.models.facts import ModelFacts
-from specserve.plan.memory.bounds import (
+from specserve.memory.bounds import (
     DRAFTED,
     NVLINK,
     Drafting,
@@ -18,12 +17,12 @@ from specserve.plan.memory.bounds import (
     graphs,
     outside,
 )
-from specserve.plan.memory.constants import Regime, regime
-from specserve.plan.memory.defaults import NO_GRAPHS, Captured, captured_graphs
-from specserve.plan.memory.demand import Demand, Stage, demand
-from specserve.plan.memory.estimate import Interval
-from specserve.plan.memory.shape import Shape, shape
-from specserve.plan.memory.situation import Situation
+from specserve.memory.defaults import NO_GRAPHS, Captured, Shape, captured_graphs, shape
+from specserve.memory.demand import Demand, Stage, demand
+from specserve.memory.estimate import Interval
+from specserve.memory.settings import Regime, regime
+from specserve.memory.situation import Situation
+from specserve.models.facts import ModelFacts
 
 _GIB = 2**30
 _CONTEXT = 0.6 * _GIB

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specserve.plan.memory.constants import Regime
-from specserve.plan.memory.defaults import Captured
-from specserve.plan.memory.estimate import Interval
-from specserve.plan.memory.settings import Settings
-from specserve.plan.memory.shape import Shape
+from specserve.memory.defaults import Captured, Shape
+from specserve.memory.estimate import Interval
+from specserve.memory.settings import Regime, Settings
 
 _GIB = 2**30
 _NOTHING = Interval(0, 0)

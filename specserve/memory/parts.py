@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from specserve.errors import FactError
+from specserve.memory.weights import Kind, tally
 from specserve.models.config import text_fields
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.quantized import as_stored, quantization_of
 from specserve.models.tensors import expected_tensors, head_tensors, mtp_tensors
-from specserve.plan.memory.weights import Kind, tally
 
 _KEPT = 8
 

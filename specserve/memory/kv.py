@@ -1,20 +1,63 @@
-"""The KV cache of every layer of a model on one GPU, and its block sizes. Knows no budget and no weights.
-
-Source: `get_kv_cache_spec` of vLLM's attention layers, `_align_hybrid_block_size` in platforms/interface.py, 0.32.
-"""
+"""The KV cache of every layer of a model on one GPU: block sizes, pages, the pool."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from specserve.errors import FactError
+from specserve.memory.defaults import LATENT_BYTES, kv_token_bytes, state_bytes
+from specserve.memory.settings import Settings
 from specserve.models.shape import Latent, Mixer, Shape, State
-from specserve.plan.memory.dtypes import LATENT_BYTES, kv_token_bytes, state_bytes
-from specserve.plan.memory.layerkv import LayerKv
-from specserve.plan.memory.settings import Settings
 from specserve.vllm.facts import STATE_CHECKPOINTS
+
+LayerKind = Literal["full", "mla", "indexer", "sliding", "chunked", "state"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKv:
+    """One layer's cache. Equal ones share a block table. Source: vllm/v1/kv_cache_interface.py 0.32."""
+
+    kind: LayerKind
+    block_size: int
+    """Tokens in a block; for a state, vLLM's `mamba_block_size`."""
+    bytes_per_token: int = 0
+    """0 for a state."""
+    cell: tuple[int, ...] = ()
+    """Heads, sizes and bytes of an element: layers of one size that differ here are not alike."""
+    window: int | None = None
+    """Tokens of a sliding window, or of an attention chunk."""
+    state_bytes: int = 0
+    state_blocks: int = 1
+    """States that a request holds: one, one more for each draft token, one more for prefix caching."""
+    padded_bytes: int | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block of this layer."""
+        return self.padded_bytes or self.state_bytes or self.block_size * self.bytes_per_token
+
+    @property
+    def base(self) -> str:
+        """The family whose layers may share a block table though their sizes differ."""
+        return "full" if self.kind in ("full", "mla", "indexer") else self.kind
+
+    def resized(self, page_bytes: int) -> LayerKv:
+        """The same with pages of so many bytes: longer blocks where that divides, else padding.
+
+        Raises ValueError for MLA, which vLLM cannot pad (`unify_kv_cache_spec_page_size`).
+        """
+        if self.kind == "state":
+            return replace(self, padded_bytes=page_bytes)
+        ratio, rest = divmod(page_bytes, self.page_bytes)
+        if rest == 0:
+            padded = None if self.padded_bytes is None else page_bytes
+            return replace(self, block_size=self.block_size * ratio, padded_bytes=padded)
+        if self.kind in ("mla", "indexer"):
+            raise ValueError("pages of MLA layers cannot be padded")
+        return replace(self, padded_bytes=page_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,3 +210,57 @@ def _with_states(
         has_checkpoints=STATE_CHECKPOINTS.at(settings.version),
         state_padded_bytes=padded,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share one block table; a request takes `blocks(tokens)` blocks for it.
+
+    Source: vLLM's `KVCacheGroupSpec` (v1/kv_cache_interface.py 0.32).
+    """
+
+    block_size: int
+    """Tokens in a block."""
+    page_bytes: int
+    """Bytes that its layers fill of a block, all together, on the fullest GPU."""
+    retained_tokens: int | None = None
+    """Tokens that a window keeps, those in flight included; None: all."""
+    fixed_blocks: int | None = None
+    """Blocks per request that do not depend on its length: the state of mamba and the like."""
+    spare_blocks: int = 0
+    """Blocks beyond those of its tokens: a window need not begin where a block does."""
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks of one request of so many tokens, as vLLM reserves them."""
+        if self.fixed_blocks is not None:
+            return self.fixed_blocks
+        if self.retained_tokens is not None:
+            return _ceil(min(self.retained_tokens, tokens), self.block_size) + self.spare_blocks
+        return _ceil(tokens, self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pipeline stage: each of its GPUs holds this."""
+
+    rank: int
+    """The first of its GPUs."""
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    bytes_per_block: int
+    """What one block of the pool takes here, padding included."""
+    target_kv_bytes_per_token: int
+    """All attention layers, sliding-window layers as if full."""
+    draft_kv_bytes_per_token: int
+    target_kv_bytes_fixed: int
+    """Per request, whatever its length: the state of mamba and the like."""
+    draft_kv_bytes_fixed: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Target and draft."""
+        return self.target_weights_bytes + self.draft_weights_bytes
+
+
+def _ceil(value: int, step: int) -> int:
+    return -(-value // step)

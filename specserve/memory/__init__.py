@@ -1,0 +1,3 @@
+"""What a launch needs of each GPU, by formula."""
+
+from __future__ import annotations

@@ -1,0 +1,262 @@
+"""vLLM's defaults that memory depends on: batch sizes, runner, types, the sizes of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from specserve.errors import FactError
+from specserve.hardware.accelerators import Machine
+from specserve.models.config import Fields, text_fields
+from specserve.models.facts import ModelFacts
+from specserve.vllm.context import ASSUMED, Length, context_length
+from specserve.vllm.runner import SWITCH, which_runner
+
+if TYPE_CHECKING:
+    from specserve.memory.settings import Runner
+    from specserve.profile.schema import Profile
+
+
+GPU_MEMORY_UTILIZATION = 0.92
+"""The share of the memory that vLLM takes unless it is told. Source: vllm/config/cache.py."""
+_GIB = 2**30
+
+
+def batch_defaults(machine: Machine, *, world_size: int = 1) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of vLLM's API server on this machine."""
+    kind = machine.accelerator
+    if machine.is_cpu:
+        return 2048 * world_size, 128 * world_size
+    if kind.total_bytes >= 160 * _GIB:
+        return 16384, 1024
+    if kind.total_bytes >= 70 * _GIB and "a100" not in kind.name.lower():
+        return 8192, 1024
+    return 2048, 256
+
+
+class Captured(NamedTuple):
+    """The CUDA graphs of a launch."""
+
+    graphs: int
+    largest: int
+    """Tokens of the largest captured batch."""
+
+
+NO_GRAPHS = Captured(0, 0)
+
+
+def captured_graphs(
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    decode_tokens: int = 1,
+    tiers: int = 1,
+    drafts: bool = False,
+    sizes: Sequence[int] | None = None,
+    largest: int | None = None,
+    whole: bool = True,
+    blackwell: bool = False,
+) -> Captured:
+    """How many graphs vLLM captures, and for how many tokens at most.
+
+    In pieces for every size, whole for those that a decode step can have; whole once more for the draft's own steps.
+    `decode_tokens`: tokens of one request in a decode step, 1 + K; `tiers`: different K of a schedule; `drafts`: a
+    draft network runs; `sizes`, `largest`, `whole`: what the profile sets. Source: vllm/config/vllm.py 0.32,
+    `_set_cudagraph_sizes`.
+    """
+    ceiling = 1024 if blackwell else 512
+    most = min(largest or min(2 * max_num_seqs * decode_tokens, ceiling), max_num_batched_tokens)
+    if sizes is None:
+        requests = min(max_num_seqs, ceiling)
+        decode = {count * decode_tokens for count in (*_grid(requests), requests)}
+        pieces = {*_grid(most), *(size for size in decode if size <= most)}
+    else:
+        decode = pieces = {size for size in sizes if size <= max_num_batched_tokens}
+    full = sum(size <= most for size in decode if size <= max_num_seqs * decode_tokens) * tiers
+    return Captured(len(pieces) + whole * full * (2 if drafts else 1), max(pieces, default=0))
+
+
+def _grid(largest: int) -> list[int]:
+    small = [size for size in (1, 2, 4) if size <= largest]
+    return [*small, *range(8, min(largest + 1, 256), 8), *range(256, largest + 1, 16)]
+
+
+def arguments(profile: Profile) -> dict[str, Any]:
+    """The engine arguments that the choice of the runner depends on, by vLLM's names."""
+    return {**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size}
+
+
+def runner(
+    version: str,
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Runner:
+    """`v1` or `v2` for a CUDA launch; V2 if only the target's config.json (`config`) could tell and is not given.
+
+    `arguments`: engine arguments; `speculation`: vLLM's speculative_config.
+    """
+    found = which_runner(version, arguments=arguments or {}, speculation=speculation, env=env, config=config)
+    return "v1" if found and found.runner == "V1" else "v2"
+
+
+def other_runner(
+    version: str,
+    *,
+    speculation: Mapping[str, Any],
+    env: Mapping[str, str],
+    arguments: Mapping[str, Any] | None = None,
+) -> Runner | None:
+    """The one that a CUDA launch does not get and could be put on; None if it can have but one."""
+    now = runner(version, arguments=arguments, speculation=speculation, env=env)
+    switched = {**env, SWITCH: "0" if now == "v2" else "1"}
+    other = which_runner(version, arguments=arguments or {}, speculation=speculation, env=switched)
+    if other is None or other.lacks or other.runner.lower() == now:
+        return None
+    return "v1" if now == "v2" else "v2"
+
+
+_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2, "float64": 8}
+_KV_BYTES = {**_BYTES, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "int8": 1}
+_SCALED = {"fp8_per_token_head": 2, "int8_per_token_head": 2, "int4_per_token_head": 1}
+"""Half bytes of an element; each head then has an fp32 scale for its keys, and one for its values."""
+LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+"""Bytes of a token in the packed layouts of latent attention (layers/attention/mla_attention.py 0.32)."""
+
+
+def served_bytes(dtype: str, *, given: str | None) -> int:
+    """Bytes of an unquantised weight. `given`: config.json's own; vLLM serves float32 in half precision on `auto`.
+
+    Raises FactError for a type that vLLM has no name for.
+    """
+    wanted = dtype.lower()
+    if wanted == "auto":
+        return 2 if given in (None, "float32", "float64") or given not in _BYTES else _BYTES[given]
+    if wanted not in _BYTES:
+        raise FactError(f"`{dtype}` is no dtype of vLLM")
+    return _BYTES[wanted]
+
+
+def kv_dtype(wanted: str, *, quantization: Mapping[str, Any]) -> str:
+    """The KV cache's type: what is asked for, else what a ModelOpt checkpoint says of itself, else `auto`.
+
+    Source: `resolve_kv_cache_dtype_string` in vllm/utils/torch_utils.py 0.32.
+    """
+    if wanted != "auto" or not str(quantization.get("quant_method", "")).startswith("modelopt"):
+        return wanted
+    inner = quantization.get("quantization")
+    inner = inner if isinstance(inner, Mapping) else quantization
+    for part in (inner, quantization):
+        for key in ("kv_cache_scheme", "kv_cache_quant_algo"):
+            found = part.get(key)
+            if isinstance(found, Mapping):
+                return {8: "fp8", 4: "nvfp4"}.get(found.get("num_bits", 0), "auto")
+            if isinstance(found, str):
+                return {"fp8": "fp8", "nvfp4": "nvfp4"}.get(found.lower(), "auto")
+    return "auto"
+
+
+def kv_token_bytes(dtype: str, *, heads: int, head_dim: int, head_dim_v: int, weight_bytes: int) -> int:
+    """Keys and values of one token in one layer on one GPU. Raises FactError for a packed type that is not known."""
+    if dtype in _SCALED:
+        return heads * ((head_dim + head_dim_v) * _SCALED[dtype] // 2 + 8)
+    if dtype == "auto":
+        return heads * (head_dim + head_dim_v) * weight_bytes
+    if dtype not in _KV_BYTES:
+        raise FactError(
+            f"the bytes of a KV cache of type `{dtype}` are not known",
+            hint="`specserve check --ask-vllm` lets the installed vLLM say what it needs",
+        )
+    return heads * (head_dim + head_dim_v) * _KV_BYTES[dtype]
+
+
+def state_bytes(dtype: str, *, weight_bytes: int) -> int:
+    """Bytes of an element of a recurrent state."""
+    return _BYTES.get(dtype, weight_bytes)
+
+
+_DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one model, in elements unless the name says otherwise."""
+
+    hidden: int
+    vocab: int
+    layers: int
+    intermediate: int
+    """Of the dense MLP, or of the shared experts."""
+    experts_per_token: int = 0
+    """0: no mixture of experts."""
+    expert_intermediate: int = 0
+    dtype_bytes: int = 2
+    is_quantized: bool = False
+    is_multimodal: bool = False
+
+
+def shape(facts: ModelFacts, *, dtype: str = "auto") -> Shape:
+    """The sizes of a model's language part. Raises FactError where config.json lacks one that must be there."""
+    top = Fields(facts.model, facts.config)
+    config = language_part(facts)
+    experts = config.optional("num_experts_per_tok", "top_k_experts", "moe_topk", least=0) or 0
+    expert = config.integer(
+        "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", default=0, least=0
+    )
+    hidden = config.integer("hidden_size", "n_embd", "d_model")
+    return Shape(
+        hidden=hidden,
+        vocab=config.integer("vocab_size", default=0, least=0) or top.integer("vocab_size"),
+        layers=config.integer("num_hidden_layers", "n_layer", "n_layers", default=1, least=0),
+        intermediate=_dense(config, hidden=hidden, experts=experts, expert=expert),
+        experts_per_token=experts,
+        expert_intermediate=expert if experts else 0,
+        dtype_bytes=_DTYPE_BYTES.get(_dtype(dtype, top, config), 2),
+        is_quantized=bool(top.values.get("quantization_config") or config.values.get("quantization_config")),
+        is_multimodal=any(top.has(key) for key in ("vision_config", "audio_config", "visual")),
+    )
+
+
+def language_part(facts: ModelFacts) -> Fields:
+    """The part of a config.json that describes the language model, with what its model type leaves out."""
+    if facts.config.get("model_type"):
+        return text_fields(facts.model, facts.config)[0]
+    config = Fields(facts.model, facts.config)
+    return config.section("text_config") or config
+
+
+def _dense(config: Fields, *, hidden: int, experts: int, expert: int) -> int:
+    if not experts:
+        return config.integer(
+            "intermediate_size",
+            "n_inner",
+            "ffn_dim",
+            "ffn_hidden_size",
+            "block_ff_dim",
+            default=4 * hidden,
+            least=0,
+        )
+    count = config.optional("n_shared_experts", "num_shared_experts", least=0)
+    if count is not None:
+        return count * expert
+    return config.optional("shared_expert_intermediate_size", "shared_intermediate_size", least=0) or 0
+
+
+def _dtype(dtype: str, *configs: Fields) -> str:
+    if dtype != "auto":
+        return dtype
+    for config in configs:
+        value = config.values.get("torch_dtype") or config.values.get("dtype")
+        if isinstance(value, str):
+            # vLLM loads float32 checkpoints as 16 bits unless it is told otherwise
+            return "auto" if value == "float32" else value
+    return "auto"
+
+
+def length_of(facts: ModelFacts, *, version: str) -> Length:
+    """The context that vLLM derives, or assumes if config.json does not say it."""
+    found = context_length(language_part(facts).values, version)
+    return found or Length(ASSUMED, ASSUMED, "")

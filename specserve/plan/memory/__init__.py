@@ -1,1 +1,0 @@
-"""Memory of a launch, by formula: pure in facts, arguments and version constants."""
