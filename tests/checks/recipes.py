@@ -261,6 +261,14 @@ CONVOLUTIONS: Config = {
     "tie_word_embeddings": True,
 }
 
+DFLASH: Config = {
+    **QWEN3,
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "num_target_layers": 8,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 511, "target_layer_ids": [1, 4, 6]},
+}
 CATALOGUE: Mapping[str, Recipe] = {
     "llama": Recipe(LLAMA, decoder),
     "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
@@ -286,15 +294,9 @@ CATALOGUE: Mapping[str, Recipe] = {
         {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048}, eagle_head, tokens=False
     ),
     "llama-eagle3": Recipe(EAGLE3, eagle3_head, tokens=False),
-    "qwen3-dflash": Recipe(
-        {
-            **QWEN3,
-            "architectures": ["DFlashDraftModel"],
-            "num_hidden_layers": 2,
-            "num_target_layers": 8,
-            "block_size": 8,
-            "dflash_config": {"mask_token_id": 511, "target_layer_ids": [1, 4, 6]},
-        },
+    "qwen3-dflash": Recipe(DFLASH, dflash_head, tokens=False),
+    "qwen3-dflash-fp8": Recipe(
+        {**DFLASH, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
         dflash_head,
         tokens=False,
     ),
