@@ -1,7 +1,7 @@
 """Fit the bounds of the memory estimate to public boot logs, and score the estimate.
 
     python scripts/fit_memory.py              fit, and score in-sample and with each source left out in turn
-    python scripts/fit_memory.py --write      the same, and write constants.toml and the table of docs/memory.md
+    python scripts/fit_memory.py --write      the same, and write memory.toml and the table of docs/memory.md
     python scripts/fit_memory.py --score FILE score the points of other files with the constants that ship
 
 A point is in-sample if the fit saw its source, else held-out.
@@ -45,7 +45,7 @@ from specserve.plan.memory.reckoning import captures
 from specserve.plan.memory.shape import shape
 
 ROOT = Path(__file__).resolve().parents[1]
-CONSTANTS = ROOT / "specserve" / "plan" / "memory" / "constants.toml"
+CONSTANTS = ROOT / "specserve" / "vllm" / "memory.toml"
 PAGE = ROOT / "docs" / "memory.md"
 MARKS = ("<!-- scores: scripts/fit_memory.py --write -->", "<!-- end of scores -->")
 _SURPRISE = 0.4
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--score", type=Path, nargs="+", metavar="FILE", help="points to score only")
     parser.add_argument(
-        "--write", action="store_true", help="write constants.toml and the table of docs/memory.md"
+        "--write", action="store_true", help="write memory.toml and the table of docs/memory.md"
     )
     arguments = parser.parse_args()
     known = read(POINTS)
@@ -120,7 +120,7 @@ def main() -> None:
         CONSTANTS.write_text(text, encoding="utf-8")
         PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
     elif text != CONSTANTS.read_text(encoding="utf-8"):
-        print("\nconstants.toml is not what this fit gives: --write")
+        print("\nmemory.toml is not what this fit gives: --write")
 
 
 def source_of(point: Mapping[str, Any]) -> str:
@@ -238,7 +238,7 @@ def rules_of(found: Mapping[tuple[str, str, Kind], Interval], known: Regime) -> 
 
 
 def rewritten(text: str, found: Mapping[tuple[str, str, Kind], Interval]) -> str:
-    """constants.toml with these bounds."""
+    """memory.toml with these bounds."""
     return "".join(
         _rewritten_row(part, found) for part in re.split(r"(?=^\[\[regime\]\]$)", text, flags=re.M)
     )

@@ -2,7 +2,7 @@
 
     python scripts/update_vllm.py [--check] vllm-0.34.0-….whl [PACKAGE_DIRECTORY …]
 
-Writes `specserve/plan/{tables,registries}/vllm-<minor>.json` (with --check nothing is written), and looks for the
+Writes `specserve/vllm/{tables,registries}/vllm-<minor>.json` (with --check nothing is written), and looks for the
 quoted line of every fact of `specserve/vllm/facts.py` and of every rule's source in that version.
 
 The directory of a transformers package renews `registries/transformers.txt`: the model classes of the version
@@ -21,17 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from vllmsource.arguments import read_package
+from vllmsource.models import read_registry, read_transformers
+
 from specserve.checks.catalogue import RULES
 from specserve.errors import SpecserveError
-from specserve.plan import registry
-from specserve.plan.registrysource import read_registry, read_transformers
-from specserve.plan.sources import read_package
-from specserve.plan.table import VllmTable, dumps
+from specserve.vllm import registry
 from specserve.vllm.facts import FACTS, READ
+from specserve.vllm.table import VllmTable, dumps
 
-PLAN = Path(__file__).parent.parent / "specserve" / "plan"
-TABLES = PLAN / "tables"
-REGISTRIES = PLAN / "registries"
+VIEW = Path(__file__).parent.parent / "specserve" / "vllm"
+TABLES = VIEW / "tables"
+REGISTRIES = VIEW / "registries"
 
 
 class Reading(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.plan.support import known_versions, table
+from specserve.vllm.versions import known_versions, table
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = sorted((ROOT / "specserve").rglob("*.py"))
@@ -18,8 +18,9 @@ OWN_FLAGS = {"--host", "--port", "--help", "--version"}
 """Flags of vLLM that specserve's own command line has too, or may name in a hint."""
 
 ORDER = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-COMPARES = {"specserve/checks/site.py", "specserve/plan/memory/constants.py", "specserve/plan/support.py"}
-"""Files that compare versions in an order, and ask for a table or a row of figures, not for what vLLM does."""
+VERSION = re.compile(r"(?<![\d.])0\.(2[6-9]|[34]\d)(?![\d%])")
+SOURCES = re.compile(r'"vllm/\S+ \(0\.\d+\)"')
+"""A quoted source of vLLM says in which version its line is; the text of a cause does not depend on it."""
 
 
 def name(file: Path) -> str:
@@ -55,13 +56,13 @@ def test_no_function_is_longer_than_50_lines() -> None:
     assert long == {}
 
 
-def test_only_plan_and_convert_know_vllms_flags() -> None:
+def test_only_the_view_of_vllm_plan_and_convert_know_vllms_flags() -> None:
     tables = [table(version) for version in known_versions()]
     arguments = [item for one in tables for item in (*one.engine.values(), *one.frontend.values())]
     flags = {item.flag for item in arguments if item.flag} - OWN_FLAGS
     found = []
     for file in PACKAGE:
-        if file.relative_to(ROOT).parts[1] in ("plan", "convert"):
+        if file.relative_to(ROOT).parts[1] in ("vllm", "plan", "convert"):
             continue
         module = tree(file)
         documentation = docstrings(module)
@@ -72,35 +73,42 @@ def test_only_plan_and_convert_know_vllms_flags() -> None:
     assert found == []
 
 
+def outside_of_the_view() -> list[Path]:
+    return [file for file in PACKAGE if file.relative_to(ROOT).parts[1] != "vllm"]
+
+
 def test_only_the_view_of_vllm_holds_versions_of_vllm() -> None:
-    version = re.compile(r"(?<![\d.])0\.(2[6-9]|[34]\d)(?![\d%])")
     found = []
-    for file in PACKAGE:
-        if file.relative_to(ROOT).parts[1] == "vllm":
-            continue
+    for file in outside_of_the_view():
         documentation = docstrings(tree(file))
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if id(node) not in documentation and version.search(node.value):
+                if id(node) not in documentation and VERSION.search(node.value):
                     found.append(f"{name(file)}:{node.lineno} {node.value!r}")
             elif isinstance(node, ast.Tuple) and re.fullmatch(r"\(0, [2-4]\d\)", ast.unparse(node)):
                 found.append(f"{name(file)}:{node.lineno} {ast.unparse(node)}")
     assert found == []
 
 
-def test_only_the_view_of_vllm_and_its_tables_compare_versions() -> None:
+def test_no_data_outside_of_the_view_of_vllm_depends_on_its_version() -> None:
     found = []
-    for file in PACKAGE:
-        place = file.relative_to(ROOT).as_posix()
-        if place.startswith("specserve/vllm/") or place in COMPARES:
-            continue
+    for file in (ROOT / "specserve").rglob("*.toml"):
+        text = SOURCES.sub("", file.read_text(encoding="utf-8"))
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+        if file.parent.name != "vllm":
+            found += [f"{name(file)}: {line}" for line in lines if VERSION.search(line)]
+    assert found == []
+
+
+def test_only_the_view_of_vllm_compares_versions() -> None:
+    found = []
+    asks = re.compile(r"\b_?minor\(|\.vllm\b|known_versions|\bVersion\(")
+    for file in outside_of_the_view():
         for node in ast.walk(tree(file)):
             if isinstance(node, ast.Compare) and any(isinstance(part, ORDER) for part in node.ops):
                 sides = [node.left, *node.comparators]
-                if any(
-                    re.search(r"\b_?minor\(|\.vllm\b|known_versions", ast.unparse(side)) for side in sides
-                ):
-                    found.append(f"{place}:{node.lineno} {ast.unparse(node)}")
+                if any(asks.search(ast.unparse(side)) for side in sides):
+                    found.append(f"{name(file)}:{node.lineno} {ast.unparse(node)}")
     assert found == []
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.support import in_range, table
 from specserve.profile.load import load_profile, with_alternative
-from specserve.profile.schema import Hardware, Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Hardware, Profile, Speculation
+from specserve.vllm.versions import in_range, table
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))

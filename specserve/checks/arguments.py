@@ -9,8 +9,8 @@ from specserve.checks.versions import judged, only_in
 from specserve.convert.options import refused_spellings
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
-from specserve.plan.support import table, versions_with
-from specserve.plan.table import Section
+from specserve.vllm.table import Section
+from specserve.vllm.versions import table, versions_with
 
 
 def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:

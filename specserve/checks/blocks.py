@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.rule import Context
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Speculation
 
 
 def blocks(ctx: Context) -> Iterator[tuple[str, Speculation]]:

@@ -11,11 +11,11 @@ from specserve.checks.reach import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
-from specserve.plan.support import table
 from specserve.profile.problems import did_you_mean
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.texts import COMMAND
+from specserve.vllm.versions import table
 
 _HARMLESS = re.compile(
     r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I

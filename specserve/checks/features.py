@@ -8,8 +8,7 @@ from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.facts import WATERMARKED_METHODS
 
 _HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})

@@ -12,10 +12,10 @@ from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
 from specserve.errors import FactError, UsageError
-from specserve.plan.support import judged_versions, known_versions
 from specserve.plan.uses import tokenizer_use
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import judged_versions, known_versions
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
@@ -222,7 +222,7 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     """What the launch is judged for: `--assume`, else `hardware`, else what is found; and why there is none."""
     from specserve.facts.accelerators import Machine, accelerator, assume, this_cpu
     from specserve.facts.nvml import find
-    from specserve.plan.support import installed
+    from specserve.vllm.versions import installed
 
     if wanted.machine:
         return wanted.machine, ""

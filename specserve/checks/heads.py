@@ -17,8 +17,8 @@ from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.plan.registry import Registry
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
+from specserve.vllm.registry import Registry
 
 _HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")

@@ -17,10 +17,11 @@ def on_this_machine(
     profile: Profile, *, machine: Machine | None
 ) -> tuple[LaunchPlan | None, Host | None, str]:
     """The plan and the host; or neither, and why the rules about the host do not apply."""
+    from specserve.checks.installed import installed_table
     from specserve.plan.host import localize, this_host
     from specserve.plan.launch import launch
     from specserve.plan.site import seen_from
-    from specserve.plan.support import contains, installed, installed_table
+    from specserve.vllm.versions import contains, installed
 
     if machine is not None and machine.basis == "assumed":
         return None, None, "judged for another machine (`--assume`)"

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.launchplan import FromEnv
-from specserve.plan.support import contains, known_versions
+from specserve.vllm.versions import known_versions, reaches_newer
 
 _NOT_COMPILED = ("compilation_config", "optimization_level", "enable_lora")
 """Engine arguments that may switch compilation off; what they say is vLLM's to judge."""
 _NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_CI_ENV")
-_MINORS_AHEAD = 20
-_PATCHES = 10
 
 
 @rule("SD401", "missing-compiler", Severity.ERROR, needs="host")
@@ -61,13 +59,13 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32,<0.34"
 
     ## Source
-    specserve, plan/tables
+    specserve, vllm/tables
     """
     if ctx.versions:
         return
     spec = ctx.profile.vllm or ""
     newest = known_versions()[-1]
-    newer = is_newer(spec)
+    newer = reaches_newer(spec)
     yield Hit(
         "vllm",
         f"no vLLM that this specserve knows is in `{spec}`",
@@ -75,11 +73,3 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
         help=f"it knows {', '.join(known_versions())}",
         severity=Severity.INFO if newer else None,
     )
-
-
-def is_newer(spec: str) -> bool:
-    """Whether a range holds a version that is newer than all that are known."""
-    major, minor = (int(part) for part in known_versions()[-1].split("."))
-    ahead = [f"{major}.{minor + step}" for step in range(1, _MINORS_AHEAD)]
-    releases = [f"{version}.{patch}" for version in (*ahead, f"{major + 1}.0") for patch in range(_PATCHES)]
-    return any(contains(spec, release) for release in releases)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from specserve.checks.modelfields import Config, architectures
 from specserve.checks.rule import Context
 from specserve.checks.versions import judged
-from specserve.plan.registry import ModelClass, Registry, registry
+from specserve.vllm.registry import ModelClass, Registry, registry
 
 
 def registries(ctx: Context) -> Iterator[tuple[str, Registry]]:

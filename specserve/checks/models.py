@@ -19,7 +19,7 @@ from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.facts.model import ModelFacts
-from specserve.plan.registry import Registry, transformers_names
+from specserve.vllm.registry import Registry, transformers_names
 
 _SERVING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _HIDDEN_STATES = frozenset({"eagle3", "dflash", "dspark"})

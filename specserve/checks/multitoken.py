@@ -19,8 +19,8 @@ from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
 from specserve.facts.model import ModelFacts
-from specserve.plan.registry import Registry
-from specserve.plan.retype import retyped
+from specserve.vllm.registry import Registry
+from specserve.vllm.speculation import retyped
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
 _ONE = frozenset({"gemma4_assistant", "gemma4_unified_assistant", "mimo_v2", "mimo_v2_flash", "mimo_v2_omni"})

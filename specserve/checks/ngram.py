@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from specserve.checks.blocks import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Speculation
 
 _METHODS = ("ngram", "ngram_gpu")
 _SHORT = 2

@@ -107,7 +107,7 @@ def judgements(
     Arms whose models are not known are left out. Raises FactError, and UsageError for what cannot be planned.
     """
     from specserve.plan.launch import launch
-    from specserve.plan.support import table
+    from specserve.vllm.versions import table
 
     known, target = table(vllm.version), shapes["target.model"]
     platform = "cpu" if machine.is_cpu else "cuda"
@@ -134,7 +134,7 @@ def judgements(
 def vllm_to_ask(source: Path | None) -> Vllm:
     """The installed vLLM, or the one in a folder that holds its package. Raises FactError if there is none."""
     if source is None:
-        from specserve.plan.support import installed
+        from specserve.vllm.versions import installed
 
         found = installed()
         if found is None:

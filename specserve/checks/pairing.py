@@ -13,8 +13,8 @@ from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.facts.tokenizers.families import tokenizer_family
 from specserve.profile.problems import quoted
-from specserve.profile.speculation import OWN_LAYERS
 from specserve.vllm.facts import SHORTENS_TARGET
+from specserve.vllm.speculation import OWN_LAYERS
 
 _OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
 _ONLINE = frozenset(

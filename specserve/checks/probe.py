@@ -27,7 +27,7 @@ from specserve.plan.memory.demand import Demand
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.speculative import HEADS, Speculative
 from specserve.plan.memory.told import demand_of
-from specserve.plan.support import installed
+from specserve.vllm.versions import installed
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.memory_probe")
 """-P: a folder named vllm in the working directory must not be taken for the library."""

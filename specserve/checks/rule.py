@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation
 
 if TYPE_CHECKING:
     from specserve.checks.oracle import Answer

@@ -10,12 +10,12 @@ from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.static import STATIC
 from specserve.checks.suppress import suppressed
 from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
-from specserve.plan.support import judged_versions
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
 from specserve.profile.partial import UnreadableValue
 from specserve.profile.schema import Profile
 from specserve.profile.texts import COMMAND
+from specserve.vllm.versions import judged_versions
 
 if TYPE_CHECKING:
     from specserve.plan.host import Host

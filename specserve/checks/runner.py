@@ -10,9 +10,8 @@ from specserve.checks.runners import SWITCH, choice, on_cpu, switch
 from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.problems import quoted
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
-from specserve.vllm.drafting import refuses_async
+from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.speculation import refuses_async
 
 
 @rule("SD122", "unsupported-runner", Severity.ERROR)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.plan.memory.runner import arguments
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.runner import SWITCH, Lack, env_switch, which_runner
 
 

@@ -11,8 +11,8 @@ from specserve.checks.runners import choice, on_gpu
 from specserve.checks.values import count
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.profile.speculation import Speculation
-from specserve.vllm.drafting import schedule_is_followed
+from specserve.profile.schema import Speculation
+from specserve.vllm.speculation import schedule_is_followed
 
 Row = tuple[int, int, int]
 KEY = "num_speculative_tokens_per_batch_size"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from specserve.checks.figures import gib
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.plan.support import known_versions
+from specserve.vllm.versions import is_newer, known_versions
 
 if TYPE_CHECKING:
     from specserve.facts.model import ModelFacts
@@ -197,8 +197,8 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     """The installed vLLM is newer than all that this specserve knows.
 
     ## Why is this bad?
-    Arguments are read from its own sources, and rules and memory constants are those of the newest version that is
-    known: what changed since is not told.
+    Its arguments are asked of that vLLM, but the rules and the memory estimate are those of the newest version that
+    is known: they miss what has changed since.
 
     ## Example
         vllm: ">=0.32"
@@ -207,22 +207,15 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32,<0.34"
 
     ## Source
-    specserve, plan/tables
+    specserve, vllm/tables
     """
     assert ctx.plan is not None
-    newest = known_versions()[-1]
-    if _minor(ctx.plan.vllm) > _minor(newest):
+    if is_newer(ctx.plan.vllm):
         yield Hit(
             "vllm",
-            f"vLLM {ctx.plan.vllm} is installed; this specserve knows {newest} and older",
+            f"vLLM {ctx.plan.vllm} is installed; this specserve knows {known_versions()[-1]} and older",
             help="update specserve, or read vLLM's release notes for what changed",
         )
-
-
-def _minor(version: str) -> tuple[int, ...]:
-    from specserve.vllm.fact import minor
-
-    return minor(version)
 
 
 @rule("SD409", "ineffective-devices", Severity.INFO, needs="host")

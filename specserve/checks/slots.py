@@ -10,11 +10,10 @@ from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.values import count
 from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
-from specserve.vllm.drafting import BLOCK_DRAFTS
-from specserve.vllm.drafting import needed_slots as slots
+from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, SLOTS
+from specserve.vllm.speculation import BLOCK_DRAFTS
+from specserve.vllm.speculation import needed_slots as slots
 
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LEAST_SEQUENCES = 256

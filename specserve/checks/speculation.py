@@ -9,7 +9,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice, on_gpu
 from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
-from specserve.plan.retype import retyped
+from specserve.vllm.speculation import retyped
 
 MAX_K = 128
 

@@ -20,7 +20,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
 from specserve.facts.model import ModelFacts
-from specserve.plan.registry import Registry
+from specserve.vllm.registry import Registry
 
 _NO_HALF = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
 """`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""

@@ -9,8 +9,8 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.plan.support import table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import table
 
 _REFUSED_TWICE = {
     "attention_backend": ("attention_config", "backend"),

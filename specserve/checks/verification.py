@@ -10,7 +10,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Speculation
 from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY
 
 _SYNTHETIC = ("synthetic_acceptance_rates", "synthetic_acceptance_length")

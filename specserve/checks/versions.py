@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from specserve.checks.rule import Context
 from specserve.diagnostics import Severity
-from specserve.plan.support import known_versions
 from specserve.vllm.fact import minor
+from specserve.vllm.versions import known_versions
 
 
 def judged(ctx: Context) -> tuple[str, ...]:

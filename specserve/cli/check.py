@@ -150,7 +150,7 @@ def exit_code(report: Report, *, strict: bool) -> int:
 
 def _refuse_without_vllm() -> None:
     """Raises FactError: what was asked for cannot be done, and the formula is no answer to it."""
-    from specserve.plan.support import installed
+    from specserve.vllm.versions import installed
 
     if installed() is None:
         hint = (
@@ -160,7 +160,7 @@ def _refuse_without_vllm() -> None:
 
 
 def _minor(version: str) -> str:
-    from specserve.plan.support import table
+    from specserve.vllm.versions import table
 
     known = table(version)
     if not known.exact:

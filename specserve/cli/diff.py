@@ -100,7 +100,7 @@ def _planned(a: Taken, b: Taken, *, vllm: str | None) -> tuple[Side, Side]:
     from specserve.plan.compare import Side
     from specserve.plan.launch import launch
     from specserve.plan.locked import locked
-    from specserve.plan.support import in_range, known_versions, table
+    from specserve.vllm.versions import in_range, known_versions, table
 
     ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]
     common = [version for version in ranges[0] if version in ranges[1]]

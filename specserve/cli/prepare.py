@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from specserve.diagnostics import Severity
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.table import VllmTable
 from specserve.profile.schema import Hardware, Profile
+from specserve.vllm.table import VllmTable
 
 if TYPE_CHECKING:
     from specserve.facts.accelerators import Machine
@@ -65,7 +65,7 @@ def prepare(
         plan = _on_node(plan, meant, table, node, whole=whole)
     else:
         from specserve.plan.host import localize, this_host
-        from specserve.plan.support import installed
+        from specserve.vllm.versions import installed
 
         found, host = installed(), this_host()
         assert found is not None
@@ -176,7 +176,7 @@ def for_machine(profile: Profile, machine: Machine | None) -> Profile:
 
 def _is_elsewhere(profile: Profile) -> bool:
     """Whether `hardware` names a kind of accelerator that the installed vLLM does not run on."""
-    from specserve.plan.support import installed
+    from specserve.vllm.versions import installed
 
     found, hardware = installed(), profile.hardware
     if found is None or hardware is None or hardware.accelerator is None:
@@ -191,7 +191,8 @@ def _is_for_cpu(profile: Profile) -> bool:
 
 def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
     """The table of the installed vLLM; None where none is, and none is needed. Raises FactError."""
-    from specserve.plan.support import contains, installed, installed_table
+    from specserve.checks.installed import installed_table
+    from specserve.vllm.versions import contains, installed
 
     found = installed()
     if found is None:
@@ -209,7 +210,7 @@ def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
 
 def _named(profile: Profile, vllm: str | None) -> tuple[VllmTable, str, str]:
     """Table, version and platform of a plan that is not for this machine's vLLM."""
-    from specserve.plan.support import in_range, known_versions, table
+    from specserve.vllm.versions import in_range, known_versions, table
 
     version = vllm or (in_range(profile.vllm or "") or known_versions())[-1]
     cpu = "+cpu" in version or _is_for_cpu(profile)

@@ -121,8 +121,8 @@ def render(
 
 def _version(path: str, *, settings: object) -> str:
     """The newest known minor that the profile is for."""
-    from specserve.plan.support import in_range, known_versions
     from specserve.profile.load import load_profile
+    from specserve.vllm.versions import in_range, known_versions
 
     profile = load_profile(path, settings=settings)  # type: ignore[arg-type]
     return (in_range(profile.vllm or "") or known_versions())[-1]
@@ -132,7 +132,7 @@ def _deployment(
     profile: Profile, *, version: str, platform: str, image: str | None, use_lock: bool
 ) -> Deployment:
     from specserve.deploy.deployment import deployment
-    from specserve.plan.support import table
+    from specserve.vllm.versions import table
 
     weights = _weights_bytes(profile) if use_lock else None
     return deployment(

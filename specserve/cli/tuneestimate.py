@@ -61,9 +61,9 @@ def run(
     """
     from specserve.checks.gather import Wanted, gather
     from specserve.plan.memory.situation import situation
-    from specserve.plan.support import known_versions
     from specserve.profile.load import load_profile, with_alternative
     from specserve.report.tuneestimate import estimate_json, estimate_text
+    from specserve.vllm.versions import known_versions
 
     _refuse_measuring(asked, others)
     accepted = chance_of(chance)

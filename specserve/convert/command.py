@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from specserve.convert.given import Given, Setting, command_settings, left_open
 from specserve.convert.invocation import STARTS, invocation
-from specserve.convert.options import known_options, parse, refused_spellings
+from specserve.convert.options import parse, refused_spellings
 from specserve.convert.profiletree import SECRETS, profile_tree
 from specserve.convert.words import COMMAND, UNKNOWN, Word, argv_words, starred
 from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
-from specserve.plan.replacements import KEYS, advice
-from specserve.plan.support import first_version, known_versions, table
 from specserve.profile.overrides import apply
 from specserve.profile.paths import absolute_paths
-from specserve.profile.problems import ordered, quoted
+from specserve.profile.problems import did_you_mean, ordered, quoted
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
 from specserve.profile.validate import validate
+from specserve.vllm.replacements import ARGUMENTS, KEYS
+from specserve.vllm.versions import argument_names, first_like_newest, newest, options
 
 
 class NoStart(UsageError):
@@ -44,14 +44,13 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     line, argv = argv_words(words)
     start = _started(argv)
     found = [left_open(word) for word in start.words if UNKNOWN.search(word.text)]
-    parsed = parse(start.words, known_options([table(version) for version in known_versions()]))
+    parsed = parse(start.words, options())
     given = _known(command_settings(parsed, folder=Path.cwd(), found=found, unresolved=found), found)
     secrets = [setting.node.span for setting in given.values() if setting.name in SECRETS]
     secrets += [word.span for name, word in start.env.items() if names_a_secret(name)]
     keep(COMMAND, hushed(starred(line, secrets)).encode(errors="replace"))
-    newest = table(known_versions()[-1])
     env = {name: word.node() for name, word in start.env.items()}
-    tree = profile_tree(given, place=start.start.span, table=newest, env=env, found=found)
+    tree = profile_tree(given, place=start.start.span, table=newest(), env=env, found=found)
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
     profile, more = validate(tree, file=COMMAND)
     if profile:
@@ -80,12 +79,11 @@ def _started(argv: Sequence[Word]) -> Given:
 
 
 def _known(given: Mapping[str, Setting], found: list[Finding]) -> dict[str, Setting]:
-    """The settings that some vLLM has; every other one is told."""
-    tables = [table(version) for version in known_versions()]
-    names = {name for known in tables for name in (*known.engine, *known.frontend)}
+    """The settings that some vLLM has; every other one becomes a finding."""
+    names = argument_names()
     for name, setting in given.items():
         if name not in names:
-            text, help_text = f"vLLM has no option {quoted(setting.written)}", advice(name, names)
+            text, help_text = f"vLLM has no option {quoted(setting.written)}", _advice(name, names)
             found.append(
                 Finding("SD102", "unknown-argument", Severity.ERROR, text, setting.place, help=help_text)
             )
@@ -105,12 +103,12 @@ def _for_versions(profile: Profile) -> Profile:
     """With the range of those vLLMs that take all that the newest takes: an option of 0.33 is no mistake."""
     if profile.vllm is not None:
         return profile
-    refused = []
-    for known in map(table, known_versions()):
-        problems_there = [*problems(profile, known), *refused_spellings(profile, known)]
-        refused.append({(item.path, item.kind) for item in problems_there})
-    first = first_version(refused)
-    return replace(profile, vllm=f">={known_versions()[first]}") if first else profile
+    first = first_like_newest(
+        lambda known: {
+            (item.path, item.kind) for item in (*problems(profile, known), *refused_spellings(profile, known))
+        }
+    )
+    return replace(profile, vllm=f">={first[0]}") if first else profile
 
 
 def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
@@ -124,3 +122,12 @@ def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
             start.start.span, help="add `--host 127.0.0.1`, as specserve does, or export VLLM_API_KEY",
         )
     ]  # fmt: skip
+
+
+def _advice(name: str, known: Collection[str]) -> str | None:
+    """What to write in place of an argument that no vLLM has any more, or never had."""
+    old = ARGUMENTS.get(name)
+    if old is None:
+        guess = did_you_mean(name, known)
+        return f"did you mean `--{guess.replace('_', '-')}`?" if guess else None
+    return old.why if old.now else f"leave it out: {old.why}"

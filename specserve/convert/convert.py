@@ -15,8 +15,6 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.support import UnknownVersion, first_version, judged_versions, known_versions, table
-from specserve.plan.table import VllmTable
 from specserve.plan.writer import yaml_text
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
@@ -25,6 +23,8 @@ from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node
 from specserve.profile.validate import validate
+from specserve.vllm.table import VllmTable
+from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
 
 FILE = "<profile>"
 """The name of a profile that is not written yet."""
@@ -206,12 +206,12 @@ def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profi
 
 def _for_versions(tree: Node, profile: Profile | None, versions: str | None, notes: list[Note]) -> Node:
     """With the range of the image's vLLM, or of those vLLMs that take all that the newest takes."""
-    minors = known_versions() if profile and versions is None else []
-    refused = [{item.path for item in problems(profile, table(minor))} for minor in minors if profile]
-    if first := first_version(refused):
-        versions = f">={minors[first]}"
-        missing = min(refused[first - 1] - refused[-1])
-        notes.append(Note("vllm", f"the first known version that has `{missing}` as it is used here"))
+    if profile and versions is None:
+        found = first_like_newest(lambda known: {item.path for item in problems(profile, known)})
+        if found:
+            versions = f">={found[0]}"
+            text = f"the first known version that has `{min(found[1])}` as it is used here"
+            notes.append(Note("vllm", text))
     range_ = {"vllm": Node(versions, Span(""))} if versions else {}
     return replace(tree, value={**range_, **(tree.mapping or {})})
 
@@ -230,9 +230,9 @@ def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
 
 def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]:
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
-    newest, image = table(known_versions()[-1]), given.image
+    image = given.image
     if image is None:
-        return newest, None
+        return newest(), None
     tag = _TAG.search(image.text)
     if given.engine == "sglang":
         text = f"the image {quoted(image.text)} is left out: a profile is for vLLM"
@@ -250,7 +250,7 @@ def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None
         known = ", ".join(judged_versions(None))
         text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
     notes.append(Note("vllm", text, image.span.line))
-    return newest, None
+    return newest(), None
 
 
 def _keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:

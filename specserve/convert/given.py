@@ -11,18 +11,17 @@ from specserve.convert.options import (
     Option,
     Parsed,
     json_node,
-    known_options,
     merged,
     node_of,
     wrong_value,
 )
 from specserve.convert.words import UNKNOWN, Note, Word, readable
 from specserve.diagnostics import Finding, Related, Severity, Span
-from specserve.plan.support import known_versions, table
-from specserve.plan.table import Argument
 from specserve.profile.problems import quoted
 from specserve.profile.source import MAX_BYTES, parse
 from specserve.profile.tree import Node
+from specserve.vllm.table import Argument
+from specserve.vllm.versions import options
 
 LEFT_OVER = "belongs to no option"
 _ANSWERS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
@@ -192,10 +191,10 @@ def _file_settings(
         return {}
     tree, problems = parse(data, file=name)
     unresolved += problems
-    options = known_options([table(version) for version in known_versions()])
+    known = options()
     settings: dict[str, Setting] = {}
     for key, node in ((tree.mapping if tree else None) or {}).items():
-        argument, negative = options.get("--" + key.replace("_", "-"), (None, False))
+        argument, negative = known.get("--" + key.replace("_", "-"), (None, False))
         held = replace(node, value=not node.value) if negative and isinstance(node.value, bool) else node
         if argument and argument.form in ("json", "json_or_str") and isinstance(node.value, str):
             try:

@@ -16,13 +16,13 @@ import yaml
 from specserve.convert.words import COMMAND, Word
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ArgumentProblem
-from specserve.plan.replacements import ARGUMENTS
-from specserve.plan.table import Argument, VllmTable
 from specserve.profile.numbers import human_int
 from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
 from specserve.profile.texts import recall
 from specserve.profile.tree import Node, Scalar
+from specserve.vllm.replacements import ARGUMENTS
+from specserve.vllm.table import Argument, VllmTable
 
 Known = Mapping[str, tuple[Argument, bool]]
 _NEGATIVE_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's own test
@@ -70,11 +70,6 @@ class Parsed:
     loose: list[tuple[Word, Option | None]] = field(default_factory=list)
     positional: bool = True
     """Whether the program takes a model among these."""
-
-
-def known_options(tables: Sequence[VllmTable]) -> dict[str, tuple[Argument, bool]]:
-    """The option strings of several versions; the last one's meaning counts."""
-    return {flag: meaning for table in tables for flag, meaning in table.options().items()}
 
 
 def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Parsed:

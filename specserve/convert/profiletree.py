@@ -14,15 +14,14 @@ from specserve.convert.words import UNKNOWN
 from specserve.diagnostics import Finding, Severity, Span
 from specserve.plan.arguments import ELSEWHERE, REFUSED
 from specserve.plan.launch import DRAIN_MARGIN_S
-from specserve.plan.retype import retyped
-from specserve.plan.table import VllmTable
 from specserve.profile import schema
-from specserve.profile.keys import Key
 from specserve.profile.problems import quoted
 from specserve.profile.scalars import meaning
-from specserve.profile.speculation import METHODS
 from specserve.profile.tree import Node
 from specserve.profile.validate import name_of
+from specserve.vllm.keys import Key
+from specserve.vllm.speculation import METHODS, retyped
+from specserve.vllm.table import VllmTable
 
 API_KEY = "api_key"
 SECRETS = (API_KEY, "hf_token")

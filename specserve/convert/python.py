@@ -16,8 +16,8 @@ from specserve.convert.invocation import starts
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
 from specserve.errors import UsageError
-from specserve.plan.support import known_versions, table
 from specserve.profile.tree import Node
+from specserve.vllm.versions import newest
 
 ENGINES = {"LLM": "vllm", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "Engine": "sglang"}
 _CHANGES = ("append", "extend", "update", "insert", "remove", "pop", "clear", "setdefault")
@@ -158,8 +158,7 @@ def _tree(value: Any, span: Span, key: Span | None = None) -> Node:
 
 def calls(source: Source) -> list[Given]:
     """Every call of `LLM`, `EngineArgs`, `AsyncEngineArgs` and SGLang's `Engine`, in the order of the source."""
-    newest = table(known_versions()[-1])
-    arguments = {**newest.frontend, **newest.engine}
+    arguments = {**newest().frontend, **newest().engine}
     found: list[Given] = []
     env: dict[str, Word] = {}
     sampling: list[Note] = []

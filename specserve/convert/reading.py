@@ -11,14 +11,14 @@ from specserve.convert import sglang
 from specserve.convert.containers import containers
 from specserve.convert.given import LEFT_OVER, Given, command_settings
 from specserve.convert.invocation import STARTS, starts
-from specserve.convert.options import known_options, parse
+from specserve.convert.options import parse
 from specserve.convert.python import ENGINES, Source, calls, command_lists
 from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, without_placeholder
 from specserve.diagnostics import Finding
 from specserve.errors import UsageError
-from specserve.plan.support import known_versions, table
 from specserve.profile.problems import quoted
+from specserve.vllm.versions import newest, options
 
 MAX_BYTES = 250_000  # far above any launch script
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")  # no launch holds them, and no YAML may
@@ -116,8 +116,7 @@ def _with_settings(given: Given, *, folder: Path) -> Given:
     if given.is_call:
         return given
     sglangs = given.engine == "sglang"
-    tables = [table(version) for version in known_versions()]
-    known = sglang.options(tables[-1]) if sglangs else known_options(tables)
+    known = sglang.options(newest()) if sglangs else options()
     parsed = parse(given.words, known, positional=not sglangs)
     found: list[Finding] = []
     notes = list(dict.fromkeys(given.notes))

@@ -10,9 +10,9 @@ from dataclasses import replace
 from specserve.convert.given import Given
 from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, unresolved
-from specserve.plan.replacements import SGLANG, Replacement
-from specserve.plan.table import Argument, VllmTable, flag_of
 from specserve.profile.tree import Node
+from specserve.vllm.replacements import SGLANG, Replacement
+from specserve.vllm.table import Argument, VllmTable, flag_of
 
 _DEFAULT_K = 3
 _DRAFT = tuple(f"speculative_draft_model_{what}" for what in ("path", "revision", "quantization"))

@@ -12,10 +12,10 @@ from specserve.convert.given import Given, Setting
 from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, Word, unresolved
-from specserve.plan.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
-from specserve.plan.table import VllmTable
 from specserve.profile.scalars import meaning
 from specserve.profile.tree import Node
+from specserve.vllm.replacements import ARGUMENTS, KEYS, VARIABLES, Replacement
+from specserve.vllm.table import VllmTable
 
 _UNTAKEN = object()
 _GONE = {

@@ -14,10 +14,10 @@ from specserve.plan.contained import Mount, contained
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import node_count, on_node
-from specserve.plan.table import VllmTable
 from specserve.plan.uses import model_uses
 from specserve.profile.ranks import world_size
 from specserve.profile.schema import Profile
+from specserve.vllm.table import VllmTable
 
 PORT = 8000
 MODELS = "/models"

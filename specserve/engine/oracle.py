@@ -6,6 +6,9 @@ Requests are JSON objects on stdin, one a line, answers are JSON objects on what
 `{"id": 1, "argv": ["org/model", "--max-num-seqs", "8"]}` asks what vLLM's parser makes of the words that follow
 `vllm serve`: `{"id": 1, "arguments": {…}}`, or `{"id": 1, "refused": "vLLM's words"}`.
 
+`{"id": 1, "accepted": true}` asks for everything that this vLLM accepts: `{"id": 1, "accepted": {…}}`, as
+`arguments.accepted` says it.
+
 With `"folder": "DIR"` vLLM's configuration code judges them as well, with the models in that folder: the answer is
 what `judging.judge` returns. On the child's own command line `--gpu` describes a GPU that need not be there, and
 `--source` names a folder that holds another `vllm` package than the installed one.
@@ -80,6 +83,10 @@ def _plain(value: Any) -> Any:
 
 def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
     try:
+        if "accepted" in request:
+            from specserve.engine.arguments import accepted
+
+            return {"accepted": accepted(parser)}
         if "folder" not in request:
             return {"arguments": parsed(parser, request["argv"])}
         os.chdir(request["folder"])

@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.plan.replacements import ARGUMENTS
-from specserve.plan.table import Argument, Section, VllmTable
 from specserve.profile import schema
 from specserve.profile.fingerprint import jsonable
 from specserve.profile.numbers import human_int
@@ -19,6 +17,8 @@ from specserve.profile.partial import UnreadableValue
 from specserve.profile.problems import did_you_mean, quoted
 from specserve.profile.scalars import meaning
 from specserve.profile.schema import Profile
+from specserve.vllm.replacements import ARGUMENTS
+from specserve.vllm.table import Argument, Section, VllmTable
 
 ELSEWHERE: Mapping[str, str] = {
     "spec_method": "speculation.method",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.plan.launchplan import Added, FromEnv, Json, LaunchPlan, Origin
-from specserve.plan.support import Installed
+from specserve.vllm.versions import Installed
 
 PLUGIN = "specserve_vllm_cpu"
 """Entry point of the CPU set-up's plug-in that cures vllm-project/vllm#55005."""

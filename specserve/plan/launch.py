@@ -11,9 +11,9 @@ from specserve.diagnostics import Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import keyword_value, problems, tokens
 from specserve.plan.launchplan import Added, FromEnv, LaunchPlan, Origin
-from specserve.plan.table import Argument, VllmTable
 from specserve.profile.fingerprint import fingerprint, jsonable
 from specserve.profile.schema import Profile, Target, keys_of
+from specserve.vllm.table import Argument, VllmTable
 
 PER_REQUEST_METRICS = "per_request_spec_decode_metrics"
 DRAIN_MARGIN_S = 5

@@ -14,8 +14,7 @@ from specserve.facts.hubcache import find_snapshot, hub_cache
 from specserve.facts.lockfile import Lock, is_path, lock_path, read_lock
 from specserve.facts.model import ModelFacts
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation
 
 _TOKENIZER_REVISION = "tokenizer_revision"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from specserve.errors import UsageError
 from specserve.plan.arguments import tokens
 from specserve.plan.launchplan import Added, LaunchPlan, Origin
-from specserve.plan.table import VllmTable
 from specserve.profile.schema import Profile
+from specserve.vllm.table import VllmTable
 
 MASTER_PORT = 29501
 """vLLM's own default. (vllm/config/parallel.py 0.32, `master_port`)"""

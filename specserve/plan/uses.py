@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import OWN_LAYERS, Speculation
+from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.speculation import OWN_LAYERS
 
 
 @dataclass(frozen=True, slots=True)

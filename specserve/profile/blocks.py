@@ -9,10 +9,11 @@ from types import MappingProxyType
 
 from specserve.diagnostics import Finding
 from specserve.profile.problems import did_you_mean, problem, quoted
+from specserve.profile.schema import Speculation
 from specserve.profile.sections import unknown, value
-from specserve.profile.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED, Speculation
 from specserve.profile.tree import Node
 from specserve.profile.values import shown
+from specserve.vllm.speculation import GONE, METHODS, NEEDS_K, NEEDS_MODEL, REMOVED
 
 ALTERNATIVE = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 _ALL = ", ".join(f"`{method}`" for method in METHODS)

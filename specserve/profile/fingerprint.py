@@ -10,7 +10,7 @@ from typing import Any
 
 from specserve.profile.numbers import human_int
 from specserve.profile.schema import Profile
-from specserve.profile.speculation import OWN_LAYERS
+from specserve.vllm.speculation import OWN_LAYERS
 
 _PLACEMENT = ("master_addr", "master_port")
 """Arguments of the engine that say where it runs, and nothing else."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.profile.blocks import ALTERNATIVE
-from specserve.profile.keys import PERCENTILES, Key, Kind
 from specserve.profile.schema import ELSEWHERE, SECTIONS, TOP, Expectation, keys_of
-from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL
+from specserve.vllm.keys import PERCENTILES, Key, Kind
+from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL
 
 _HUMAN: dict[str, Any] = {"type": ["integer", "string"], "pattern": r"^\d+(\.\d+)?[kKmMgGtT]$"}
 _TYPES: Mapping[Kind, dict[str, Any]] = {

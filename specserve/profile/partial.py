@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 from specserve.diagnostics import Finding, Span
 from specserve.errors import ProfileError
 from specserve.profile.problems import did_you_mean
-from specserve.profile.schema import ELSEWHERE, SECTIONS, Profile, keys_of
-from specserve.profile.speculation import METHODS, Speculation
+from specserve.profile.schema import ELSEWHERE, SECTIONS, Profile, Speculation, keys_of
+from specserve.vllm.speculation import METHODS
 
 T = TypeVar("T")
 _MAPPINGS = ("engine", "frontend", "env")

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from specserve.diagnostics import Span
-from specserve.profile.keys import Key
-from specserve.profile.speculation import Speculation
 from specserve.vllm.facts import EXAMPLE_RANGE
+from specserve.vllm.keys import Key
 
 SCHEMA = 1
 
@@ -94,6 +93,26 @@ class Expectation:
     )
     max_ttft_p99_ms: float | None = _key(Key("float", "Time to first token, 99th percentile.", minimum=0))
     max_tpot_p99_ms: float | None = _key(Key("float", "Time per output token, 99th percentile.", minimum=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """One way to speculate. `keys` is the whole of vLLM's `speculative_config`, `method` included."""
+
+    method: str
+    keys: Mapping[str, Any]
+
+    @property
+    def model(self) -> str | None:
+        """The draft or head, if the method has one of its own."""
+        value = self.keys.get("model")
+        return str(value) if value is not None else None
+
+    @property
+    def num_speculative_tokens(self) -> int | None:
+        """K, if the profile says it."""
+        value = self.keys.get("num_speculative_tokens")
+        return int(value) if value is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from specserve.diagnostics import Finding
-from specserve.profile.keys import Key
 from specserve.profile.problems import did_you_mean, problem, quoted
 from specserve.profile.schema import ELSEWHERE, Expectation, keys_of
 from specserve.profile.tree import Ambiguous, Node
 from specserve.profile.values import Unfit, as_written, convert, shown
+from specserve.vllm.keys import Key
 
 T = TypeVar("T")
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

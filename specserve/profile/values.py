@@ -9,10 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from specserve.profile.keys import PERCENTILES, WORDS, Key, Kind
 from specserve.profile.numbers import human_int
 from specserve.profile.problems import quoted
 from specserve.profile.tree import Ambiguous, Node
+from specserve.vllm.keys import PERCENTILES, WORDS, Key, Kind
 
 
 class Unfit(ValueError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,6 +17,12 @@ def minor(version: str) -> tuple[int, int]:
     """(0, 32) of `0.32.1+cpu`; (0, 0) for a text that starts with no version."""
     match = re.match(r"v?(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def in_force(items: Iterable[T], version: str, *, first: Callable[[T], str]) -> T:
+    """The newest item that is not newer than the version, by the first minor of each; else the oldest item."""
+    oldest, *rest = sorted(items, key=lambda item: minor(first(item)))
+    return next((item for item in reversed(rest) if minor(first(item)) <= minor(version)), oldest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +54,7 @@ class Fact(Generic[T]):
 
     def era(self, version: str) -> Era[T]:
         """The era of a version; an older one than all gets the first era, a newer one the last."""
-        wanted, found = minor(version), self.eras[0]
-        for era in self.eras[1:]:
-            if minor(era.first) <= wanted:
-                found = era
-        return found
+        return in_force(self.eras, version, first=attrgetter("first"))
 
     def at(self, version: str) -> T:
         """The value in a version such as `0.32` or `0.32.1+cpu`."""

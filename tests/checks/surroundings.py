@@ -17,8 +17,8 @@ from specserve.facts.read import read_model
 from specserve.plan.host import Cache, Host
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.support import contains, in_range, table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import contains, in_range, table
 
 GIB = 2**30
 HOST = Host(

@@ -13,8 +13,8 @@ from specserve.checks.rule import Context
 from specserve.checks.run import judged
 from specserve.diagnostics import Finding
 from specserve.facts.accelerators import Accelerator, Machine, accelerator, assume, this_cpu
-from specserve.plan.support import Installed
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import Installed
 from tests.checks.checkpoints import checkpoint
 from tests.checks.surroundings import read
 
@@ -235,7 +235,7 @@ def test_a_launch_without_a_gpu_has_less_than_its_profile_is_for(
     target: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cuda = Installed("0.33.0", "cuda", "vllm", Path("/v"))
-    monkeypatch.setattr("specserve.plan.support.installed", lambda: cuda)
+    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: cuda)
     monkeypatch.setattr("specserve.facts.nvml.gpus", list)
     loaded = target("\nhardware: {accelerator: L4-24GB}")
     codes = [item.code for item in judged(gather(loaded, wanted=Wanted(launch=True), read=read).context)]

@@ -18,8 +18,8 @@ from specserve.plan.host import Cache
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.site import seen_from
-from specserve.plan.support import known_versions, table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import known_versions, table
 from tests.checks.surroundings import HOST
 
 Load = Callable[[str], Profile]

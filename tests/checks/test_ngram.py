@@ -17,9 +17,8 @@ from specserve.checks.rule import Arm, Context
 from specserve.checks.run import context_of, judged
 from specserve.diagnostics import Severity
 from specserve.facts.model import ModelFacts
-from specserve.plan.support import installed
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
+from specserve.vllm.versions import installed
 from tests.checks.judging import places
 
 Load = Callable[[str], Profile]

@@ -13,8 +13,8 @@ from specserve.errors import FactError
 from specserve.facts.accelerators import assume
 from specserve.facts.read import read_model
 from specserve.plan.launch import launch
-from specserve.plan.support import known_versions, table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 DEMO = Path(__file__).parents[2] / "demo"

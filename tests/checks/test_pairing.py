@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from specserve.checks.pairing import shortened_context, too_long_draft
 from specserve.checks.rule import Context
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from tests.checks.judging import of
 
 Load = Callable[[str], Profile]

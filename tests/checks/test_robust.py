@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from specserve.checks.rule import Context
 from specserve.checks.static import STATIC
-from specserve.plan.support import known_versions, table
-from specserve.profile.schema import Expectation, Hardware, Profile, Server, Target
-from specserve.profile.speculation import METHODS, Speculation
+from specserve.profile.schema import Expectation, Hardware, Profile, Server, Speculation, Target
+from specserve.vllm.speculation import METHODS
+from specserve.vllm.versions import known_versions, table
 
 NEWEST = table(known_versions()[-1])
 READ_BY_RULES = (

@@ -16,9 +16,9 @@ from specserve.checks.run import examined, examined_in, judge
 from specserve.diagnostics import Finding, Severity
 from specserve.plan.host import Host
 from specserve.plan.launch import launch
-from specserve.plan.support import in_range, installed, known_versions, table
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ
+from specserve.vllm.versions import in_range, installed, known_versions, table
 from tests.checks.checkpoints import beside
 from tests.checks.surroundings import surroundings
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.checks.runners import choice, switch
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Hardware, Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Hardware, Profile, Speculation, Target
 from tests.checks.judging import of, places
 from tests.checks.vllmlines import function, minor
 

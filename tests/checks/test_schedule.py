@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.schedule import problem_of
-from specserve.plan.support import installed
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import installed
 from tests.checks.judging import of, places
 
 Load = Callable[[str], Profile]

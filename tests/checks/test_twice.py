@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from specserve.diagnostics import Severity
-from specserve.plan.support import known_versions, table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import known_versions, table
 from tests.checks.judging import of, places
 
 Load = Callable[[str], Profile]

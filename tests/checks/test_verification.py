@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from specserve.checks.rule import Context
 from specserve.checks.verification import contradictory_verification
 from specserve.diagnostics import Severity
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from tests.checks.judging import of, places
 from tests.checks.vllmlines import function
 

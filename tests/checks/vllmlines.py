@@ -6,7 +6,7 @@ import ast
 from functools import cache
 from typing import Any
 
-from specserve.plan.support import installed
+from specserve.vllm.versions import installed
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specserve.cli.app import _run
-from specserve.plan import support
+from specserve.vllm import versions
 from tests.checks.checkpoints import beside
 
 Write = Callable[..., Path]
@@ -26,7 +26,7 @@ PAIR = """\
 def pair(write: Write, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Writes a profile with the checkpoints it names, on a machine without a vLLM and without a Hub."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(support, "installed", lambda: None)
+    monkeypatch.setattr(versions, "installed", lambda: None)
 
     def made(text: str = PAIR) -> str:
         file = write(text)
@@ -132,7 +132,7 @@ def test_what_only_the_hub_could_tell_is_left_out_on_request_and_fails_under_str
 def test_vllm_that_is_to_be_asked_must_be_there(
     pair: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.plan.support.installed", lambda: None)
+    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: None)
     assert _run(["check", pair(), "--ask-vllm"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

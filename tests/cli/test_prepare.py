@@ -11,11 +11,12 @@ import pytest
 from specserve.cli.prepare import prepare
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.facts.accelerators import assume
-from specserve.plan import host, support
+from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.nodes import node_at, node_count
-from specserve.plan.support import Installed, table
 from specserve.report.failure import failure
+from specserve.vllm import versions
+from specserve.vllm.versions import Installed, table
 
 Write = Callable[..., Path]
 HOST = Host(
@@ -31,8 +32,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def become(version: str | None, *, facts: Host = HOST) -> None:
         platform = "cpu" if version and "+cpu" in version else "cuda"
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
-        monkeypatch.setattr(support, "installed", lambda: found)
-        monkeypatch.setattr(support, "installed_table", lambda: table(version) if version else None)
+        monkeypatch.setattr(versions, "installed", lambda: found)
+        monkeypatch.setattr(
+            "specserve.checks.installed.installed_table", lambda: table(version) if version else None
+        )
         monkeypatch.setattr(host, "this_host", lambda: facts)
 
     return become

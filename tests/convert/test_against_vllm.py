@@ -19,8 +19,8 @@ from specserve.convert.words import Word, unresolved
 from specserve.diagnostics import Severity, Span
 from specserve.errors import SpecserveError
 from specserve.plan.launch import launch
-from specserve.plan.support import installed, table
 from specserve.profile.load import load_profile
+from specserve.vllm.versions import installed, table
 from tests.convert.conftest import Ask
 
 DATA = Path(__file__).parents[1] / "data"

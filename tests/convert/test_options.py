@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from specserve.convert.given import settings_of
-from specserve.convert.options import known_options, parse
+from specserve.convert.options import parse
 from specserve.convert.words import argv_words
 from specserve.diagnostics import Finding
-from specserve.plan.support import known_versions, table
 from specserve.profile.tree import Node
+from specserve.vllm.versions import options
 
-KNOWN = known_options([table(version) for version in known_versions()])
+KNOWN = options()
 
 
 def plain(node: Node) -> Any:

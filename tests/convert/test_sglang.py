@@ -11,8 +11,8 @@ from specserve.convert.convert import converted
 from specserve.convert.given import Given
 from specserve.convert.reading import read
 from specserve.convert.translate import translated
-from specserve.plan.support import known_versions, table
 from specserve.profile.tree import Node
+from specserve.vllm.versions import known_versions, table
 
 START = "python -m sglang.launch_server --model-path a/b "
 

@@ -11,8 +11,8 @@ import yaml
 
 from specserve.deploy.deployment import Deployment, deployment
 from specserve.deploy.targets import Place, render
-from specserve.plan.support import table
 from specserve.profile.load import load_profile, with_alternative
+from specserve.vllm.versions import table
 
 ROOT = Path(__file__).parents[2]
 Make = Callable[..., Deployment]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from specserve.deploy.deployment import deployment
 from specserve.errors import UsageError
-from specserve.plan.support import table
 from specserve.profile.load import load_profile
+from specserve.vllm.versions import table
 from tests.deploy.conftest import ROOT, files_of, made_of
 
 LLAMA = load_profile(str(ROOT / "configs" / "llama70b-8b.yaml"))

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.cli.prepare import prepare
-from specserve.plan import support
 from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
-from specserve.plan.support import table
-from specserve.plan.table import Argument
 from specserve.profile.schema import Profile
+from specserve.vllm import versions
+from specserve.vllm.table import Argument
+from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
 ROOT = Path(__file__).parents[2]
@@ -174,7 +174,7 @@ server: {served_model_name: nice, host: "::1", port: 9}
 
 @pytest.mark.vllm
 def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: Callable[..., Path]) -> None:
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     known = table(found.version)
     files = [file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_")]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from specserve.plan.compare import Comparison, Difference, Side, Written, compare, differences
 from specserve.plan.launch import launch
-from specserve.plan.support import table
 from specserve.profile.load import load_profile
+from specserve.vllm.versions import table
 
 Write = Callable[..., Path]
 TARGET = "target: {model: org/t}\n"

@@ -14,7 +14,7 @@ from specserve.cli.prepare import prepare
 from specserve.plan.host import Host, localize
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.shell import as_json, shell
-from specserve.plan.support import Installed
+from specserve.vllm.versions import Installed
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted(file for file in (ROOT / "configs").glob("*.yaml") if not file.name.startswith("_"))

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.plan.host import PLUGIN, Host, localize, this_host
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.support import Installed
+from specserve.vllm.versions import Installed
 
 PLAN = LaunchPlan(
     name="p", fingerprint="0" * 64, vllm="0.32.0+cpu", platform="cpu",

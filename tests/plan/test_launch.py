@@ -12,9 +12,9 @@ from specserve.errors import UsageError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.shell import as_json, origins, shell
-from specserve.plan.support import table
 from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
 DRAFT = "speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 3}\n"

@@ -12,10 +12,10 @@ from specserve.facts.lockfile import Lock
 from specserve.facts.model import ModelFacts, ModelFile
 from specserve.plan.launch import launch
 from specserve.plan.locked import lock_of, locked, not_locked, offline_problems
-from specserve.plan.support import table
 from specserve.plan.uses import model_uses
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
 A, B, C = "a" * 40, "b" * 40, "c" * 40

@@ -10,10 +10,10 @@ from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.nodes import Node, node_at, node_count, on_node, rank_at
-from specserve.plan.support import known_versions, table
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import known_versions, table
 
 LLAMA = Path(__file__).parents[2] / "configs" / "llama70b-8b.yaml"
 TWO = ("hardware.nodes=2", "target.pipeline_parallel_size=2")

@@ -10,8 +10,8 @@ import pytest
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.offline import offline
-from specserve.plan.support import table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import table
 
 Load = Callable[[str], Profile]
 

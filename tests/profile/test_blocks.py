@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from specserve.profile.load import load_profile
-from specserve.profile.speculation import METHODS, NEEDS_K, NEEDS_MODEL
 from specserve.vllm.facts import READ
+from specserve.vllm.speculation import METHODS, NEEDS_K, NEEDS_MODEL
 
 Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
-_TABLES = Path(__file__).parents[2] / "specserve" / "plan" / "tables"
+_TABLES = Path(__file__).parents[2] / "specserve" / "vllm" / "tables"
 _ALL = ", ".join(f"`{method}`" for method in METHODS)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from specserve.profile.keys import Key
 from specserve.profile.source import parse
 from specserve.profile.tree import Node
 from specserve.profile.values import Unfit, convert
+from specserve.vllm.keys import Key
 
 Problems = Callable[..., list[str]]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specserve.profile.jsonschema import json_schema
 from specserve.profile.load import examine
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.profile.speculation import METHODS
+from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 

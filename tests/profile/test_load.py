@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import ProfileError
-from specserve.profile.keys import Key
 from specserve.profile.load import examine, load_profile, looks_like_profile, with_alternative
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
 from specserve.profile.source import parse
-from specserve.profile.speculation import METHODS
+from specserve.vllm.keys import Key
+from specserve.vllm.speculation import METHODS
 
 Write = Callable[..., Path]
 _quick = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.profile.keys import WORDS, Key, Kind
 from specserve.profile.source import parse
 from specserve.profile.tree import Node
 from specserve.profile.values import Unfit, convert
+from specserve.vllm.keys import WORDS, Key, Kind
 
 Problems = Callable[..., list[str]]
 

@@ -20,10 +20,10 @@ from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.shell import shell
-from specserve.plan.support import table
 from specserve.profile.load import load_profile
 from specserve.serve.detached.registry import NAME
 from specserve.serve.notify import notify
+from specserve.vllm.versions import table
 
 TABLE = table("0.32")
 NASTY = [

@@ -11,10 +11,10 @@ from specserve.cli.app import _run as run
 from specserve.cli.exposure import refuse_exposed
 from specserve.errors import CheckFailed
 from specserve.plan.launch import launch
-from specserve.plan.support import known_versions, table
 from specserve.profile.schema import Profile
 from specserve.serve.endpoint import endpoint
 from specserve.serve.ports import free_port
+from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from specserve.plan.support import installed
 from specserve.serve.causetable import Row, table
+from specserve.vllm.versions import installed
 
 # A Python file below site-packages; "(0.33)" behind it: only that vLLM has the text.
 FILE = re.compile(r"(?P<file>\S+\.py)(?: \((?P<minor>0\.\d+)\))?")

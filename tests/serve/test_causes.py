@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from specserve.plan.support import versions_with
 from specserve.profile.schema import Hardware, Server, Target
 from specserve.serve.causes import find_cause
 from specserve.serve.causetable import Row, stages, table
 from specserve.serve.logs import LogLine, parse, read_end
+from specserve.vllm.versions import versions_with
 
 HERE = Path(__file__).parent
 LOGS = HERE / "logs"

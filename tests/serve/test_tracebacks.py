@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.plan.support import versions_with
 from specserve.serve.causes import find_cause
 from specserve.serve.causetable import Stage, stages, table
 from specserve.serve.logs import parse
 from specserve.serve.tracebacks import Raised, root_exception
+from specserve.vllm.versions import versions_with
 
 TRACEBACK = "Traceback (most recent call last):\n"
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from specserve.plan.support import installed, known_versions
 from specserve.vllm.fact import Era, Fact, fact, minor
 from specserve.vllm.facts import FACTS, READ
+from specserve.vllm.versions import installed, known_versions
 
 
 def test_every_known_version_was_compared_with_every_fact() -> None:

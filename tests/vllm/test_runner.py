@@ -8,8 +8,7 @@ import pytest
 
 from specserve.checks.runners import choice
 from specserve.plan.memory.runner import runner
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 from specserve.vllm.runner import SWITCH, which_runner
 

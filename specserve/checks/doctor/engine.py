@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software
-from specserve.plan.support import Installed, UnknownVersion, known_versions, table
+from specserve.vllm.versions import Installed, UnknownVersion, known_versions, table
 
 _INSTALL = "in a clone of specserve: `pip install '.[vllm]'` (CUDA), or `make setup` (CPU)"
 

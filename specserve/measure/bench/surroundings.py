@@ -24,7 +24,7 @@ VARIABLES = (
 def versions() -> dict[str, str]:
     """Of what runs here; what is not installed is left out."""
     from specserve import __version__
-    from specserve.plan.support import installed
+    from specserve.vllm.versions import installed
 
     found = {"specserve": __version__, "python": platform.python_version()}
     here = installed()

@@ -1,4 +1,4 @@
-"""What vLLM takes beside weights and KV cache, as intervals; constants.toml holds the constants."""
+"""What vLLM takes beside weights and KV cache, as intervals; specserve/vllm/memory.toml holds the constants."""
 
 from __future__ import annotations
 

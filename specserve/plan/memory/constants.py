@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from operator import attrgetter
+from pathlib import Path
 from typing import Any, Literal
 
 from specserve.plan.memory.estimate import Interval
-from specserve.vllm.fact import minor
+from specserve.vllm import fact
 
 Runner = Literal["v1", "v2", "cpu"]
 _MIB, _GIB = 2**20, 2**30
@@ -16,7 +17,7 @@ _MIB, _GIB = 2**20, 2**30
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """One row of constants.toml, in bytes; what each figure means stands there."""
+    """One row of memory.toml, in bytes; what each figure means stands there."""
 
     runner: Runner
     since: str
@@ -38,10 +39,10 @@ class Regime:
 
 @lru_cache
 def regimes() -> tuple[Regime, ...]:
-    """Every row of constants.toml, in the order of the file."""
+    """Every row of memory.toml, in the order of the file."""
     import tomllib
 
-    text = (resources.files(__package__) / "constants.toml").read_text(encoding="utf-8")
+    text = (Path(fact.__file__).parent / "memory.toml").read_text(encoding="utf-8")
     return tuple(_regime(row) for row in tomllib.loads(text)["regime"])
 
 
@@ -73,10 +74,4 @@ def _interval(given: list[float], *, unit: int = 1) -> Interval:
 def regime(version: str, *, runner: Runner) -> Regime:
     """The constants of a vLLM version: those of the newest row that is not newer; of older ones, the oldest row's."""
     rows = [row for row in regimes() if row.runner == runner]
-    return max(
-        (row for row in rows if minor(row.since) <= minor(version)), key=_since, default=min(rows, key=_since)
-    )
-
-
-def _since(row: Regime) -> tuple[int, int]:
-    return minor(row.since)
+    return fact.in_force(rows, version, first=attrgetter("since"))

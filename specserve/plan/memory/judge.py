@@ -14,8 +14,7 @@ from specserve.plan.memory.reckoning import Reckoning, reckon, without_speculati
 from specserve.plan.memory.situation import Situation, situation
 from specserve.plan.memory.stateblocks import state_blocks
 from specserve.plan.memory.verdict import certain, is_only_in_doubt, reason, verdict, verdict_without_states
-from specserve.profile.schema import Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation
 
 
 def estimate(

@@ -16,8 +16,7 @@ from specserve.plan.memory.runner import arguments
 from specserve.plan.memory.runner import runner as runner_of
 from specserve.plan.memory.settings import Settings
 from specserve.profile.numbers import human_int
-from specserve.profile.schema import Expectation, Profile
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Expectation, Profile, Speculation
 from specserve.vllm.facts import SHORTENS_TARGET
 
 SCHEDULE = "num_speculative_tokens_per_batch_size"

@@ -12,7 +12,7 @@ from specserve.checks.doctor.driver import Driver, read_driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
 from specserve.facts.nvml import Gpu
-from specserve.plan.support import Installed
+from specserve.vllm.versions import Installed
 
 GIB = 2**30
 ON_GPU = Software(Installed("0.33.0", "cuda", "vllm", Path("/v")), Torch("2.13.0", cuda="13.0"), {}, {})

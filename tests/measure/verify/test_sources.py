@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.support import installed
+from specserve.vllm.versions import installed
 
 TEXTS = [
     ("sampling_params.py", "if self.skip_reading_prefix_cache is None:"),

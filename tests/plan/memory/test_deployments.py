@@ -12,8 +12,8 @@ from specserve.facts.accelerators import assume
 from specserve.facts.model import ModelFacts
 from specserve.plan.memory.estimate import MemoryEstimate
 from specserve.plan.memory.judge import estimate
-from specserve.plan.support import known_versions
 from specserve.profile.schema import Profile, Target
+from specserve.vllm.versions import known_versions
 from tests.plan.memory.test_public import config
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}

@@ -20,8 +20,7 @@ from specserve.plan.memory.reckoning import reckon
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.situation import Situation, situation
 from specserve.plan.memory.verdict import verdict
-from specserve.profile.schema import Expectation, Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Expectation, Profile, Speculation, Target
 
 GIB = 2**30
 ORDER: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")

@@ -18,8 +18,7 @@ from specserve.plan.memory.length import length_of
 from specserve.plan.memory.runner import runner
 from specserve.plan.memory.shape import shape
 from specserve.plan.memory.situation import Promise, Situation, situation
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
 
 Load = Callable[[str], Profile]

@@ -17,8 +17,7 @@ from specserve.plan.memory.reckoning import reckon
 from specserve.plan.memory.settings import Settings
 from specserve.plan.memory.situation import situation
 from specserve.plan.memory.verdict import verdict
-from specserve.profile.schema import Profile, Target
-from specserve.profile.speculation import Speculation
+from specserve.profile.schema import Profile, Speculation, Target
 from tests.plan.memory.test_public import config
 
 GIB = 2**30

@@ -1,4 +1,4 @@
-"""One key of a profile: its type, its bounds, its meaning. Knows no value."""
+"""One key of a profile: its type, its bounds, its meaning."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.retype import retyped
-from specserve.plan.support import installed
+from specserve.vllm.speculation import retyped
+from specserve.vllm.versions import installed
 
 
 @pytest.mark.parametrize(

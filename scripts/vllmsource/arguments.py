@@ -1,17 +1,17 @@
-"""vLLM's arguments, read from its sources with `ast`, never imported. Knows no installed vLLM."""
+"""vLLM's arguments, read from its sources with `ast`, never imported."""
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.plan import fieldlimits
-from specserve.plan.annotations import Module, Package, annotated_fields, hints
-from specserve.plan.fieldlimits import bounds, texts_of
-from specserve.plan.parsercalls import (
+from specserve.vllm.table import Argument, VllmTable
+from vllmsource import fieldlimits
+from vllmsource.annotations import Module, Package, annotated_fields, hints
+from vllmsource.fieldlimits import bounds, texts_of
+from vllmsource.parsercalls import (
     UnknownLayout,
     added_arguments,
     as_json,
@@ -21,7 +21,6 @@ from specserve.plan.parsercalls import (
     reads_json,
     texts,
 )
-from specserve.plan.table import Argument, VllmTable
 
 ENGINE_FILE = "engine/arg_utils.py"
 FRONTEND_FILES = (
@@ -73,25 +72,6 @@ def read_package(root: Path, *, version: str | None = None, distribution: str = 
         )
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
         raise UnknownLayout(root, f"readable sources ({error})") from error
-
-
-def stamp(root: Path) -> str:
-    """A hash of path, size and time of the files that `read_package` rests on, its own code included.
-
-    Raises UnknownLayout.
-    """
-    digest = hashlib.sha256(str(root).encode())
-    registers = {file for file, _ in (*_ENUMERATED.values(), *_REGISTERED.values())}
-    names = {"_version.py", ENGINE_FILE, ENV_FILE, PARSER_FILE, *FRONTEND_FILES, *registers}
-    paths = [*(root / name for name in sorted(names)), *sorted((root / "config").glob("*.py"))]
-    paths += sorted(Path(__file__).parent.glob("*.py"))
-    for path in paths:
-        if path.is_file():
-            stat = path.stat()
-            digest.update(f"{path}:{stat.st_size}:{stat.st_mtime_ns}".encode())
-    if not (root / ENGINE_FILE).is_file():
-        raise UnknownLayout(root, ENGINE_FILE)
-    return digest.hexdigest()
 
 
 def _module(package: Package, file: str) -> Module:

@@ -1,11 +1,11 @@
-"""What vLLM's configuration classes refuse beyond types: numbers out of bounds, unknown keys. Knows no argument."""
+"""What vLLM's configuration classes refuse beyond types: numbers out of bounds, unknown keys."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
 
-from specserve.plan.annotations import Hint, Module, Package, annotated_fields, find, hints
+from vllmsource.annotations import Hint, Module, Package, annotated_fields, find, hints
 
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _ENUMS = ("Enum", "enum.Enum")

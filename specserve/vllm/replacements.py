@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specserve.profile.problems import did_you_mean
-
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
@@ -42,12 +40,3 @@ KEYS = _section("speculation")
 VARIABLES = _section("env")
 SGLANG = _section("sglang")
 """SGLang's options that vLLM has by another name, with other values, or not at all."""
-
-
-def advice(name: str, known: set[str]) -> str | None:
-    """What to write in place of an argument that no vLLM has any more, or never had."""
-    old = ARGUMENTS.get(name)
-    if old is None:
-        guess = did_you_mean(name, known)
-        return f"did you mean `--{guess.replace('_', '-')}`?" if guess else None
-    return old.why if old.now else f"leave it out: {old.why}"

@@ -1,4 +1,4 @@
-"""vLLM's model registry, read from its sources with `ast`, never imported. Knows no installed vLLM."""
+"""vLLM's model registry, read from its sources with `ast`, never imported."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from specserve.plan.annotations import Module, Package, absolute_name
-from specserve.plan.parsercalls import UnknownLayout, function_in, texts
-from specserve.plan.registry import Kind, ModelClass, Registry, Trait
+from specserve.vllm.registry import Kind, ModelClass, Registry, Trait
+from vllmsource.annotations import Module, Package, absolute_name
+from vllmsource.parsercalls import UnknownLayout, function_in, texts
 
 REGISTRY = "vllm.model_executor.models.registry"
 SPECULATION = "vllm.config.speculative"

@@ -1,4 +1,4 @@
-"""What vLLM's code adds to its parser: annotations and `add_argument` calls. Knows no file of vLLM."""
+"""What vLLM's code adds to its parser: annotations and `add_argument` calls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specserve.errors import FactError
-from specserve.plan.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
-from specserve.plan.table import Argument, Form, Kind, flag_of
 from specserve.vllm.facts import READ
+from specserve.vllm.table import Argument, Form, Kind, flag_of
+from vllmsource.annotations import Hint, Module, Package, Scalar, annotated_fields, find, hints
 
 
 class UnknownLayout(FactError):
@@ -19,7 +19,7 @@ class UnknownLayout(FactError):
     def __init__(self, root: Path, missing: str) -> None:
         super().__init__(
             f"cannot read vLLM's arguments: {root} has no {missing}",
-            hint=f"this vLLM is laid out differently from {READ[0]} to {READ[-1]}; the shipped tables still serve",
+            hint=f"this vLLM is laid out differently from {READ[0]} to {READ[-1]}: mend scripts/vllmsource",
         )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from vllmsource import fieldlimits
+from vllmsource.annotations import Package, annotated_fields
+from vllmsource.parsercalls import class_of
 
-from specserve.plan import fieldlimits
-from specserve.plan.annotations import Package, annotated_fields
 from specserve.plan.arguments import problems
-from specserve.plan.parsercalls import class_of
-from specserve.plan.support import installed, known_versions, table
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import installed, known_versions, table
 
 Load = Callable[[str], Profile]
 MODULE = """

@@ -6,10 +6,10 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from vllmsource.models import read_registry, read_transformers
 
-from specserve.plan.registry import dumps, loads, registry, transformers_names
-from specserve.plan.registrysource import read_registry, read_transformers
-from specserve.plan.support import known_versions
+from specserve.vllm.registry import dumps, loads, registry, transformers_names
+from specserve.vllm.versions import known_versions
 
 SOURCES = {
     "model_executor/models/registry.py": """

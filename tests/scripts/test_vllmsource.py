@@ -1,20 +1,17 @@
-"""The reader of vLLM's sources, on a package small enough to see whole, and against the real parser."""
+"""The reader of vLLM's sources, on a package small enough to see whole."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from vllmsource.arguments import read_package
+from vllmsource.parsercalls import UnknownLayout
 
-from specserve.plan import support
-from specserve.plan.parsercalls import UnknownLayout
-from specserve.plan.sources import read_package, stamp
-from specserve.plan.table import Argument, VllmTable, dumps, loads
+from specserve.vllm.table import Argument, VllmTable, dumps, loads
 
 FILES = {
     "_version.py": "__version__ = version = '0.34.1'\n",
@@ -282,66 +279,3 @@ def test_a_changed_layout_says_what_is_missing(root: Path, name: str, old: str, 
     file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
     with pytest.raises(UnknownLayout, match=said):
         read_package(root)
-
-
-def test_the_stamp_follows_every_file_it_rests_on(root: Path) -> None:
-    before = stamp(root)
-    assert stamp(root) == before
-    file = root / "config" / "cache.py"
-    file.write_text(file.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
-    assert stamp(root) != before
-
-
-REAL_PARSER = """
-import importlib, json, sys
-names = ("common", "launchers", "openai")
-for name in names:
-    try:
-        module = importlib.import_module(f"vllm.entrypoints.{name}.cli_args")
-        break
-    except ModuleNotFoundError:
-        continue
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-parser = module.make_arg_parser(FlexibleArgumentParser(add_help=False))
-options = {
-    option: {
-        "name": action.dest,
-        "nargs": action.nargs,
-        "negatable": type(action).__name__ in ("BooleanOptionalAction", "EnableDisableAction"),
-        "choices": sorted(str(choice) for choice in action.choices or () if choice not in (None, "None")),
-        "nullable": getattr(action.type, "__name__", "") == "_optional_type",
-    }
-    for option, action in parser._option_string_actions.items()
-}
-json.dump(options, sys.stdout)
-"""
-
-NARGS = {"flag": 0, "many": "+", "optional_value": "?"}
-ANY_CHOICE = {
-    "mm_processor_device",  # the choices depend on the machine
-    "attention_backend",  # vLLM looks the name up behind its parser
-}
-
-
-@pytest.mark.vllm
-def test_the_reader_agrees_with_the_parser_of_the_installed_vllm() -> None:
-    found = support.installed()
-    assert found is not None
-    child = subprocess.run(
-        [sys.executable, "-c", REAL_PARSER], capture_output=True, text=True, timeout=300, check=True
-    )
-    expected = json.loads(child.stdout.strip().splitlines()[-1])
-    actual = {
-        option: {
-            "name": argument.name,
-            "nargs": NARGS.get(argument.form),
-            "negatable": argument.negatable,
-            "choices": sorted(map(str, argument.choices)),
-            "nullable": argument.nullable,
-        }
-        for option, (argument, _) in read_package(found.package).options().items()
-    }
-    for option, facts in expected.items():
-        if facts["name"] in ANY_CHOICE:
-            facts["choices"] = actual[option]["choices"]
-    assert actual == expected

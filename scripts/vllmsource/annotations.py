@@ -1,4 +1,4 @@
-"""Type annotations of a Python package, resolved from its source text. Knows no vLLM argument."""
+"""Type annotations of a Python package, resolved from its source text."""
 
 from __future__ import annotations
 

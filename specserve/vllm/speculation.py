@@ -1,13 +1,12 @@
-"""The keys of `speculation`, one table per method. Source: SpeculativeConfig, vllm/config/speculative.py, 0.26-0.33."""
+"""What vLLM's `speculative_config` takes, by method, and what it does (vllm/config/speculative.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from specserve.profile.keys import Key
-from specserve.vllm.facts import METHODS_REMOVED
+from specserve.vllm import facts
+from specserve.vllm.keys import Key
+from specserve.vllm.runner import Name
 
 _METHOD = {"method": Key("str", "The speculation method.", required=True, nullable=False)}
 
@@ -88,29 +87,77 @@ OWN_LAYERS = frozenset(
     {"mtp", "dspark"}
 )  # without a model, they draft with layers of the target's repository
 REMOVED = {
-    "medusa": f"{METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
-    "mlp_speculator": f"{METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
+    "medusa": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
+    "mlp_speculator": f"{facts.METHODS_REMOVED}; heads for `eagle3` or `mtp` took its place",
     "extract_hidden_states": "it extracts states and speculates nothing",
 }
 GONE = REMOVED.keys() - {"extract_hidden_states"}
 """Methods that the newest vLLM refuses."""
+_LOOKS_AHEAD = frozenset({"eagle", "eagle3", "mtp", "dspark", "draft_model"})
+BLOCK_DRAFTS = frozenset({"dflash", "dspark"})
+_ASYNC_METHODS = frozenset({"ngram_gpu", "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
+_BY_NAME = (("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark"))
+_KEPT = frozenset({"eagle", "eagle3", "dflash", "dspark", "ngram", "ngram_gpu", "suffix", "custom_class"})
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """One way to speculate. `keys` is the whole of vLLM's `speculative_config`, `method` included."""
+def retyped(method: str, model: str) -> tuple[str, str] | None:
+    """The method that vLLM puts in place of this one and the part of the name that makes it so; else None.
 
-    method: str
-    keys: Mapping[str, Any]
+    The draft's name decides: `__post_init__` in vllm/config/speculative.py.
+    `model` is the draft as vLLM gets it, directories included (the target's, for `mtp` without a model).
+    """
+    if method in _KEPT:
+        return None
+    name = model.lower()
+    for part, other in _BY_NAME:
+        if part in name:
+            return other, part
+    return None
 
-    @property
-    def model(self) -> str | None:
-        """The draft or head, where the method has one of its own."""
-        value = self.keys.get("model")
-        return str(value) if value is not None else None
 
-    @property
-    def num_speculative_tokens(self) -> int | None:
-        """K, where the profile says it."""
-        value = self.keys.get("num_speculative_tokens")
-        return int(value) if value is not None else None
+def needed_slots(
+    version: str, *, method: str, num_speculative_tokens: int, parallel: bool, sequences: int | None
+) -> int:
+    """How many of a step's tokens drafting takes at least; one more must be left, or vLLM refuses to start.
+
+    `parallel`: whether the block says `parallel_drafting`; `sequences`: `max_num_seqs`, which counts in versions
+    that keep slots for every request. Source: `_set_max_num_scheduled_tokens` in vllm/config/vllm.py.
+    """
+    k, kind = num_speculative_tokens, facts.SLOTS.at(version)
+    parallel = parallel or method in BLOCK_DRAFTS
+    if kind == "requests":
+        return (sequences or 0) * ((k - 1 if parallel else 0) + (method == "draft_model"))
+    if kind == "one":
+        if method == "dflash":
+            return k
+        if parallel:
+            return k if method == "draft_model" else k - 1
+        return int(method == "draft_model")
+    if method == "dflash":
+        return k + 1
+    return k if method in _LOOKS_AHEAD else 0
+
+
+def schedule_is_followed(version: str, *, method: str, runner: Name | None) -> bool:
+    """Whether K changes with the batch size as the block says, or the schedule is dropped for the method."""
+    kept = facts.V1_KEEPS_SCHEDULE.at(version)
+    return kept is None or runner != "V1" or method in kept
+
+
+def refuses_async(
+    version: str, *, method: str, runner: Name | None, unpadded: bool, stages: bool, on_cpu: bool
+) -> str | None:
+    """What makes vLLM refuse `async_scheduling: true`: `method`, `disable_padded_drafter_batch` or `stages`.
+
+    `unpadded`: whether the block says `disable_padded_drafter_batch`; `stages`: whether there are pipeline stages.
+    """
+    by_runner = facts.ASYNC_BY_RUNNER.at(version)
+    if by_runner and runner != "V1":
+        return None
+    if method not in _ASYNC_METHODS:
+        return "method"
+    if unpadded:
+        return "disable_padded_drafter_batch"
+    # before the question depended on the runner, the CPU platform switched the scheduling off before it was asked
+    asked = by_runner or (facts.V1_LACKS_ASYNC_STAGES.at(version) and not on_cpu)
+    return "stages" if asked and runner == "V1" and stages else None

@@ -1,4 +1,4 @@
-"""What one vLLM version accepts, as data, and its JSON form. Does not know where the data comes from."""
+"""What one vLLM version accepts, as data, and its JSON form."""
 
 from __future__ import annotations
 

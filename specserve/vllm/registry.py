@@ -1,4 +1,4 @@
-"""Which model classes, quantizations and multi-token heads each vLLM version knows. Knows no model's files."""
+"""Which model classes, quantizations and multi-token heads each vLLM version knows."""
 
 from __future__ import annotations
 

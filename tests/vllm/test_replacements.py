@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.plan.replacements import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement
-from specserve.plan.support import known_versions, table
 from specserve.profile.schema import Target, keys_of
+from specserve.vllm.replacements import ARGUMENTS, KEYS, SGLANG, VARIABLES, Replacement
+from specserve.vllm.versions import known_versions, table
 
 NEWEST = table(known_versions()[-1])
 EVERY = {

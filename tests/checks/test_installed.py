@@ -1,0 +1,108 @@
+"""The table of the installed vLLM: a shipped one, or what a newer vLLM says of itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specserve.checks.installed import ask_installed, installed_table
+from specserve.vllm import versions
+from specserve.vllm.table import Section, VllmTable, dumps
+from specserve.vllm.versions import Installed, newest, table
+
+NEWER = Installed("99.0.1", "cuda", "vllm", Path("/nowhere/vllm"))
+SHIPPED = replace(newest(), env=frozenset({"VLLM_FROM_THE_CHILD"}))
+AT_RUN_TIME = {"attention_backend", "mm_processor_device", "collect_detailed_traces"}
+"""The parser takes any text for the first; the choices of the others depend on the machine, or are not sorted."""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty user cache, and nothing remembered."""
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    installed_table.cache_clear()
+    yield tmp_path / "cache"
+    installed_table.cache_clear()
+
+
+def child(tmp_path: Path, said: object) -> list[str]:
+    """A command that answers like the child, and notes each call."""
+    script = tmp_path / "child.py"
+    script.write_text(
+        f"import sys\nopen({str(tmp_path / 'calls')!r}, 'a').write('x')\nprint({json.dumps(said)!r})\n",
+        encoding="utf-8",
+    )
+    return [sys.executable, str(script)]
+
+
+def calls(tmp_path: Path) -> int:
+    return len((tmp_path / "calls").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.32.1+cpu", "0.26.0"])
+def test_a_known_version_has_the_shipped_table(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Installed(version, "cuda", "vllm", Path("/nowhere/vllm"))
+    monkeypatch.setattr("specserve.checks.installed.installed", lambda: found)
+    assert installed_table() == table(version)
+
+
+def test_without_vllm_there_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specserve.checks.installed.installed", lambda: None)
+    assert installed_table() is None
+
+
+def test_a_newer_version_is_asked_once(tmp_path: Path) -> None:
+    command = child(tmp_path, {"id": 0, "accepted": json.loads(dumps(SHIPPED))})
+    first, again = (ask_installed(NEWER, command=command) for _ in range(2))
+    assert first == again == replace(SHIPPED, version="99.0.1", distribution="vllm")
+    assert calls(tmp_path) == 1
+
+
+def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, cache: Path) -> None:
+    command = child(tmp_path, {"id": 0, "accepted": json.loads(dumps(SHIPPED))})
+    first = ask_installed(NEWER, command=command)
+    (file,) = cache.rglob("*.json")
+    file.write_text('{"engine": 1}', encoding="utf-8")
+    assert ask_installed(NEWER, command=command) == first
+    assert calls(tmp_path) == 2
+
+
+@pytest.mark.parametrize("said", [{"id": 0, "refused": "no"}, {"id": 0, "accepted": {}}, [], "nothing"])
+def test_a_newer_version_that_gives_no_answer_gets_the_newest_table(
+    said: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = child(tmp_path, said)
+    monkeypatch.setattr("specserve.checks.installed.installed", lambda: NEWER)
+    monkeypatch.setattr("specserve.checks.installed._CHILD", command)
+    assert ask_installed(NEWER, command=command) is None
+    assert installed_table() == replace(newest(), exact=False)
+
+
+@pytest.mark.vllm
+def test_the_installed_vllm_says_of_itself_what_its_shipped_table_says() -> None:
+    found = versions.installed()
+    assert found is not None
+    said, shipped = ask_installed(found), table(found.version)
+    assert said is not None
+
+    def comparable(known: VllmTable, section: Section) -> dict[str, object]:
+        """The arguments without what the sources alone say; those that only Python has, without their type."""
+        return {
+            name: replace(
+                item, bounds=(), keys=(), inner_choices=(), known=(), deprecated=None, human_int=False
+            )
+            if item.flag or section == "speculation"
+            else name
+            for name, item in known.section(section).items()
+            if name not in AT_RUN_TIME
+        }
+
+    for section in ("engine", "frontend", "speculation"):
+        assert comparable(said, section) == comparable(shipped, section)
+    same = ("methods", "method_aliases", "env", "inverse_flags")
+    assert [getattr(said, name) for name in same] == [getattr(shipped, name) for name in same]
