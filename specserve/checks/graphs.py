@@ -76,7 +76,7 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
     inner = config if isinstance(config, Mapping) else {}
     for place, said in (("engine", engine), ("engine.compilation_config", inner)):
         sizes = said.get("cudagraph_capture_sizes")
-        if isinstance(sizes, list) and sizes and all(count(size) for size in sizes):
+        if isinstance(sizes, (list, tuple)) and sizes and all(count(size) for size in sizes):
             return f"{place}.cudagraph_capture_sizes", max(sizes)
         if count(said.get(_LARGEST)):
             return f"{place}.{_LARGEST}", count(said.get(_LARGEST))

@@ -301,6 +301,7 @@ CATALOGUE: Mapping[str, Recipe] = {
         tokens=False,
     ),
     "qwen3-dflash-short": Recipe({**DFLASH, "max_position_embeddings": 2048}, dflash_head, tokens=False),
+    "qwen3-eagle3": Recipe({**EAGLE3, "max_position_embeddings": 4096}, eagle3_head, tokens=False),
     "llama-eagle3-four": Recipe(
         {**EAGLE3, "max_position_embeddings": 4096, "eagle_aux_hidden_state_layer_ids": [1, 3, 5, 7]},
         eagle3_head,
