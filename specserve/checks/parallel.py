@@ -56,9 +56,9 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     ## Why is this bad?
     `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are
     loaded, others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
-    vllm-project/vllm#57755). `eagle3` was reported to write wrong text without
-    asynchronous scheduling (vllm-project/vllm#52071), and vLLM before
-    0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Tensor parallelism is what they are used with.
+    vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
+    (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Tensor
+    parallelism is what they are used with.
 
     ## Example
         target: {model: ./model, pipeline_parallel_size: 2}
