@@ -11,7 +11,8 @@ from specserve.checks.runners import choice
 from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.vllm.context import Length
-from specserve.vllm.facts import SHORTENS_TARGET
+from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS
+from specserve.vllm.speculation import BLOCK_DRAFTS
 
 _LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _OWN_POSITIONS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
@@ -186,7 +187,8 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
     ## Why is this bad?
     Many heads were trained on 2048 tokens. Until vLLM 0.32 the V1 runner drafts nothing for a batch with a longer
     request. Otherwise vLLM stretches the head's positions, and acceptance beyond what it was trained on is seldom
-    what the head's page says (sgl-project/sglang#6783).
+    what the head's page says (sgl-project/sglang#6783). Between the two, the V2 runner gives a `dflash` or `dspark`
+    head positions that it has not: a request that is longer ends the engine (vllm-project/vllm#57964).
 
     ## Example
         vllm: ">=0.33"
@@ -208,17 +210,30 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
             continue
         if whole is None or length is None or length.default >= whole or not stretches(config):
             continue
-        idle = [
-            version
-            for version in judged(ctx)
-            if not SHORTENS_TARGET.at(version) and not _v2(ctx, arm, version)
-        ]
-        yield Hit(
-            f"{arm.path}.model",
-            f"the head was made for {length.default} tokens; the server takes {whole}",
-            related=(("target.max_model_len", "asked for here"),),
-            notes=(f"vLLM {', '.join(idle)} may draft nothing beyond {length.default} tokens",)
-            if idle
-            else (),
-            help="watch acceptance by context length, or lower `max_model_len`",
-        )
+        yield _short_head(ctx, arm, own=length.default, whole=whole)
+
+
+def _short_head(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
+    ends = [version for version in judged(ctx) if _overruns(ctx, arm, version)]
+    idle = [v for v in judged(ctx) if not SHORTENS_TARGET.at(v) and not _v2(ctx, arm, v)]
+    if ends:
+        text = f"a request of more than {own} tokens, the head's own positions, ends the engine"
+        notes, help_ = only_in(ctx, ends), f"write `max_model_len: {own}` under `target`"
+    else:
+        text = f"the head was made for {own} tokens; the server takes {whole}"
+        notes = (f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else ()
+        help_ = "watch acceptance by context length, or lower `max_model_len`"
+    return Hit(
+        f"{arm.path}.model",
+        text,
+        related=(("target.max_model_len", "asked for here"),),
+        notes=notes,
+        help=help_,
+        severity=(severity_in(ctx, ends) or Severity.ERROR) if ends else None,
+    )
+
+
+def _overruns(ctx: Context, arm: Arm, version: str) -> bool:
+    """Whether a block head gets positions from V2 that it has not, as this version does not stretch it."""
+    method = arm.speculation.method
+    return method in BLOCK_DRAFTS and method not in STRETCHED_HEADS.at(version) and _v2(ctx, arm, version)

@@ -18,7 +18,9 @@ from specserve.checks.modelfields import (
 )
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Arm, Context, Hit, rule
+from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
+from specserve.vllm.facts import QUANTIZED_DFLASH
 
 _FLOATS = frozenset({"BF16", "F16", "F32"})
 _BUILD = re.compile(
@@ -32,7 +34,9 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     """The head takes hidden states of another width than the target's.
 
     ## Why is this bad?
-    It was trained for another model. Loading fails, or the first request does.
+    It was trained for another model. Loading fails, or the first request does. It also fails for a head of the
+    Llama class that reads other than three layers and says so in `eagle_aux_hidden_state_layer_ids` alone
+    (vllm-project/vllm#54526): vLLM counts by `num_aux_hidden_states`.
 
     ## Example
         target: {model: ./qwen3-wide}
@@ -57,6 +61,8 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
             text = f"the head takes hidden states of width {expected}; the target has {width}"
         elif (wrong := _wrong_input(arm, config, width=width or 0)) is not None:
             text = wrong
+        elif (miscounted := _miscounted(arm, config)) is not None:
+            text = miscounted
         else:
             continue
         yield Hit(
@@ -80,6 +86,18 @@ def _wrong_input(arm: Arm, config: Config, *, width: int) -> str | None:
     if made_for is None or made_for == arm.speculation.method or _counts_states(config):
         return None
     return f"this is a head for `{made_for}`: it takes {inputs // width} vectors of width {width}"
+
+
+def _miscounted(arm: Arm, config: Config) -> str | None:
+    """Whether the head names another number of layers than vLLM builds it for: only some classes read that list."""
+    ids, own = _numbers(config.get("eagle_aux_hidden_state_layer_ids")), config.get("eagle_config")
+    nested = isinstance(own, Mapping) and own.get("eagle_aux_hidden_state_layer_ids")
+    reads = any("Qwen3" in name for name in architectures(config))
+    if arm.speculation.method != "eagle3" or not ids or len(ids) == 3 or nested or reads:
+        return None
+    if whole(config, "num_aux_hidden_states") is not None:
+        return None
+    return f"vLLM builds this head for 3 hidden states; its config.json names {len(ids)} layers"
 
 
 def _counts_states(config: Config) -> bool:
@@ -236,4 +254,37 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 f"the head drafts {drafts} of {own} tokens, and has no `d2t` to tell which",
                 help="take a complete checkpoint of the head",
+            )
+
+
+@rule("SD257", "quantized-block-head", Severity.ERROR, needs="models")
+def quantized_block_head(ctx: Context) -> Iterator[Hit]:
+    """The DFlash head is quantised, and this vLLM takes plain heads only.
+
+    ## Why is this bad?
+    Before 0.31 vLLM joins the head's key and value matrices as if they were plain. It loads the head, and the engine
+    ends in its first pass, on the shapes (vllm-project/vllm#51581).
+
+    ## Example
+        vllm: "==0.27.*"
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
+
+    ## Use instead
+        vllm: "==0.27.*"
+        target: {model: ./qwen3}
+        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+
+    ## Source
+    vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
+    """
+    found = [version for version in judged(ctx) if not QUANTIZED_DFLASH.at(version)]
+    for arm, config in head_arms(ctx) if found else ():
+        if arm.speculation.method == "dflash" and isinstance(config.get("quantization_config"), Mapping):
+            yield Hit(
+                f"{arm.path}.model",
+                f"vLLM {', '.join(found)} takes no DFlash head that is quantised",
+                notes=only_in(ctx, found),
+                help="take the head that is not quantised",
+                severity=severity_in(ctx, found),
             )

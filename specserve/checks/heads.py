@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from specserve.checks.known import class_of, versions_where
-from specserve.checks.modelfields import Config, architectures, draft_config, model_type, target_config, whole
+from specserve.checks.modelfields import (
+    Config,
+    architectures,
+    draft_config,
+    model_type,
+    target_config,
+    text_config,
+    whole,
+)
 from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.checks.versions import judged, only_in
@@ -215,7 +223,8 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
     """More tokens are drafted at once than the head was trained to draft.
 
     ## Why is this bad?
-    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification.
+    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it
+    is with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
 
     ## Example
         target: {model: ./qwen3}
@@ -229,7 +238,7 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
     vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
     vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
     """
-    for arm, config in head_arms(ctx):
+    for arm, config in (*head_arms(ctx), *_stage_arms(ctx)):
         block, count = (
             whole(config, "block_size", "dspark_block_size"),
             arm.speculation.num_speculative_tokens,
@@ -241,9 +250,17 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
                 f"the head drafts {most} tokens at once; the profile asks for {count}",
-                related=((f"{arm.path}.model", f"trained with blocks of {block}"),),
+                related=((f"{arm.path if arm.speculation.model else 'target'}.model", f"blocks of {block}"),),
                 help=f"write `num_speculative_tokens: {most}`",
             )
+
+
+def _stage_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
+    """The arms whose DSpark stages lie inside the target's checkpoint."""
+    target = target_config(ctx)
+    for arm in ctx.arms if target is not None and model_type(target) in _STAGED else ():
+        if arm.speculation.method == "dspark" and not arm.speculation.model:
+            yield arm, text_config(target or {})
 
 
 def _anchored(config: Config) -> bool:

@@ -102,6 +102,11 @@ def _mtp_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
             yield arm, config
 
 
+def _is_own(ctx: Context, arm: Arm) -> bool:
+    """Whether the layers are those of the target's own checkpoint, named a second time or not."""
+    return arm.speculation.model in (None, ctx.profile.target.model)
+
+
 @rule("SD231", "missing-mtp-weights", Severity.ERROR, needs="models")
 def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
     """The checkpoint has lost its layers for further tokens.
@@ -122,7 +127,7 @@ def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
     vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
     for arm, config in _mtp_arms(ctx):
-        if arm.speculation.model is None and ctx.target and trained(config) and _stripped(ctx.target, config):
+        if _is_own(ctx, arm) and ctx.target and trained(config) and _stripped(ctx.target, config):
             yield Hit(
                 f"{arm.path}.method",
                 "the checkpoint holds no tensor of a layer that predicts further tokens",
@@ -223,7 +228,7 @@ def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
     vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
     """
     for arm, config in _mtp_arms(ctx):
-        if arm.speculation.model is None and ctx.target and _plain_layer(ctx.target, config):
+        if _is_own(ctx, arm) and ctx.target and _plain_layer(ctx.target, config):
             yield Hit(
                 f"{arm.path}.method",
                 f"`{_plain_layer(ctx.target, config)}` is not packed, and `quantization_config.ignore` leaves it in",

@@ -11,6 +11,7 @@ from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.runner import ignores_other_vocabulary
 from specserve.vllm.speculation import refuses_async
 
 
@@ -230,6 +231,41 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
                 "the V2 runner drafts without CUDA graphs",
                 notes=only_in(ctx, found),
                 help=f'bench it with `env: {{{SWITCH}: "0"}}` too',
+            )
+
+
+@rule("SD168", "unmapped-vocabulary", Severity.ERROR)
+def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
+    """Drafts with another vocabulary, on a runner that takes the key and maps nothing.
+
+    ## Why is this bad?
+    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a
+    word: the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served
+    such a draft; later versions go back to it.
+
+    ## Example
+        vllm: "==0.31.*"
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
+
+    ## Use instead
+        vllm: "==0.31.*"
+        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
+        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+
+    ## Source
+    vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
+    """
+    for path, block in blocks(ctx):
+        if block.keys.get("use_heterogeneous_vocab") is not True:
+            continue
+        v2 = [version for version in judged(ctx) if not _on_v1(ctx.profile, block, path, version)]
+        found = [version for version in v2 if ignores_other_vocabulary(version)]
+        if found and severity_in(ctx, found) is None:
+            yield Hit(
+                f"{path}.use_heterogeneous_vocab",
+                "the V2 runner, which will serve, maps no vocabulary",
+                notes=only_in(ctx, found),
+                help=f'write `env: {{{SWITCH}: "0"}}`',
             )
 
 

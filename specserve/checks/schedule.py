@@ -124,7 +124,8 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back
-    to the fixed K with one line in the log. The V1 runner does so for methods that cannot change K.
+    to the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2
+    runner, before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
 
     ## Example
         speculation:
@@ -153,12 +154,10 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
                 help="pick the K for your usual load, or serve without data parallelism",
             )
             continue
-        found = [version for version in judged(ctx) if _v1_drops(ctx, block, path, version)]
-        if found:
-            text = (
-                f"the V1 runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
-            )
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, found))
+        found = _dropping(ctx, block, path)
+        for runner, versions in found.items():
+            text = f"the {runner} runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, versions))
 
 
 def _k(block: Speculation) -> str:
@@ -166,9 +165,15 @@ def _k(block: Speculation) -> str:
     return f"{count} token{'s' if count != 1 else ''}" if count else "the same K"
 
 
-def _v1_drops(ctx: Context, block: Speculation, path: str, version: str) -> bool:
-    taken = choice(ctx.profile, block, path, version=version)
-    return not schedule_is_followed(version, method=block.method, runner=taken.runner if taken else None)
+def _dropping(ctx: Context, block: Speculation, path: str) -> dict[str, list[str]]:
+    """The versions in which a runner drops the schedule, by runner."""
+    config = ctx.target.config if ctx.target else None
+    found: dict[str, list[str]] = {}
+    for version in judged(ctx):
+        taken = choice(ctx.profile, block, path, version=version, config=config)
+        if taken and not schedule_is_followed(version, method=block.method, runner=taken.runner):
+            found.setdefault(taken.runner, []).append(version)
+    return found
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.blocks import blocks
+from specserve.checks.graphs import kind_of
 from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import on_cpu, on_gpu
 from specserve.checks.values import count
 from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
+from specserve.hardware.accelerators import Machine
+from specserve.memory.defaults import batch_defaults
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, SLOTS
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -193,7 +196,8 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
 
     ## Why is this bad?
     Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM
-    warns of it at the start.
+    warns of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
+    (vllm-project/vllm#44815): that is named where all requests together need more.
 
     ## Example
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
@@ -207,8 +211,24 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
     vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
     """
     budget = tokens(ctx.profile)
-    if ctx.profile.speculation is None or budget is None or on_cpu(ctx.profile):
+    if ctx.profile.speculation is None or on_cpu(ctx.profile):
         return
-    if budget < 8192:
+    for path, block in blocks(ctx) if budget is None else ():
+        default = _default_step(ctx, block.num_speculative_tokens or 0)
+        if default is not None:
+            yield Hit(f"{path}.num_speculative_tokens", default, help="write `max_num_batched_tokens: 8192`")
+    if budget is not None and budget < 8192:
         text = f"a step of {budget} tokens is small for speculation: vLLM warns below 8192"
         yield Hit(TOKENS, text, help="write `max_num_batched_tokens: 8192`, where the memory allows it")
+
+
+def _default_step(ctx: Context, k: int) -> str | None:
+    """What is wrong with the step that vLLM takes by itself, where the drafts of all requests overfill it."""
+    kind, given = kind_of(ctx), count(ctx.profile.engine.get("max_num_seqs"))
+    if kind is None or kind.vendor != "nvidia":
+        return None
+    least, requests = batch_defaults(Machine(kind, 1))
+    requests = given or requests
+    if least >= 8192 or requests * (k + 1) <= max(least, requests):
+        return None
+    return f"a step holds {max(least, requests)} tokens by default on `{kind.name}`; {requests} requests draft more"

@@ -1,4 +1,4 @@
-"""SD251 to SD255 about the target and what it is asked to do: types, experts, adapters, contexts cut over ranks."""
+"""SD251 to SD256 about the target and what it is asked to do: types, experts, adapters, contexts cut over ranks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from specserve.checks.modelfields import (
 )
 from specserve.checks.models import has_no_embedding, read_models
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.versions import only_in
+from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
+from specserve.vllm.facts import UNDRAFTED_HYBRIDS
 from specserve.vllm.registry import Registry
 
 _NO_HALF = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
@@ -223,3 +224,38 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
         ctx, lambda known: (item := class_of(facts.config, known)) is not None and item[1].kind == "draft"
     )
     return bool(drafts) or has_no_embedding(facts) or facts.config.get("speculators_config") is not None
+
+
+@rule("SD256", "undrafted-hybrid", Severity.ERROR, needs="models")
+def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
+    """Speculation of any kind with a hybrid model that has no room for the states of drafts.
+
+    ## Why is this bad?
+    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted.
+    For Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
+    (vllm-project/vllm#47635, vllm-project/vllm#57721).
+
+    ## Example
+        vllm: "==0.29.*"
+        target: {model: ./granite-hybrid}
+        speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}
+
+    ## Use instead
+        vllm: "==0.29.*"
+        target: {model: ./granite-hybrid}
+
+    ## Source
+    vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
+    """
+    config = target_config(ctx)
+    kind = model_type(config) if config is not None else ""
+    found = [version for version in judged(ctx) if kind in UNDRAFTED_HYBRIDS.at(version)]
+    for arm in ctx.arms if found else ():
+        yield Hit(
+            f"{arm.path}.method",
+            f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
+            related=(("target.model", "the target"),),
+            notes=only_in(ctx, found),
+            help="serve it without speculation, or with a vLLM that knows it",
+            severity=severity_in(ctx, found),
+        )

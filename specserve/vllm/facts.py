@@ -161,6 +161,21 @@ V2_LACKS_EAGLE3_STAGES = fact(
     Era("0.26", True, _CONFIG, 'unsupported.append("EAGLE3 with pipeline parallelism")'),
     Era("0.30", False, _CONFIG, 'unsupported.append("EAGLE3 with pipeline parallelism")', is_absent=True),
 )
+_RUNNER = "v1/worker/gpu/model_runner.py"
+V2_REFUSES_BLOCK_STAGES = fact(
+    "V2 refuses `dflash` and `dspark` over pipeline stages, and V1 is not taken in its place",
+    Era("0.26", True, _RUNNER, 'f"{self.speculative_config.method} with pipeline parallel "'),
+    Era(
+        "0.30", False, _RUNNER, 'f"{self.speculative_config.method} with pipeline parallel "', is_absent=True
+    ),
+)
+V2_FOLLOWS_SCHEDULE = fact(
+    "V2 changes K with the batch size as a schedule says; before, it drafts and verifies the same K",
+    Era(
+        "0.26", False, "v1/worker/gpu/cudagraph_utils.py", "build_dynamic_sd_schedule_lookup", is_absent=True
+    ),
+    Era("0.29", True, "v1/worker/gpu/cudagraph_utils.py", "build_dynamic_sd_schedule_lookup"),
+)
 V2_LACKS_ALL_UBATCHES = fact(
     "V2 lacks micro-batches of any kind beside speculation, not `enable_dbo` alone",
     Era(
@@ -293,6 +308,26 @@ STRETCHED_HEADS: Fact[frozenset[str]] = fact(
 
 # drafts and heads
 
+_DFLASH_FILE = "model_executor/models/qwen3_dflash.py"
+QUANTIZED_DFLASH = fact(
+    "a DFlash head may be quantised; before, vLLM joins its packed matrices as if they were plain",
+    Era(
+        "0.26", False, _DFLASH_FILE, "isinstance(proj.quant_method, UnquantizedLinearMethod)", is_absent=True
+    ),
+    Era("0.31", True, _DFLASH_FILE, "isinstance(proj.quant_method, UnquantizedLinearMethod)"),
+)
+_GRANITE = "model_executor/models/granitemoehybrid.py"
+UNDRAFTED_HYBRIDS: Fact[frozenset[str]] = fact(
+    "the models whose recurrent layers have no room for the states of drafts, whatever drafts",
+    Era(
+        "0.26",
+        frozenset({"granitemoehybrid", "falcon_h1", "zamba2"}),
+        _GRANITE,
+        "num_spec=vllm_config.num_speculative_tokens",
+        is_absent=True,
+    ),
+    Era("0.32", frozenset(), _GRANITE, "num_spec=vllm_config.num_speculative_tokens"),
+)
 PARTIAL_DSPARK_BLOCKS = fact(
     "a DSpark head drafts fewer tokens than its block holds; before, vLLM refuses that",
     Era("0.26", False, _SPECULATIVE, '"DSpark requires num_speculative_tokens >= "'),
@@ -324,6 +359,27 @@ WATERMARKED_METHODS: Fact[frozenset[str] | None] = fact(
         _CONFIG,
         '"Watermarking supports only dflash, dspark, eagle, eagle3 and "',
     ),
+)
+
+# attention
+
+_FLASHINFER = "v1/attention/backends/flashinfer.py"
+FLASHINFER_WITHOUT_GRAPHS: Fact[frozenset[int]] = fact(
+    "the major compute capabilities on which FlashInfer captures no decode step of several tokens",
+    Era(
+        "0.26",
+        frozenset({7, 8, 9, 12}),
+        _FLASHINFER,
+        "The SM90 XQA integration only enables single-token decode today.",
+    ),
+    Era(
+        "0.28",
+        frozenset({7, 8, 9}),
+        _FLASHINFER,
+        "is_sm12x = current_platform.is_device_capability_family(120)",
+    ),
+    Era("0.30", frozenset({7, 8}), _FLASHINFER, "is_xqa_arch = current_platform.is_device_capability("),
+    Era("0.33", frozenset(), _FLASHINFER, "# fa2 decodes uniform causal spec queries."),
 )
 
 # memory and metrics

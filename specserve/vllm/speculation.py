@@ -176,6 +176,8 @@ def needed_slots(
 
 def schedule_is_followed(version: str, *, method: str, runner: Name | None) -> bool:
     """Whether K changes with the batch size as the block says, or the schedule is dropped for the method."""
+    if runner == "V2":
+        return facts.V2_FOLLOWS_SCHEDULE.at(version)
     kept = facts.V1_KEEPS_SCHEDULE.at(version)
     return kept is None or runner != "V1" or method in kept
 

@@ -261,6 +261,14 @@ CONVOLUTIONS: Config = {
     "tie_word_embeddings": True,
 }
 
+DFLASH: Config = {
+    **QWEN3,
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 2,
+    "num_target_layers": 8,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": 511, "target_layer_ids": [1, 4, 6]},
+}
 CATALOGUE: Mapping[str, Recipe] = {
     "llama": Recipe(LLAMA, decoder),
     "llama-draft": Recipe({**LLAMA, **SMALL}, decoder),
@@ -286,17 +294,42 @@ CATALOGUE: Mapping[str, Recipe] = {
         {**LLAMA, "num_hidden_layers": 1, "max_position_embeddings": 2048}, eagle_head, tokens=False
     ),
     "llama-eagle3": Recipe(EAGLE3, eagle3_head, tokens=False),
-    "qwen3-dflash": Recipe(
-        {
-            **QWEN3,
-            "architectures": ["DFlashDraftModel"],
-            "num_hidden_layers": 2,
-            "num_target_layers": 8,
-            "block_size": 8,
-            "dflash_config": {"mask_token_id": 511, "target_layer_ids": [1, 4, 6]},
-        },
+    "qwen3-dflash": Recipe(DFLASH, dflash_head, tokens=False),
+    "qwen3-dflash-fp8": Recipe(
+        {**DFLASH, "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}},
         dflash_head,
         tokens=False,
+    ),
+    "qwen3-dflash-short": Recipe({**DFLASH, "max_position_embeddings": 2048}, dflash_head, tokens=False),
+    "qwen3-eagle3": Recipe({**EAGLE3, "max_position_embeddings": 4096}, eagle3_head, tokens=False),
+    "llama-eagle3-four": Recipe(
+        {**EAGLE3, "max_position_embeddings": 4096, "eagle_aux_hidden_state_layer_ids": [1, 3, 5, 7]},
+        eagle3_head,
+        tokens=False,
+    ),
+    "granite-hybrid": Recipe(
+        {
+            **LLAMA,
+            "architectures": ["GraniteMoeHybridForCausalLM"],
+            "model_type": "granitemoehybrid",
+            "layer_types": ["mamba"] * 7 + ["attention"],
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 32,
+            "mamba_n_groups": 1,
+            "mamba_expand": 2,
+        },
+        decoder,
+    ),
+    "deepseek-stages": Recipe(
+        {
+            **LLAMA,
+            "architectures": ["DeepseekV4ForCausalLM"],
+            "model_type": "deepseek_v4",
+            "dspark_block_size": 5,
+        },
+        decoder,
     ),
     "qwen3-wide": Recipe({**QWEN3, "hidden_size": 96}, decoder),
     "qwen3-flat": Recipe({**QWEN3, "num_hidden_layers": 4}, decoder),

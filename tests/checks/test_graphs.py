@@ -1,0 +1,145 @@
+"""Which decode steps find a CUDA graph, and what drafts take over from their target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from specserve.diagnostics import Severity
+from specserve.profile.schema import Profile
+from tests.checks.judging import of
+
+Load = Callable[[str], Profile]
+HEAD = "speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "messages"),
+    [
+        ("max_num_seqs: 14, max_cudagraph_capture_size: 42", ["40 tokens; a decode step of 14 requests has 42"]),
+        ("max_num_seqs: 8, max_cudagraph_capture_size: 24", []),
+        ("max_num_seqs: 1, max_cudagraph_capture_size: 2", ["2 tokens; a decode step of 1 requests has 3"]),
+        ("max_num_seqs: 1, max_cudagraph_capture_size: 4", []),
+        ("max_num_seqs: 2, max_cudagraph_capture_size: 7", ["4 tokens; a decode step of 2 requests has 6"]),
+        ("max_num_seqs: 90, max_cudagraph_capture_size: 271", ["256 tokens; a decode step of 90 requests has 270"]),
+        ("max_num_seqs: 14, cudagraph_capture_sizes: [3, 42]", []),
+        ("max_num_seqs: 14, cudagraph_capture_sizes: [3, 41]", ["41 tokens; a decode step of 14 requests has 42"]),
+        ("max_num_seqs: 9, compilation_config: {max_cudagraph_capture_size: 9}",
+         ["8 tokens; a decode step of 9 requests has 27"]),
+        ("max_num_seqs: 14, max_cudagraph_capture_size: 14, enforce_eager: true", []),
+        ("max_cudagraph_capture_size: 14", []),
+    ],
+)  # fmt: skip
+def test_a_decode_step_is_measured_in_tokens(profile: Load, engine: str, messages: list[str]) -> None:
+    found = of("SD164", profile(f"{HEAD}engine: {{{engine}}}"))
+    assert [item.message.removeprefix("graphs are captured up to ") for item in found] == messages
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "hits"),
+    [
+        ("0.26", "L4-24GB", 1),
+        ("0.32", "L4-24GB", 1),
+        ("0.33", "L4-24GB", 0),
+        ("0.28", "H100-80GB", 1),
+        ("0.30", "H100-80GB", 0),
+        ("0.26", "B200-192GB", 0),
+        ("0.26", "cpu", 0),
+        ("0.26", "X99", 0),
+    ],
+)
+def test_flashinfer_has_graphs_for_drafts_on_newer_gpus_first(
+    profile: Load, version: str, gpu: str, hits: int
+) -> None:
+    text = f'vllm: "=={version}.*"\n{HEAD}engine: {{attention_backend: FLASHINFER}}\nhardware: {{accelerator: {gpu}}}'
+    assert len(of("SD165", profile(text))) == hits
+
+
+def test_flashinfer_may_be_asked_for_in_the_attention_config(profile: Load) -> None:
+    text = f'vllm: "==0.26.*"\n{HEAD}hardware: {{accelerator: L4-24GB}}\n'
+    text += "engine: {attention_config: {backend: flashinfer}}"
+    (found,) = of("SD165", profile(text))
+    assert found.message == "FlashInfer captures no CUDA graph for drafts on `L4-24GB`"
+
+
+def test_a_draft_of_its_own_is_not_in_the_targets_tensors(profile: Load) -> None:
+    assert len(of("SD166", profile(HEAD + "engine: {load_format: tensorizer}"))) == 1
+    assert of("SD166", profile(HEAD + "engine: {load_format: safetensors}")) == []
+    inside = "target: {model: ./m}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
+    assert of("SD166", profile(inside + "engine: {load_format: tensorizer}")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "hits"),
+    [
+        ("{rope_parameters: {factor: 4.0}}", 1),
+        ("{text_config: {max_position_embeddings: 65536}}", 1),
+        ("{architectures: [A]}", 0),
+    ],
+)
+def test_overrides_of_positions_stay_with_the_target(profile: Load, overrides: str, hits: int) -> None:
+    text = "target: {model: ./m}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
+    assert len(of("SD167", profile(f"{text}engine: {{hf_overrides: {overrides}}}"))) == hits
+    assert of("SD167", profile(f"{HEAD}engine: {{hf_overrides: {overrides}}}")) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "env", "hits"), [("0.31", "", 1), ("0.31", "0", 0), ("0.30", "", 0), ("0.32", "", 0)]
+)
+def test_another_vocabulary_is_lost_on_one_runner_of_one_version(
+    profile: Load, version: str, env: str, hits: int
+) -> None:
+    text = (
+        f'vllm: "=={version}.*"\nspeculation: {{method: draft_model, model: ./d, num_speculative_tokens: 3, '
+        "use_heterogeneous_vocab: true}\n"
+    )
+    found = of("SD168", profile(text + (f"env: {{VLLM_USE_V2_MODEL_RUNNER: {env}}}" if env else "")))
+    assert [item.severity for item in found] == [Severity.ERROR] * hits
+
+
+@pytest.mark.parametrize(
+    ("engine", "hits"),
+    [
+        ("decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16", 1),
+        ("decode_context_parallel_size: 2, dcp_kv_cache_interleave_size: 16", 1),
+        ("decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 1", 0),
+        ("cp_kv_cache_interleave_size: 16", 0),
+    ],
+)
+def test_drafts_are_verified_over_a_cache_that_is_not_interleaved(
+    profile: Load, engine: str, hits: int
+) -> None:
+    text = "target: {model: ./m, tensor_parallel_size: 2}\nspeculation: {method: mtp, num_speculative_tokens: 1}\n"
+    assert len(of("SD169", profile(f"{text}engine: {{{engine}}}"))) == hits
+
+
+@pytest.mark.parametrize(
+    ("requests", "gpu", "hits"),
+    [("", "L4-24GB", 0), ("max_num_seqs: 800", "L4-24GB", 1), ("max_num_seqs: 800", "H100-80GB", 0)],
+)
+def test_a_default_step_is_named_where_drafts_overfill_it(
+    profile: Load, requests: str, gpu: str, hits: int
+) -> None:
+    found = of("SD138", profile(f"{HEAD}engine: {{{requests}}}\nhardware: {{accelerator: {gpu}}}"))
+    assert len(found) == hits
+
+
+@pytest.mark.parametrize(("version", "hits"), [("0.28", 1), ("0.29", 0), ("0.33", 0)])
+def test_a_schedule_is_dropped_by_a_runner_that_does_not_know_it(
+    profile: Load, version: str, hits: int
+) -> None:
+    text = (
+        f'vllm: "=={version}.*"\nspeculation: {{method: eagle3, model: ./head, num_speculative_tokens: 5, '
+        "num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]}\nenv: {VLLM_USE_V2_MODEL_RUNNER: 1}"
+    )
+    assert len(of("SD120", profile(text))) == hits
+
+
+@pytest.mark.parametrize(("version", "hits"), [("0.29", 1), ("0.30", 0)])
+def test_block_heads_over_pipeline_stages_are_refused_before(profile: Load, version: str, hits: int) -> None:
+    text = (
+        f'vllm: "=={version}.*"\ntarget: {{model: ./m, pipeline_parallel_size: 2}}\n'
+        "speculation: {method: dspark, model: ./head, num_speculative_tokens: 5}"
+    )
+    assert [item.severity for item in of("SD140", profile(text))] == [Severity.ERROR] * hits
