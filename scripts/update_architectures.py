@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-TABLE = Path(__file__).parents[1] / "specserve" / "facts" / "architecture" / "defaults.json"
+TABLE = Path(__file__).parents[1] / "specserve" / "models" / "defaults.json"
 WANTED = re.compile(
     r"^(hidden_size|intermediate_size|.*intermediate_size.*|vocab_size|num_.*layers|n_layers?|num_.*heads|n_heads?|num_kv_heads"
     r"|multi_query_group_num|n_embd|n_inner|n_positions|d_model|ffn_dim|.*head_dim|.*_lora_rank|tie_word_embeddings"

@@ -11,7 +11,7 @@ from typing import Any
 from gpureport.children import ROOT
 from gpureport.step import Target
 
-PUBLISHED = ROOT / "specserve" / "facts" / "published.json"
+PUBLISHED = ROOT / "specserve" / "models" / "published.json"
 TEST_CONFIGS = ROOT / "tests" / "plan" / "memory" / "configs"
 TOKENIZER = ROOT / "demo" / "target"
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -26,7 +26,7 @@ def unreadable_lock(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama}
 
     ## Source
-    specserve, facts/lockfile.py
+    specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unreadable":
@@ -52,7 +52,7 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama}
 
     ## Source
-    specserve, facts/lockfile.py
+    specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unlocked":
@@ -75,7 +75,7 @@ def changed_model(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama}
 
     ## Source
-    specserve, facts/hashing.py
+    specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "changed":
@@ -105,7 +105,7 @@ def moved_model(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama}
 
     ## Source
-    specserve, facts/drift.py
+    specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "moved":

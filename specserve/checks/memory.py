@@ -126,7 +126,7 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: L4-24GB}
 
     ## Source
-    specserve, plan/memory/verdict.py
+    specserve, memory/verdict.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -200,7 +200,7 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: L4-24GB}
 
     ## Source
-    specserve, plan/memory/judge.py
+    specserve, memory/judge.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):

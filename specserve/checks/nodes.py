@@ -63,7 +63,7 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
         hardware: {accelerator: B200-180GB}
 
     ## Source
-    specserve, facts/accelerators.toml
+    specserve, hardware/accelerators.toml
     """
     hardware = ctx.profile.hardware
     if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):

@@ -99,7 +99,7 @@ def full_disk(ctx: Context) -> Iterator[Hit]:
         target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
 
     ## Source
-    specserve, plan/site.py
+    specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     if cache is None:
@@ -128,7 +128,7 @@ def read_only_cache(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
 
     ## Source
-    specserve, plan/site.py
+    specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     if cache is None or cache.is_writable:

@@ -87,7 +87,7 @@ CODES: tuple[Code, ...] = tuple(
                   max_num_seqs: 128
 
             ## Source
-            specserve, profile/build.py
+            specserve, profile/source.py
             """,
         ),
         (
@@ -148,7 +148,7 @@ CODES: tuple[Code, ...] = tuple(
                 speculation: {method: draft_model, model: org/draft, num_speculative_tokens: 5}
 
             ## Source
-            specserve, profile/blocks.py
+            specserve, profile/sections.py
             """,
         ),
         (
@@ -169,7 +169,7 @@ CODES: tuple[Code, ...] = tuple(
                 engine: {max_num_seqs: 64}
 
             ## Source
-            specserve, profile/build.py
+            specserve, profile/source.py
             """,
         ),
         (
@@ -189,7 +189,7 @@ CODES: tuple[Code, ...] = tuple(
                 target: {model: org/target}
 
             ## Source
-            specserve, profile/extends.py
+            specserve, profile/load.py
             """,
         ),
         (
@@ -227,7 +227,7 @@ CODES: tuple[Code, ...] = tuple(
                 target: {model: org/target, tensor_parallel_size: 8}
 
             ## Source
-            specserve, profile/scalars.py
+            specserve, profile/tree.py
             """,
         ),
     )

@@ -298,16 +298,16 @@ def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
 
 PASS_IT_ON = {
     "serve/process.py": "to vLLM",
-    "facts/download.py": "to the child that downloads",
-    "facts/tokenizers/sample.py": "to the child that compares",
+    "models/download.py": "to the child that downloads",
+    "models/sample.py": "to the child that compares",
     "checks/probe.py": "to the child that asks vLLM",
     "checks/oracle.py": "to the child that asks vLLM",
     "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
     "profile/revision.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
     "measure/bench/driver.py": "to the child that sends the load, without keys that no arm needs",
-    "plan/locked.py": "to look for the Hub's cache",
-    "plan/pulling.py": "to look for the Hub's cache",
+    "plan/locking.py": "to look for the Hub's cache",
+    "plan/uses.py": "to look for the Hub's cache",
 }
 _WHOLE = re.compile(
     r"(?:dict|json\.dumps?|repr|str|list)\(os\.environ|\*\*os\.environ|os\.environ\.(?:copy|items)\("
