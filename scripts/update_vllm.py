@@ -5,9 +5,10 @@
 
 Writes `specserve/vllm/{tables,registries}/vllm-<minor>.json`; with --check nothing is written, and a shipped table that
 is not what the version says is one more thing to judge. Looks for the line of every fact of `specserve/vllm/facts.py`
-and for every quoted source of rules and causes in that version, and prints which arguments came and went since the
-version before. --tests also runs the tests marked `vllm` that need vLLM's sources alone against it. --known takes every
-known version: its wheel, or unpacked wheel, in FOLDER (default: build/vllm), and downloads by pip what is not there.
+and for every quoted source of rules and causes in that version, and prints which of the functions that facts rest on
+have changed, and which arguments came and went since the version before. --tests also runs the tests marked `vllm` that
+need vLLM's sources alone against it. --known takes every known version: its wheel, or unpacked wheel, in FOLDER
+(default: build/vllm), and downloads by pip what is not there.
 
 The folder of a transformers package renews `registries/transformers.txt`: the model classes of the version that the
 newest vLLM runs with. Reads source text only: no vLLM is imported or installed.
@@ -26,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllmsource.arguments import read_package
+from vllmsource.functions import changed, hashes, read_hashes, write_hashes
 from vllmsource.models import read_registry, read_transformers
 from vllmsource.quotes import quotes
 
@@ -71,8 +73,16 @@ def gone(package: Path, version: str) -> Iterator[str]:
     for quote in quotes():
         if quote.is_for(version) and not quote.is_in(package):
             yield f"{quote.by}: `{quote.text}` is gone from {quote.file}"
+    yield from changed_functions(package, version)
     if version not in READ:
         yield f"facts: add {version!r} to READ once every fact was compared"
+
+
+def changed_functions(package: Path, version: str) -> Iterator[str]:
+    """The functions to read again: they are not as when this version, or the known one before it, was compared."""
+    last = max((name for name in READ if minor(name) <= minor(version)), key=minor, default=READ[0])
+    for name in changed(hashes(package), read_hashes().get(last, {})):
+        yield f"facts: read {name} again: it is not what it was in {last}"
 
 
 def changes(table: VllmTable) -> Iterator[tuple[bool, str]]:
@@ -105,6 +115,8 @@ def read(folder: Path, *, is_check: bool) -> tuple[VllmTable, list[str]]:
     table = read_package(package)
     models = read_registry(package, version=table.version)
     judge = list(gone(package, table.minor))
+    if not is_check:
+        write_hashes(table.minor, hashes(package))
     for target, text in (
         (TABLES / f"vllm-{table.minor}.json", dumps(table)),
         (REGISTRIES / f"vllm-{table.minor}.json", registry.dumps(models)),

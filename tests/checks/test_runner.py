@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from specserve.checks.runners import choice, switch
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Hardware, Profile, Speculation, Target
+from specserve.vllm.facts import V1_LACKS
 from tests.checks.judging import of, places
 from tests.checks.vllmlines import function, minor
 
@@ -115,13 +116,25 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
     engine: dict[str, Any] = {"enable_dbo": dbo, "distributed_executor_backend": launcher}
     profile, block = made(method, env="1", stages=stages, keys=keys, **engine)
     config = SimpleNamespace(
-        speculative_config=SimpleNamespace(method=method, **keys),
+        speculative_config=SimpleNamespace(method=method, enable_adaptive_verification=False, **keys),
         parallel_config=SimpleNamespace(
-            pipeline_parallel_size=stages, distributed_executor_backend=launcher, use_ubatching=dbo
+            pipeline_parallel_size=stages,
+            distributed_executor_backend=launcher,
+            use_ubatching=dbo,
+            enable_dbo=dbo,
+            tensor_parallel_size=1,
+            prefill_context_parallel_size=1,
+            enable_elastic_ep=False,
         ),
+        model_config=None,
+        compilation_config=SimpleNamespace(mode=None, pass_config=SimpleNamespace(enable_sp=False)),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=False, mamba_cache_mode="none"),
+        ec_transfer_config=None,
         _get_dbo_unsupported_features=lambda: ["dual batch overlap with speculative decoding"],
     )
-    unsupported = function("config/vllm.py", "_get_v2_model_runner_unsupported_features")(config)
+    mode = SimpleNamespace(STOCK_TORCH_COMPILE="stock")
+    lacked = function("config/vllm.py", "_get_v2_model_runner_unsupported_features", CompilationMode=mode)
+    unsupported = lacked(config)
     found = choice(profile, block, "speculation", version=minor())
     assert found is not None and found.runner == "V2"
     assert len(found.lacks) == len(unsupported)
@@ -152,8 +165,11 @@ def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
         model_config=None,
         _dflash_needs_multi_kv_group=lambda: False,
         _is_dflash_candidate_draft=lambda: False,
+        _is_dflash2_draft=lambda: False,
     )
-    unsupported = function("config/vllm.py", "_get_v1_model_runner_unsupported_features")(config)
+    unsupported = []
+    if V1_LACKS.at(minor()):
+        unsupported = function("config/vllm.py", "_get_v1_model_runner_unsupported_features")(config)
     found = choice(profile, block, "speculation", version=minor())
     assert found is not None and found.runner == "V1"
     assert len(found.lacks) == len(unsupported)

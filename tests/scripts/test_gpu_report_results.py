@@ -41,6 +41,7 @@ def test_memory_is_read_from_the_log(line: str, usage: dict[str, float]) -> None
 
 
 @pytest.mark.vllm
+@pytest.mark.installed
 def test_the_installed_vllm_still_logs_what_is_read() -> None:
     found = importlib.util.find_spec("vllm")
     assert found and found.submodule_search_locations

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import update_vllm
+from vllmsource import functions
 
 from specserve.vllm.versions import installed
 
@@ -28,10 +29,14 @@ def test_the_installed_vllm_leaves_nothing_to_judge_and_its_tables_are_those_tha
     found = installed()
     assert found is not None
     shipped = update_vllm.TABLES, update_vllm.REGISTRIES
+    kept = functions.HASHES.read_text(encoding="utf-8")
+    (tmp_path / "functions.json").write_text(kept, encoding="utf-8")
+    monkeypatch.setattr(functions, "HASHES", tmp_path / "functions.json")
     for name in ("TABLES", "REGISTRIES"):
         monkeypatch.setattr(update_vllm, name, tmp_path / name.lower())
     assert update_vllm.main([str(found.package)]) == 0
     assert "  0 to judge\n" in capsys.readouterr().out
+    assert functions.HASHES.read_text(encoding="utf-8") == kept
     for folder in shipped:
         (written,) = (tmp_path / folder.name).iterdir()
         assert written.read_text(encoding="utf-8") == (folder / written.name).read_text(encoding="utf-8")
