@@ -1,7 +1,8 @@
-"""Asks vLLM's own configuration code about a launch, for GPUs that need not be there: a child process answers.
+"""Asks vLLM's own code about a launch, for GPUs that need not be there: a child process answers.
 
 The child is `engine/oracle.py`. It gets the exact command line, with each model as a folder that holds its config.json
-alone, so that no code of a model runs and no weight is read. Answers are kept by configuration, version and GPU.
+alone, and what safetensors headers say: no code of a model runs, and no weight is read. Answers are kept by
+configuration, version and GPU.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from specserve.facts.model import ModelFacts
 from specserve.facts.store import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
+from specserve.plan.memory.speculative import HEADS
 
-LIMIT_S = 180.0
-_CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
+LIMIT_S = 300.0
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TARGET, _DRAFT = "target", "draft"
+_TABLES = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +54,18 @@ class Question:
     plan: LaunchPlan
     target: ModelFacts
     draft: ModelFacts | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """An argument of the command line that vLLM runs with another value. `place`: where it is in the configuration."""
+class Asked:
+    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
 
     argument: str
-    asked: Any
+    value: Any
     effective: Any
     place: str
+    is_changed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +77,22 @@ class Answer:
     """Why the question could not be answered without the GPU."""
     at: str = ""
     """The line of vLLM that refused."""
+    step: str = ""
+    """What vLLM was doing when it refused; empty: the configuration."""
     loc: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict)
-    changed: tuple[Changed, ...] = ()
+    asked: tuple[Asked, ...] = ()
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the models, built without memory."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Steps that cannot be taken without the GPU, with the reason."""
     warnings: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[Asked, ...]:
+        """What vLLM runs with another value than the one that is asked for."""
+        return tuple(item for item in self.asked if item.is_changed)
 
 
 def ask(
@@ -83,32 +100,49 @@ def ask(
     *,
     machine: Machine,
     vllm: Vllm,
-    command: Sequence[str] = _CHILD,
+    kept_only: bool = False,
+    command: Sequence[str] = CHILD,
     limit_s: float = LIMIT_S,
 ) -> tuple[Answer, ...]:
-    """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError."""
+    """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
+
+    With `kept_only` no child is started: empty if an answer is not in the cache.
+    """
     requests = [_request(question) for question in questions]
     files = [_file(request, machine=machine, vllm=vllm) for request in requests]
     found = [recall_answer(file) for file in files]
     missing = [index for index, answer in enumerate(found) if answer is None]
+    if missing and kept_only:
+        return ()
     if missing:
         answers = _run(command, [requests[index] for index in missing], machine, vllm, limit_s=limit_s)
         for index, answer in zip(missing, answers, strict=True):
             found[index] = answer
             keep_answer(files[index], answer)
-    return tuple(_read(answer or {}) for answer in found)
+    try:
+        return tuple(_read(answer or {}) for answer in found)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FactError(f"the answer of vLLM {vllm.version} does not make sense") from error
 
 
 def judgements(
-    context: Context, shapes: Mapping[str, ModelFacts], *, machine: Machine, vllm: Vllm
+    context: Context,
+    shapes: Mapping[str, ModelFacts],
+    *,
+    machine: Machine,
+    vllm: Vllm,
+    kept_only: bool = False,
 ) -> tuple[Judged, ...]:
     """What vLLM says of every arm and of the launch without speculation. `shapes`: the models by dotted path.
 
-    Arms whose models are not known are left out. Raises FactError, and UsageError for what cannot be planned.
+    Arms whose models are not known are left out. With `kept_only` the answers of earlier checks are all that there is.
+    Raises FactError, and UsageError for what cannot be planned.
     """
     from specserve.plan.launch import launch
     from specserve.vllm.versions import table
 
+    if kept_only and not _folder().is_dir():
+        return ()
     known, target = table(vllm.version), shapes["target.model"]
     platform = "cpu" if machine.is_cpu else "cuda"
     paths, questions = [""], []
@@ -122,12 +156,13 @@ def judgements(
             drafts.append(draft)
     for profile, draft in zip(profiles, drafts, strict=True):
         plan = launch(profile, table=known, platform=platform, version=vllm.version)
-        questions.append(Question(plan, target, draft))
-    answers = ask(questions, machine=machine, vllm=vllm)
+        method = profile.speculation.method if profile.speculation else None
+        questions.append(Question(plan, target, draft, method))
+    answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
     if len(answers) == 1:
         return (Judged("", answers[0], None, basis),)
-    pairs = zip(paths[1:], answers[1:], strict=True)
+    pairs = zip(paths[1:], answers[1:], strict=bool(answers))
     return tuple(Judged(path, answer, answers[0], basis) for path, answer in pairs)
 
 
@@ -156,13 +191,31 @@ def vllm_to_ask(source: Path | None) -> Vllm:
 
 def _request(question: Question) -> dict[str, Any]:
     """The command line with folders in the place of models; `_run` makes the folders."""
-    plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if question.draft else None)
-    models = {_TARGET: _config(question.target)}
-    if question.draft is not None:
-        models[_DRAFT] = _config(question.draft)
+    target, draft = question.target, question.draft
+    plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
+    models = {_TARGET: _config(target)} | ({_DRAFT: _config(draft)} if draft else {})
     env = {name: value for name, value in question.plan.env.items() if isinstance(value, str)}
     own = {name: value for name, value in env.items() if name.startswith("VLLM_") and "KEY" not in name}
-    return {"argv": list(plan.argv[2:]), "env": own, "models": models}
+    tensors = {_TARGET: _tensors(target)}
+    if question.method in HEADS or draft is not None:
+        tensors[_DRAFT] = _tensors(draft or target)  # stages inside the target are read from its checkpoint
+    lacks = _lacks(draft) if question.method in HEADS else []
+    build = {"draft_lacks": lacks, "tensors": tensors}
+    return {"argv": list(plan.argv[2:]), "env": own, "models": models, "build": build}
+
+
+def _tensors(facts: ModelFacts) -> list[tuple[str, str, tuple[int, ...]]]:
+    tensors = facts.tensors or {}
+    return [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
+
+
+def _lacks(draft: ModelFacts | None) -> list[str]:
+    """The tables that a head's checkpoint does not bring, and so shares with its target."""
+    if draft is None:
+        return list(_TABLES)
+    if draft.tensors is None:
+        return ["embed_tokens"]
+    return [table for table in _TABLES if not any(table in name for name in draft.tensors)]
 
 
 def _config(facts: ModelFacts) -> dict[str, Any]:
@@ -193,7 +246,11 @@ def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
         __version__,
     ]
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
-    return fact_cache() / "oracle" / f"{name}.json"
+    return _folder() / f"{name}.json"
+
+
+def _folder() -> Path:
+    return fact_cache() / "oracle"
 
 
 def _run(
@@ -217,14 +274,8 @@ def _run(
                 place = folder / str(index) / role
                 place.mkdir(parents=True)
                 (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            lines.append(
-                {
-                    "id": index,
-                    "argv": request["argv"],
-                    "env": request["env"],
-                    "folder": str(folder / str(index)),
-                }
-            )
+            asked = {key: request[key] for key in ("argv", "env", "build")}
+            lines.append({"id": index, **asked, "folder": str(folder / str(index))})
         text, error = _converse(words, lines, folder=folder, limit_s=limit_s)
     answers = {}
     for line in text.splitlines():
@@ -265,15 +316,16 @@ def _converse(
 
 
 def _read(answer: Mapping[str, Any]) -> Answer:
+    said = {name: tuple(item["text"] for item in answer.get(name, ())) for name in ("warnings", "infos")}
     return Answer(
         refused=answer.get("refused"),
         not_judged=answer.get("not_judged"),
         at=answer.get("at", ""),
+        step=answer.get("step", ""),
         loc=tuple(answer.get("loc", ())),
         effective=answer.get("effective", {}),
-        changed=tuple(
-            Changed(item["argument"], item["asked"], item["effective"], item["place"])
-            for item in answer.get("asked", ())
-        ),
-        warnings=tuple(item["text"] for item in answer.get("warnings", ())),
+        asked=tuple(Asked(**item) for item in answer.get("asked", ())),
+        build=answer.get("build", {}),
+        skipped=answer.get("skipped", {}),
+        **said,
     )

@@ -90,7 +90,7 @@ def check(
         locked=locked,
         no_lock=no_lock,
         machine=machine_of(assume) if assume else None,
-        ask_vllm=ask_vllm or vllm_source is not None,
+        ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
         vllm_source=vllm_source,
         version=_minor(vllm) if vllm else None,
         tell=_teller(),

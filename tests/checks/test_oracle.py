@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specserve.checks.oracle import Answer, Question, Vllm, ask, vllm_to_ask
 from specserve.errors import FactError
 from specserve.facts.accelerators import assume
+from specserve.facts.model import ModelFacts, Tensor
 from specserve.facts.read import read_model
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
@@ -18,6 +23,7 @@ from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 DEMO = Path(__file__).parents[2] / "demo"
+INSTALLED = Vllm("0.33.0")
 MACHINE = assume("2xH100-80GB")
 ECHO = """
 import json, os, sys
@@ -25,8 +31,14 @@ with open(os.environ["ASKED"], "a") as log:
     for line in sys.stdin:
         asked = json.loads(line)
         models = {name: os.listdir(os.path.join(asked["folder"], name)) for name in os.listdir(asked["folder"])}
-        log.write(json.dumps([sys.argv[1:], asked["argv"], models]) + "\\n")
+        configs = [open(os.path.join(asked["folder"], name, "config.json")).read() for name in models]
+        log.write(json.dumps([sys.argv[1:], asked["argv"], models, configs, asked["build"]]) + "\\n")
         print(json.dumps({"id": asked["id"], "effective": {"model_runner": "V2"}, "asked": [], "warnings": []}))
+"""
+SLEEPER = """
+import os, subprocess, time
+print(subprocess.Popen(["sleep", "600"]).pid, file=open(os.environ["ASKED"], "w"), flush=True)
+time.sleep(600)
 """
 
 
@@ -46,14 +58,14 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     question: Question, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
-    found = ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+    found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
     assert found == (Answer(effective={"model_runner": "V2"}),)
     asked = (tmp_path / "asked").read_text()
     assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked
     assert '"target": ["config.json"]' in asked and '"draft": ["config.json"]' in asked
     again = ask(
-        [question], machine=MACHINE, vllm=Vllm("0.33.0"), command=(sys.executable, "-c", "raise SystemExit")
+        [question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", "raise SystemExit")
     )
     assert again == found  # kept: nobody is asked twice
 
@@ -61,18 +73,60 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
 def test_a_child_that_fails_is_named_with_its_last_words(question: Question) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no torch here')")
     with pytest.raises(FactError, match=r"vLLM 0\.33\.0 could not be asked: no torch here"):
-        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
 
 
-def test_a_child_that_hangs_is_ended(question: Question) -> None:
-    command = (sys.executable, "-c", "import time; time.sleep(600)")
-    with pytest.raises(FactError, match="did not answer within 1 s"):
-        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command, limit_s=1)
+def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: Question, tmp_path: Path) -> None:
+    with pytest.raises(FactError, match="did not answer within 5 s"):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", SLEEPER), limit_s=5)
+    pid = int((tmp_path / "asked").read_text())
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged(
+    question: Question, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", ECHO)
+    assert ask([question], machine=MACHINE, vllm=INSTALLED, command=command, kept_only=True) == ()
+    assert not (tmp_path / "asked").exists()  # no child was started
+    for _ in range(2):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+    ask([question], machine=MACHINE, vllm=Vllm("0.32.0"), command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+    for file in (tmp_path / "cache" / "oracle").iterdir():
+        file.write_text("{")
+    ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+
+
+def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
+    question: Question, tmp_path: Path
+) -> None:
+    tensors = {"embed_tokens.weight": Tensor("BF16", (512, 64)), "fc.weight": Tensor("BF16", (64, 192))}
+    draft = ModelFacts("org/draft", "hub", {"auto_map": {"AutoConfig": "evil.Config"}}, tensors=tensors)
+    command = (sys.executable, "-c", ECHO)
+    head = replace(question, draft=draft, method="eagle3")
+    ask([head], machine=MACHINE, vllm=INSTALLED, command=command)
+    asked = (tmp_path / "asked").read_text()
+    assert '"draft_lacks": ["lm_head"]' in asked
+    assert '["fc.weight", "BF16", [64, 192]]' in asked
+    assert "evil" not in asked
+
+
+@pytest.mark.parametrize("answer", [{"asked": [{}]}, {"warnings": ["text"]}, {"asked": 7}])
+def test_an_answer_of_another_shape_is_an_error(question: Question, answer: dict[str, object]) -> None:
+    text = json.dumps({"id": 0, **answer})
+    with pytest.raises(FactError, match=r"the answer of vLLM 0\.33\.0 does not make sense"):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})"))
 
 
 def test_another_makers_gpu_is_refused(question: Question) -> None:
     with pytest.raises(FactError, match="not about MI300X"):
-        ask([question], machine=assume("1xMI300X-192GB"), vllm=Vllm("0.33.0"))
+        ask([question], machine=assume("1xMI300X-192GB"), vllm=INSTALLED)
 
 
 def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_version(tmp_path: Path) -> None:
