@@ -121,7 +121,8 @@ def _asked_vllm(
     context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
 ) -> Context:
     """The context with what vLLM itself says of the launch."""
-    from specserve.checks.oracle import judgements, vllm_to_ask
+    from specserve.checks.oracle import judgements
+    from specserve.checks.vllmsource import vllm_to_ask
 
     kept_only, why = wanted.ask_vllm == "if_kept", ""
     if context.machine is None or "target.model" not in shapes:
@@ -134,9 +135,11 @@ def _asked_vllm(
             context = replace(context, vllm=found)
         except (FactError, UsageError) as error:
             why = error.message
-    unanswered = [judged.answer.not_judged for judged in context.vllm if judged.answer.not_judged]
-    if unanswered:
-        why = f"vLLM cannot judge this without the GPU: {unanswered[0]}"
+    for judged in context.vllm:
+        if judged.answer.not_judged:
+            arm = f"`{judged.path}`" if judged.path else "this"
+            why = f"vLLM cannot judge {arm} on this machine: {judged.answer.not_judged}"
+            break
     if why and not kept_only:
         missing["vllm"] = why
     return context

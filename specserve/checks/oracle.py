@@ -11,19 +11,18 @@ import contextlib
 import hashlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specserve import __version__
-from specserve.checks.answercache import keep_answer, recall_answer
+from specserve import __version__, engine
 from specserve.checks.figures import machine_words
+from specserve.checks.oraclechild import child_of
 from specserve.checks.rule import Context, Judged
+from specserve.checks.vllmsource import Vllm
 from specserve.errors import FactError
 from specserve.facts.accelerators import Machine
 from specserve.facts.model import ModelFacts
@@ -37,14 +36,6 @@ CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
 _TARGET, _DRAFT = "target", "draft"
 _TABLES = ("embed_tokens", "lm_head")
-
-
-@dataclass(frozen=True, slots=True)
-class Vllm:
-    """The vLLM that is asked. `source`: a folder that holds its package; None for the installed one."""
-
-    version: str
-    source: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +92,7 @@ def ask(
     machine: Machine,
     vllm: Vllm,
     kept_only: bool = False,
-    command: Sequence[str] = CHILD,
+    command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
 ) -> tuple[Answer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
@@ -110,18 +101,18 @@ def ask(
     """
     requests = [_request(question) for question in questions]
     files = [_file(request, machine=machine, vllm=vllm) for request in requests]
-    found = [recall_answer(file) for file in files]
-    missing = [index for index, answer in enumerate(found) if answer is None]
-    if missing and kept_only:
+    found = [_kept(file) for file in files]
+    if kept_only and None in found:
         return ()
-    if missing:
-        answers = _run(command, [requests[index] for index in missing], machine, vllm, limit_s=limit_s)
-        for index, answer in zip(missing, answers, strict=True):
-            found[index] = answer
-            keep_answer(files[index], answer)
+    for index, request in enumerate(requests):
+        if found[index] is None:
+            child = child_of(_command(command or CHILD, machine, vllm))
+            found[index] = answer = child.ask(request, limit_s=limit_s)
+            if "not_judged" not in answer:  # a library that is not here today may be here tomorrow
+                _keep(files[index], answer)
     try:
         return tuple(_read(answer or {}) for answer in found)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FactError(f"the answer of vLLM {vllm.version} does not make sense") from error
 
 
@@ -159,6 +150,7 @@ def judgements(
         method = profile.speculation.method if profile.speculation else None
         questions.append(Question(plan, target, draft, method))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
+    answers = tuple(map(as_far_as_known, answers, questions[: len(answers)]))
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
     if len(answers) == 1:
         return (Judged("", answers[0], None, basis),)
@@ -166,31 +158,17 @@ def judgements(
     return tuple(Judged(path, answer, answers[0], basis) for path, answer in pairs)
 
 
-def vllm_to_ask(source: Path | None) -> Vllm:
-    """The installed vLLM, or the one in a folder that holds its package. Raises FactError if there is none."""
-    if source is None:
-        from specserve.vllm.versions import installed
-
-        found = installed()
-        if found is None:
-            raise FactError(
-                "no vLLM is installed in this Python", hint="`--vllm-source DIR` names an unpacked wheel"
-            )
-        return Vllm(found.version)
-    package = source / "vllm" / "__init__.py"
-    metadata = sorted(source.glob("vllm*.dist-info/METADATA"))
-    if not package.is_file() or not metadata:
-        raise FactError(
-            f"{source} does not hold a vLLM",
-            hint="unpack a wheel there: it has a folder `vllm` and one that ends in `.dist-info`",
-        )
-    lines = metadata[0].read_text(encoding="utf-8", errors="replace").splitlines()
-    version = next((line.partition(":")[2].strip() for line in lines if line.startswith("Version:")), "")
-    return Vllm(version, source.resolve())
+def as_far_as_known(answer: Answer, question: Question) -> Answer:
+    """A refusal says nothing about a model of which only a part of its configuration is known."""
+    models = (question.target, question.draft)
+    if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
+        return answer
+    why = f"of a model only the published configuration is known, which vLLM refuses: {answer.refused}"
+    return Answer(not_judged=why)
 
 
 def _request(question: Question) -> dict[str, Any]:
-    """The command line with folders in the place of models; `_run` makes the folders."""
+    """The command line with folders in the place of models; the child makes them."""
     target, draft = question.target, question.draft
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
     models = {_TARGET: _config(target)} | ({_DRAFT: _config(draft)} if draft else {})
@@ -244,75 +222,46 @@ def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
         vllm.version,
         str(vllm.source),
         __version__,
+        _child_digest(),
     ]
     name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return _folder() / f"{name}.json"
+
+
+@lru_cache
+def _child_digest() -> str:
+    """Another child may answer otherwise."""
+    files = sorted(Path(engine.__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _folder() -> Path:
     return fact_cache() / "oracle"
 
 
-def _run(
-    command: Sequence[str],
-    requests: Sequence[Mapping[str, Any]],
-    machine: Machine,
-    vllm: Vllm,
-    *,
-    limit_s: float,
-) -> list[dict[str, Any]]:
-    """The child's answers. Raises FactError if it gives fewer."""
+def _command(command: Sequence[str], machine: Machine, vllm: Vllm) -> tuple[str, ...]:
     words = [*command, "--count", str(machine.count * machine.nodes)]
     gpu = _gpu(machine)
     words += ["--gpu", json.dumps(gpu)] if gpu else []
     words += ["--source", str(vllm.source)] if vllm.source else []
-    lines = []
-    with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as name:
-        folder = Path(name)
-        for index, request in enumerate(requests):
-            for role, config in request["models"].items():
-                place = folder / str(index) / role
-                place.mkdir(parents=True)
-                (place / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            asked = {key: request[key] for key in ("argv", "env", "build")}
-            lines.append({"id": index, **asked, "folder": str(folder / str(index))})
-        text, error = _converse(words, lines, folder=folder, limit_s=limit_s)
-    answers = {}
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError):
-            answer = json.loads(line)
-            answers[answer.pop("id")] = answer
-    if len(answers) < len(requests):
-        last = next(
-            (line.strip() for line in reversed(error.splitlines()) if line.strip()), "it said nothing"
-        )
-        raise FactError(f"vLLM {vllm.version} could not be asked: {last[:300]}")
-    return [answers[index] for index in range(len(requests))]
+    return tuple(words)
 
 
-def _converse(
-    words: Sequence[str], lines: Sequence[Mapping[str, Any]], *, folder: Path, limit_s: float
-) -> tuple[str, str]:
-    """Lines to the child, and all that it writes; its process group does not outlive this."""
-    env = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with subprocess.Popen(
-        list(words),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        start_new_session=True,
-        env=env,
-    ) as child:
-        try:
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            return child.communicate(text, timeout=limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise FactError(f"vLLM did not answer within {limit_s:g} s") from error
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, signal.SIGKILL)
+def _kept(file: Path) -> dict[str, Any] | None:
+    """The kept answer, or None if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return kept if isinstance(kept, dict) else None
+    return None
+
+
+def _keep(file: Path, answer: Mapping[str, Any]) -> None:
+    """Write the answer in one step; a cache that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(answer), encoding="utf-8")
+        part.replace(file)
 
 
 def _read(answer: Mapping[str, Any]) -> Answer:

@@ -50,9 +50,9 @@ def check(
     vllm_source: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="WHEEL|DIR",
             show_default=False,
-            help="The same by the vLLM in a folder with its unpacked wheel; nothing is installed.",
+            help="The same by the vLLM in a wheel, or in a folder with its files; nothing is installed.",
         ),
     ] = None,
     format: Annotated[
@@ -82,7 +82,7 @@ def check(
     if ask_vllm and vllm_source is None:
         _refuse_without_vllm()
     if vllm_source is not None:
-        from specserve.checks.oracle import vllm_to_ask
+        from specserve.checks.vllmsource import vllm_to_ask
 
         vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
     wanted = Wanted(

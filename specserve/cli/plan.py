@@ -20,6 +20,7 @@ from specserve.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from specserve.facts.accelerators import Machine
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -38,6 +39,10 @@ def plan(
     *,
     format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
+    effective: Annotated[
+        bool,
+        typer.Option("--effective", help="Show what vLLM makes of the launch (about 10 s, then cached)."),
+    ] = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
     alternative: Alternative = None,
     vllm: Annotated[
@@ -59,12 +64,14 @@ def plan(
     What specserve adds is said, and why. If a vLLM is installed, the plan is for this machine and starts the
     same server as `up` when pasted into a shell. With --vllm, without a vLLM, or if the profile's `hardware`
     or --assume names accelerators that the installed vLLM does not run on, it is the launch that all such
-    machines share. A profile for several nodes gives a command for each.
+    machines share. A profile for several nodes gives a command for each. With --effective vLLM's own code is
+    asked: the table shows what the profile asks for, what vLLM will run, why, and what speculation changes.
 
     \b
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
     specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --origin
+    specserve plan configs/llama70b-8b.yaml --effective
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.facts.accelerators import assume as machine_of
@@ -93,6 +100,9 @@ def plan(
         )
 
     source, made = planned(node_rank)
+    if effective:
+        _print_effective(source, machine, use_lock=not no_lock, as_json=format is Format.JSON)
+        return
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
     rows = origins(plans[0])
@@ -104,6 +114,20 @@ def plan(
         out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
         return
     _print(plans)
+
+
+def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
+    """The configuration that vLLM makes of the launch. Raises FactError."""
+    from specserve.checks.effective import effective
+    from specserve.report.console import out
+    from specserve.report.effective import effective_json, effective_text
+
+    judged = effective(profile, machine=machine, use_lock=use_lock)
+    out(
+        json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
+        if as_json
+        else effective_text(judged)
+    )
 
 
 def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 _GROUPS = ("_WORLD", "_TP", "_ETP", "_PP", "_DP", "_EP", "_EPLB", "_DCP", "_PCP")
-_SMALL = 1 << 20
-"""Elements."""
+_SMALL, _SHORT = 1 << 20, 1 << 18
+"""Elements of a tensor, and of a range such as the positions of a rotary embedding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +104,18 @@ def weightless() -> Iterator[None]:
                 size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
                 if math.prod(item for item in size if isinstance(item, int)) > _SMALL:
                     kwargs["device"] = "meta"
+            if func is torch.arange and isinstance(args[0], (int, float)) and args[0] > _SHORT:
+                kwargs["device"] = "meta"
+            if func in (torch.einsum, torch.outer) and any(_is_meta(item) for item in args):
+                args = tuple(item.to("meta") if isinstance(item, torch.Tensor) else item for item in args)
             return func(*args, **kwargs)
 
     with Weightless():
         yield
+
+
+def _is_meta(value: Any) -> bool:
+    return bool(getattr(value, "is_meta", False))
 
 
 def _is_gpu(value: Any) -> bool:

@@ -160,6 +160,7 @@ def _create(arguments: argparse.Namespace) -> Any:
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag
     arguments.skip_tokenizer_init = True  # a model is its config.json alone
+    arguments.reasoning_parser = ""  # it needs the tokenizer
     # other defaults apply without the context of the API server
     return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
         usage_context=UsageContext.OPENAI_API_SERVER

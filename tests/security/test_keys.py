@@ -300,7 +300,7 @@ PASS_IT_ON = {
     "serve/process.py": "to vLLM",
     "facts/download.py": "to the child that downloads",
     "facts/tokenizers/sample.py": "to the child that compares",
-    "checks/oracle.py": "to the child that asks vLLM",
+    "checks/oraclechild.py": "to the child that asks vLLM",
     "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",
     "profile/revision.py": "to git",
     "serve/client.py": "hides OPENAI_* from the client library, and puts them back",
