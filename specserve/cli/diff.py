@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Assume
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def diff(
             help="B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
         ),
     ] = None,
-    assume: Assume = None,
     format: Annotated[Format, typer.Option(help="How the differences are written.")] = Format.TEXT,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit code 1 where there is a difference.")
@@ -97,11 +95,11 @@ def diff(
         settings=settings or (),
         alone=bool(vllm_source),
     )
-    versions = _versions(vllm_source) if vllm_source else (vllm, vllm)
+    versions = _versions(vllm_source, vllm) if vllm_source else (vllm, vllm)
     sides = _planned(*taken, versions=versions)
     comparison, unknown = _compared(taken, sides, models=models and not vllm_source)
     if vllm_source:
-        comparison = _with_effective(comparison, taken, vllm_source, assume=assume)
+        comparison = _with_effective(comparison, taken, vllm_source)
     one, two = (
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
         for item, side in zip(taken, sides, strict=True)
@@ -126,26 +124,26 @@ def _both(sources: list[Path]) -> tuple[Path | None, Path]:
     return (sources[0] if len(sources) > 1 else None), sources[-1]
 
 
-def _versions(sources: list[Path]) -> tuple[str, str]:
-    """The version of each side."""
+def _versions(sources: list[Path], asked: str | None) -> tuple[str, str]:
+    """The version of each side. Raises UsageError if A is not of the version that is asked for."""
     from specserve.checks.vllmsource import vllm_to_ask
+    from specserve.vllm.versions import table
 
     a, b = (vllm_to_ask(source).version for source in _both(sources))
+    if asked and table(asked).minor != table(a).minor:
+        hint = "name its wheel by a first `--vllm-source`"
+        raise UsageError(f"`--vllm {asked}`: A would run on vLLM {a}", hint=hint)
     return a, b
 
 
-def _with_effective(
-    comparison: Comparison, taken: tuple[Taken, Taken], sources: list[Path], *, assume: str | None
-) -> Comparison:
+def _with_effective(comparison: Comparison, taken: tuple[Taken, Taken], sources: list[Path]) -> Comparison:
     """The comparison with what the two vLLMs make of the launch. Raises FactError if one refuses it."""
     from dataclasses import replace
 
     from specserve.checks.effective import effective, effective_differences
-    from specserve.facts.accelerators import assume as machine_of
 
-    machine = machine_of(assume) if assume else None
     a, b = (
-        effective(item.profile, source=source, machine=machine, offline=True)
+        effective(item.profile, source=source, offline=True)
         for item, source in zip(taken, _both(sources), strict=True)
     )
     return replace(comparison, effective=effective_differences(a, b))

@@ -174,7 +174,7 @@ def _values(config: Any) -> dict[str, Any]:
         part = getattr(config, section, None)
         for name in getattr(part, "__dataclass_fields__", ()):
             value = getattr(part, name, None)
-            if name in _NOT_SHOWN:
+            if name in _NOT_SHOWN or name.startswith("_"):
                 continue
             if dataclasses.is_dataclass(value):
                 inner = value.__dataclass_fields__
