@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import gc
 import json
 import os
 import sys
@@ -101,11 +102,12 @@ def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
 def _judged(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
     from specserve.engine.judging import judge
 
+    usual = _usual_warnings(parser)  # first: of a model's class vLLM warns once
     os.chdir(request["folder"])
     argv = request["argv"]
     options = {"env": request.get("env", {}), "build": request.get("build", {})}
     answer = judge(parse(parser, argv), parser, argv=argv, **options)
-    usual = _usual_warnings(parser)
+    gc.collect()  # models refer to themselves
     answer["warnings"] = [item for item in answer["warnings"] if item["at"] not in usual]
     return answer
 
@@ -124,7 +126,7 @@ def _usual_warnings(parser: Any) -> frozenset[str]:
         os.chdir(folder)
         for speculation in (None, block):
             arguments = parse(parser, ["target"])
-            arguments.speculative_config = speculation
+            arguments.speculative_config, arguments.max_num_seqs = speculation, 1
             answer = judge(arguments, parser, argv=["target"], env={}, build={})
             found |= {item["at"] for item in answer["warnings"]}
         os.chdir("/")

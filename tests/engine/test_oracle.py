@@ -140,6 +140,27 @@ def test_a_launch_that_only_the_speculator_refuses_is_refused(judge: Judge) -> N
     assert "EAGLE" in found.get("refused", "").upper()
 
 
+def test_a_head_for_more_layers_than_vllm_reads_is_refused_by_its_tensors(judge: Judge) -> None:
+    """vllm-project/vllm#54526: four auxiliary layers, and `fc` is built for three."""
+    block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
+    models = {TARGET: LLAMA, DRAFT: {**HEAD, "eagle_aux_hidden_state_layer_ids": [1, 3, 5, 7]}}
+    tensors = {"draft": [("fc.weight", "BF16", [128, 512])]}
+    found = judge("--speculative-config", json.dumps(block), models=models, tensors=tensors)
+    assert "torch.Size([128, 512])" in found["refused"] and found["step"] == "weights of the draft"
+
+
+def test_an_interleaved_cache_of_context_parallel_ranks_is_refused_with_speculation(judge: Judge) -> None:
+    """vllm-project/vllm#28407: an assertion of the model runner, after loading."""
+    block = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    words = (
+        ["--tensor-parallel-size", "2", "--decode-context-parallel-size", "2", "--cp-kv-cache-interleave-size", "16"]
+    )
+    found = judge(
+        *words, "--speculative-config", json.dumps(block), models={TARGET: LLAMA | {"num_key_value_heads": 1}}
+    )
+    assert "cp_kv_cache_interleave_size > 1 is not supported" in found["refused"]
+
+
 def test_a_cache_that_no_gpu_could_hold_is_refused_by_the_planner(judge: Judge) -> None:
     long = {**LLAMA, "max_position_embeddings": 1 << 28, "num_hidden_layers": 64}
     found = judge(models={TARGET: long})
