@@ -75,8 +75,10 @@ def judge(child: OracleChild) -> Judge:
     """Asks about a launch of the demo pair, or of the models that are given."""
     pair = {name: read_model(str(DEMO / name), offline=True).config for name in (TARGET, DRAFT)}
 
-    def ask(*argv: str, models: Mapping[str, Any] = pair, **build: Any) -> dict[str, Any]:
-        request = {"argv": [TARGET, *argv], "models": models, "env": {}, "build": build}
+    def ask(
+        *argv: str, models: Mapping[str, Any] = pair, env: Mapping[str, str] | None = None, **build: Any
+    ) -> dict[str, Any]:
+        request = {"argv": [TARGET, *argv], "models": models, "env": env or {}, "build": build}
         return child.ask(request, limit_s=300)
 
     return ask
@@ -140,6 +142,16 @@ def test_a_launch_that_only_the_speculator_refuses_is_refused(judge: Judge) -> N
     assert "EAGLE" in found.get("refused", "").upper()
 
 
+def test_a_draft_on_one_rank_is_refused_by_the_v1_runner_alone(judge: Judge) -> None:
+    """SD104 is an error for the one and a warning for the other."""
+    words = ["--tensor-parallel-size", "2", "--speculative-config"]
+    block = json.dumps({**BLOCK, "draft_tensor_parallel_size": 1})
+    found = judge(*words, block)
+    assert (found["effective"]["model_runner"], found["skipped"]) == ("V2", {})
+    older = judge(*words, block, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert "'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same" in older["refused"]
+
+
 def test_a_head_for_more_layers_than_vllm_reads_is_refused_by_its_tensors(judge: Judge) -> None:
     """vllm-project/vllm#54526: four auxiliary layers, and `fc` is built for three."""
     block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
@@ -152,9 +164,14 @@ def test_a_head_for_more_layers_than_vllm_reads_is_refused_by_its_tensors(judge:
 def test_an_interleaved_cache_of_context_parallel_ranks_is_refused_with_speculation(judge: Judge) -> None:
     """vllm-project/vllm#28407: an assertion of the model runner, after loading."""
     block = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    words = (
-        ["--tensor-parallel-size", "2", "--decode-context-parallel-size", "2", "--cp-kv-cache-interleave-size", "16"]
-    )
+    words = [
+        "--tensor-parallel-size",
+        "2",
+        "--decode-context-parallel-size",
+        "2",
+        "--cp-kv-cache-interleave-size",
+        "16",
+    ]
     found = judge(
         *words, "--speculative-config", json.dumps(block), models={TARGET: LLAMA | {"num_key_value_heads": 1}}
     )
