@@ -233,8 +233,8 @@ def _place_of(key: str) -> str:
 
 
 def _is_same(asked: Any, effective: Any) -> bool:
-    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0."""
-    if asked == effective:
+    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0, `[demo]` and `demo`."""
+    if asked in (effective, [effective]):
         return True
     return str(effective).rpartition(".")[2].lower() == str(asked).lower()
 

@@ -100,12 +100,15 @@ def test_vllm_refuses_in_its_words_with_the_line(judge: Judge) -> None:
 
 
 def test_what_vllm_runs_otherwise_stands_beside_what_is_asked_for(judge: Judge) -> None:
-    found = judge("--max-num-seqs", "64", "--max-cudagraph-capture-size", "100")
+    found = judge(
+        "--max-num-seqs", "64", "--max-cudagraph-capture-size", "100", "--served-model-name", "demo"
+    )
     asked = {item["argument"]: item for item in found["asked"]}
     assert {"value": 100, "effective": 96, "is_changed": True}.items() <= asked[
         "max_cudagraph_capture_size"
     ].items()
-    assert asked["max_num_seqs"]["is_changed"] is False
+    assert [name for name, item in asked.items() if item["is_changed"]] == ["max_cudagraph_capture_size"]
+    assert {"max_num_seqs", "served_model_name"} <= asked.keys()
     assert any("max_cudagraph_capture_size" in item["text"] for item in [*found["warnings"], *found["infos"]])
 
 
