@@ -24,7 +24,7 @@ from specserve.memory.kv import Group
 from specserve.memory.settings import Regime, Runner, Settings, regime
 from specserve.memory.situation import Situation
 from specserve.models.facts import ModelFacts, Tensor
-from specserve.vllm.facts import minor
+from specserve.vllm.fact import minor
 
 GIB = 2**30
 BLOCK = 16

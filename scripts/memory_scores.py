@@ -14,7 +14,7 @@ from specserve.memory.estimate import MemoryVerdict
 from specserve.memory.reckoning import Reckoning, reckon
 from specserve.memory.settings import Regime
 from specserve.memory.verdict import verdict_of, verdict_without_states
-from specserve.vllm.facts import minor
+from specserve.vllm.fact import minor
 
 GROUPS: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "before 0.8": ((0, 0), (0, 8)),

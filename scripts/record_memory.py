@@ -23,7 +23,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "memory"
 CASES, RECORDED, CONFIGS = FOLDER / "cases.json", FOLDER / "recorded.json", FOLDER / "configs"
-CHILD = (sys.executable, "-P", "-m", "specserve.engine.memory_probe")
+CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 
 
 def lay_out(folder: Path, config: str) -> Path:
@@ -35,8 +35,8 @@ def lay_out(folder: Path, config: str) -> Path:
     return model
 
 
-def request(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What the probe is asked for one case."""
+def engine_kwargs(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The arguments of `vllm.LLM` for one case."""
     kwargs: dict[str, Any] = {
         "model": str(lay_out(folder, case["model"])),
         "enforce_eager": True,
@@ -47,14 +47,25 @@ def request(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         kwargs["speculative_config"] = dict(speculation)
         if "model" in speculation:
             kwargs["speculative_config"]["model"] = str(lay_out(folder, speculation["model"]))
-    asked = {"engine_kwargs": kwargs, "kv_bytes": case["kv_bytes"]}
-    if "draft_lacks" in case:
-        asked["draft_lacks"] = case["draft_lacks"]
-    return asked
+    return kwargs
+
+
+def request(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What the oracle is asked for one case."""
+    argv = []
+    for name, value in engine_kwargs(case, folder).items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is False:
+            argv.append(flag.replace("--", "--no-", 1))
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            argv += [flag] if value is True else [flag, text]
+    build = {"kv_bytes": case["kv_bytes"], "draft_lacks": case.get("draft_lacks", ())}
+    return {"id": case["name"], "argv": argv, "folder": str(folder), "build": build}
 
 
 def ask(cases: Iterable[Mapping[str, Any]], *, limit_s: float = 1800.0) -> list[dict[str, Any]]:
-    """The probe's answers, from one child."""
+    """The oracle's figures, from one child."""
     with tempfile.TemporaryDirectory() as name:
         lines = [json.dumps(request(case, Path(name))) for case in cases]
         child = subprocess.run(
@@ -71,7 +82,14 @@ def ask(cases: Iterable[Mapping[str, Any]], *, limit_s: float = 1800.0) -> list[
                 "CUDA_VISIBLE_DEVICES": "",
             },
         )
-    return [json.loads(line) for line in child.stdout.splitlines()]
+    answers = (json.loads(line) for line in child.stdout.splitlines())
+    return [_figures(answer) for answer in answers]
+
+
+def _figures(answer: Mapping[str, Any]) -> dict[str, Any]:
+    why = [answer.get("refused"), answer.get("not_judged"), *answer.get("skipped", {}).values()]
+    figures: dict[str, Any] = answer.get("build") or {"error": next(filter(None, why))}
+    return figures
 
 
 def main() -> None:

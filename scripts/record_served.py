@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from record_memory import FOLDER, request
+from record_memory import FOLDER, engine_kwargs
 
 SERVED = FOLDER / "served.json"
 _SIZE = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -33,7 +33,7 @@ _START = "import json, sys; import vllm; vllm.LLM(**json.load(sys.stdin))"
 def tokens_logged(case: Mapping[str, Any]) -> int:
     """Start one case, read its log up to the size, end it. Raises SystemExit with the log's end if it never comes."""
     with tempfile.TemporaryDirectory() as name:
-        kwargs = request(case, Path(name))["engine_kwargs"] | {
+        kwargs = engine_kwargs(case, Path(name)) | {
             "load_format": "dummy",
             "skip_tokenizer_init": True,
             "kv_cache_memory_bytes": case["kv_bytes"][0],

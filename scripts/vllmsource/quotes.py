@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specserve.checks.catalogue import RULES
 from specserve.serve.causetable import table
-from specserve.vllm.facts import minor
+from specserve.vllm.fact import minor
 
 _NUMBER = r"\d+\.\d+"
 _SINCE = rf"(?:from )?(?P<first>{_NUMBER})?(?: ?to (?P<last>{_NUMBER}))?"

@@ -1,26 +1,26 @@
-"""SD501-SD503: what vLLM's own configuration code says of the launch."""
+"""SD501-SD503: what vLLM's own code says of the launch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from specserve.checks.oracle import Answer
+from specserve.checks.oracle import Answer, Asked
 from specserve.checks.rule import Context, Hit, Judged, rule
 from specserve.diagnostics import Severity
 
 _FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")
-_ALWAYS = re.compile(r"accept `intermediate_tensors`|Triton|triton|NVML|pynvml|custom_ops|PYTORCH|tokenizer")
-"""Warnings about this machine or about vLLM's own code, not about the launch."""
+_LONGEST = 300
+"""Characters of vLLM's words that are shown."""
 
 
 @rule("SD501", "refused-by-vllm", Severity.ERROR, needs="vllm")
 def refused_by_vllm(ctx: Context) -> Iterator[Hit]:
-    """The configuration code of vLLM refuses the launch.
+    """vLLM's own code refuses the launch.
 
     ## Why is this bad?
-    vLLM raises this at its start, before any weight is loaded. The sentence is vLLM's own, from the version and for
-    the machine that stand beside it.
+    vLLM raises this when it starts: when it makes its configuration, builds the models, plans the KV cache or takes
+    the tensors of the checkpoint. The sentence is vLLM's own, from the version and for the machine in the note.
 
     ## Example
         target: {model: ./llama, max_model_len: 999999}
@@ -33,17 +33,29 @@ def refused_by_vllm(ctx: Context) -> Iterator[Hit]:
     """
     for judged in ctx.vllm:
         answer = judged.answer
-        if answer.refused is None:
+        if answer.refused is None or (answer.step == "KV cache" and _is_too_large(ctx, judged)):
             continue
         alone = judged.without is not None and judged.without.refused is None
-        notes = [f"basis: {judged.basis}, {answer.at}"]
-        notes += ["without speculation vLLM takes the same launch"] if alone else []
-        yield Hit(_path(ctx, judged, answer), f"vLLM refuses this: {answer.refused}", notes=tuple(notes))
+        at = f"{answer.at}, {answer.step}" if answer.step else answer.at
+        notes = [f"basis: {judged.basis}, {at}"]
+        notes += ["vLLM accepts the same launch without speculation"] if alone else []
+        text = _short(answer.refused)
+        yield Hit(_path(ctx, judged, answer), f"vLLM refuses this: {text}", notes=tuple(notes))
+
+
+def _is_too_large(ctx: Context, judged: Judged) -> bool:
+    """Whether the memory rules say that this launch does not fit."""
+    estimates = [ctx.memory, *(arm.memory for arm in ctx.arms if arm.path == judged.path)]
+    return any(memory is not None and memory.verdict == "does_not_fit" for memory in estimates)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 @rule("SD502", "changed-by-vllm", Severity.WARNING, needs="vllm")
 def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
-    """The configuration code of vLLM runs the launch with another value than the profile asks for.
+    """vLLM runs the launch with another value than the profile asks for.
 
     ## Why is this bad?
     The server starts, and serves something else than the profile says: a shorter context, other graph sizes, another
@@ -65,20 +77,31 @@ def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
             where = _written(ctx, judged, item.argument)
             if where is None:
                 continue
-            why = [text for text in judged.answer.warnings if item.argument.rpartition(".")[2] in text]
             yield Hit(
                 where,
-                f"the profile asks for `{item.asked}`, and vLLM will run `{item.effective}`",
-                notes=(*(f"vLLM: {text}" for text in why[:2]), f"basis: {judged.basis}"),
+                f"the profile asks for `{item.value}`, and vLLM will run `{item.effective}`",
+                notes=(
+                    *(f"vLLM: {_short(text)}" for text in reasons(judged, item)),
+                    f"basis: {judged.basis}",
+                ),
             )
+
+
+def reasons(judged: Judged, item: Asked) -> tuple[str, ...]:
+    """What vLLM says about a value that it changes, if it says anything."""
+    name = item.argument.rpartition(".")[2]
+    return tuple(
+        text for text in (*judged.answer.warnings, *judged.answer.infos) if name in text.replace("-", "_")
+    )[:2]
 
 
 @rule("SD503", "warned-by-vllm", Severity.INFO, needs="vllm")
 def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
-    """The configuration code of vLLM warns about the launch.
+    """vLLM warns about the launch.
 
     ## Why is this bad?
-    The warning scrolls by among hundreds of lines when the server starts.
+    The warning scrolls by among hundreds of lines when the server starts. Warnings that every launch gets are left
+    out.
 
     ## Example
         target: {model: ./llama, max_model_len: 2048}
@@ -95,11 +118,11 @@ def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
         changed = [item.argument.rpartition(".")[2] for item in judged.answer.changed]
         usual = judged.without.warnings if judged.without else ()
         for text in judged.answer.warnings:
-            if _ALWAYS.search(text) or any(name in text for name in changed):
+            if any(name in text for name in changed):
                 continue
             notes = [] if text in usual or judged.without is None else ["only with speculation"]
             where = _path(ctx, judged, Answer(refused=text))
-            yield Hit(where, f"vLLM warns: {text}", notes=(*notes, f"basis: {judged.basis}"))
+            yield Hit(where, f"vLLM warns: {_short(text)}", notes=(*notes, f"basis: {judged.basis}"))
 
 
 def _path(ctx: Context, judged: Judged, answer: Answer) -> str:

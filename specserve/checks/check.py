@@ -113,6 +113,7 @@ def checked(
     if host is None and why:
         missing["host"] = why
     left_out = _left_out(profile, known, context, missing)
+    names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in missing]
     outcome = Checked(
         path,
         *identity(profile, found),
@@ -122,7 +123,7 @@ def checked(
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
         memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
-        groups=tuple(_group(name, found, left_out) for name in GROUPS if name != "vllm" or wanted.ask_vllm),
+        groups=tuple(_group(name, found, left_out) for name in names),
         unread=known.unread,
         vllm=context.vllm,
     )
@@ -132,6 +133,7 @@ def checked(
 def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Need, str]) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
     ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
+    ran -= set(_codes("vllm")) if "vllm" in missing else set()
     weighed = bool(context.memory or any(arm.memory for arm in context.arms))
     items = [
         skipped(

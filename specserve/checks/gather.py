@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specserve.checks.blocks import blocks
 from specserve.checks.contexts import most_tokens
@@ -34,9 +34,10 @@ class Wanted:
     offline: bool = False
     machine: Machine | None = None
     """`--assume`."""
-    ask_vllm: bool = False
+    ask_vllm: Literal["never", "if_kept", "always"] = "never"
+    """Whether vLLM itself judges the launch: not at all, by the answers of earlier checks, or now."""
     vllm_source: Path | None = None
-    """A folder that holds the vLLM to ask; None for the installed one."""
+    """A folder or a wheel that holds the vLLM to ask; None for the installed one."""
     version: str | None = None
     """`--vllm`: judged by this version alone, whatever the profile's range says."""
     locked: bool = False
@@ -105,35 +106,42 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
     shapes = {item.path: item.published for item in unread if item.published}
     shapes |= {f"{path}.model": facts for path, facts in drafts.items()}
     shapes |= {"target.model": target} if target else {}
+    if machine and "target.model" not in shapes:
+        missing["hardware"] = "the target could not be read"
+    if wanted.ask_vllm != "never":
+        context = _asked_vllm(context, wanted, missing, shapes)
     if machine and "target.model" in shapes:
         wanted.tell("estimating memory")
-        context = _weighed(context, wanted, missing, shapes)
-    elif machine:
-        missing["hardware"] = "the target could not be read"
-    if wanted.ask_vllm:
-        context = _asked_vllm(context, wanted, missing, shapes)
+        context = _weighed(context, missing, shapes)
     return Known(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
 def _asked_vllm(
     context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
 ) -> Context:
-    """The context with what vLLM's configuration code says of the launch."""
-    from specserve.checks.oracle import judgements, vllm_to_ask
+    """The context with what vLLM itself says of the launch."""
+    from specserve.checks.oracle import judgements
+    from specserve.checks.vllmsource import vllm_to_ask
 
+    kept_only, why = wanted.ask_vllm == "if_kept", ""
     if context.machine is None or "target.model" not in shapes:
-        missing["vllm"] = missing.get("hardware", "the target could not be read")
-        return context
-    wanted.tell("asking vLLM, about 10 s")
-    try:
-        found = judgements(context, shapes, machine=context.machine, vllm=vllm_to_ask(wanted.vllm_source))
-    except (FactError, UsageError) as error:
-        missing["vllm"] = error.message
-        return context
-    unanswered = [judged.answer.not_judged for judged in found if judged.answer.not_judged]
-    if unanswered:
-        missing["vllm"] = f"vLLM cannot judge this without the GPU: {unanswered[0]}"
-    return replace(context, vllm=found)
+        why = missing.get("hardware", "the target could not be read")
+    else:
+        wanted.tell("asking vLLM, about 10 s")
+        try:
+            vllm = vllm_to_ask(wanted.vllm_source)
+            found = judgements(context, shapes, machine=context.machine, vllm=vllm, kept_only=kept_only)
+            context = replace(context, vllm=found)
+        except (FactError, UsageError) as error:
+            why = error.message
+    for judged in context.vllm:
+        if judged.answer.not_judged:
+            arm = f"`{judged.path}`" if judged.path else "this"
+            why = f"vLLM cannot judge {arm} on this machine: {judged.answer.not_judged}"
+            break
+    if why and not kept_only:
+        missing["vllm"] = why
+    return context
 
 
 def _models(
@@ -244,39 +252,33 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
     return None, "no accelerator found; `--assume 4xH100-80GB` checks for another machine"
 
 
-def _weighed(
-    context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
-) -> Context:
+def _weighed(context: Context, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]) -> Context:
     """The context with the memory of each arm: of the target alone where the draft is not known.
 
     A target whose shape is not known leaves the group out. `shapes`: the models by the dotted path that names them.
     """
     try:
-        arms = tuple(replace(arm, memory=_arm_estimate(context, arm, wanted, shapes)) for arm in context.arms)
-        alone = None if context.profile.speculation else _estimate(context, None, wanted, shapes)
+        arms = tuple(replace(arm, memory=_arm_estimate(context, arm, shapes)) for arm in context.arms)
+        alone = None if context.profile.speculation else _estimate(context, None, shapes)
     except FactError as error:
         missing["hardware"] = error.message
         return context
     return replace(context, arms=arms, memory=alone)
 
 
-def _arm_estimate(
-    context: Context, arm: Arm, wanted: Wanted, shapes: Mapping[str, ModelFacts]
-) -> MemoryEstimate:
+def _arm_estimate(context: Context, arm: Arm, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
     """The memory of one way to speculate. Raises FactError where the target does not say enough."""
     draft = f"{arm.path}.model"
     try:
-        return _estimate(context, arm, wanted, shapes)
+        return _estimate(context, arm, shapes)
     except FactError:
         if draft not in shapes:
             raise
         target_only = {path: facts for path, facts in shapes.items() if path != draft}
-        return _estimate(context, arm, wanted, target_only)
+        return _estimate(context, arm, target_only)
 
 
-def _estimate(
-    context: Context, arm: Arm | None, wanted: Wanted, shapes: Mapping[str, ModelFacts]
-) -> MemoryEstimate:
+def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
     from specserve.memory.judge import assess
     from specserve.memory.situation import situation
 
@@ -292,8 +294,9 @@ def _estimate(
     )
     if arm and arm.speculation.model and draft is None:
         found = replace(found, unknown_draft=arm.speculation.model)
-    needed = _asked(found, wanted) if wanted.ask_vllm and wanted.vllm_source is None else None
-    estimate = assess(found, path=arm.path if arm else "speculation", needed=needed)
+    estimate = assess(
+        found, path=arm.path if arm else "speculation", needed=_demand_by_vllm(context, arm, found)
+    )
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:
         fits = replace(fits, low=min(fits.low, limit), high=min(fits.high, limit))
@@ -302,16 +305,19 @@ def _estimate(
     return replace(estimate, basis="published") if is_published else estimate
 
 
-def _asked(found: Situation, wanted: Wanted) -> Demand:
-    """Weights and KV cache by the installed vLLM."""
-    from specserve.checks.probe import ask
+def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> Demand | None:
+    """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
+    from specserve.memory.demand import demand_of
+    from specserve.memory.settings import Speculative
 
-    wanted.tell("asking vLLM, about 10 s")
-    return ask(
-        found.target,
-        found.draft,
-        settings=found.settings,
-        method=None if found.unknown_draft else found.method,
-        num_speculative_tokens=found.num_speculative_tokens,
-        draft_kv_cache_dtype=found.draft_kv_cache_dtype,
+    path = arm.path if arm else ""
+    build = next((judged.answer.build for judged in context.vllm if judged.path == path), None)
+    if not build or situation.unknown_draft:
+        return None
+    speculative = Speculative(
+        situation.method, situation.num_speculative_tokens, situation.draft, situation.draft_kv_cache_dtype
     )
+    try:
+        return demand_of(build, situation.target, settings=situation.settings, speculative=speculative)
+    except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
+        return None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 
 from specserve import __version__
-from specserve.checks.answercache import keep_answer, recall_answer
+from specserve.checks.oraclechild import OracleChild, keep_answer, kept_answer
+from specserve.errors import FactError
 from specserve.models.hub import fact_cache
 from specserve.vllm.table import VllmTable, loads
 from specserve.vllm.versions import Installed, installed, is_newer, table
@@ -42,13 +40,13 @@ def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmT
     source = found.package / "engine" / "arg_utils.py"
     changed = source.stat().st_mtime_ns if source.is_file() else 0
     file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
-    for answer in (recall_answer(file), None):
+    for answer in (kept_answer(file), None):
         try:
             said = answer or _ask(
                 [*command, *(() if found.platform == "cpu" else ("--gpu", json.dumps(_GPU)))]
             )
             known = loads(json.dumps({**said, "version": found.version, "distribution": found.distribution}))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, subprocess.SubprocessError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
             continue
         if answer is None:
             keep_answer(file, said)
@@ -57,18 +55,10 @@ def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmT
 
 
 def _ask(command: Sequence[str]) -> dict[str, object]:
-    """The child's answer. Raises SubprocessError, OSError, ValueError or KeyError if it gives none."""
-    with tempfile.TemporaryDirectory(prefix="specserve-oracle-") as folder:
-        child = subprocess.run(
-            list(command),
-            input=json.dumps({"id": 0, "accepted": True}) + "\n",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=folder,
-            timeout=_LIMIT_S,
-            check=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        )
-    said: dict[str, object] = json.loads(child.stdout.splitlines()[-1])["accepted"]
+    """The child's answer. Raises OSError, FactError or KeyError if it gives none."""
+    child = OracleChild(command)
+    try:
+        said: dict[str, object] = child.ask({"accepted": True, "models": {}}, limit_s=_LIMIT_S)["accepted"]
+    finally:
+        child.close()
     return said

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.checks.rule import Context, Hit, Rule
 from specserve.checks.static import STATIC
 from specserve.checks.suppress import suppressed
-from specserve.diagnostics import Finding, Related, Report, Severity, Verdict
+from specserve.diagnostics import Finding, Related, Report, Severity, Span, Verdict
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import examine_partial
 from specserve.profile.schema import Profile
@@ -20,6 +20,10 @@ from specserve.vllm.versions import judged_versions
 if TYPE_CHECKING:
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
+
+
+_BY_VLLM = "SD5"
+_ORDER = {severity: order for order, severity in enumerate((Severity.ERROR, Severity.WARNING, Severity.INFO))}
 
 
 def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
@@ -80,7 +84,7 @@ def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[
     parents = {span.file for span in profile.spans.values()} - {profile.file}
     rules = rules_for(context)
     more, codes = _run(context)
-    found = [*problems, *more]
+    found = [*problems, *_without_repeats(more)]
     if profile.file == COMMAND:
         found = _by_vllm(found, rules)
     ran = [rule for rule in rules if rule.code not in codes]
@@ -122,6 +126,19 @@ def _run(context: Context) -> tuple[list[Finding], tuple[str, ...]]:
         except UnreadableValue:
             codes.append(rule.code)
     return found, tuple(codes)
+
+
+def _without_repeats(findings: list[Finding]) -> list[Finding]:
+    """Without what vLLM says about a value of which a rule says as much: a rule also knows the way out."""
+    worst: dict[Span, int] = {}
+    for finding in findings:
+        if not finding.code.startswith(_BY_VLLM):
+            worst[finding.span] = min(worst.get(finding.span, 9), _ORDER[finding.severity])
+    return [
+        finding
+        for finding in findings
+        if not finding.code.startswith(_BY_VLLM) or worst.get(finding.span, 9) > _ORDER[finding.severity]
+    ]
 
 
 def _by_vllm(findings: list[Finding], rules: Iterable[Rule]) -> list[Finding]:

@@ -9,6 +9,7 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.checks.runners import choice, on_gpu
 from specserve.checks.versions import judged
 from specserve.diagnostics import Severity
+from specserve.profile.schema import Speculation
 from specserve.vllm.speculation import retyped
 
 MAX_K = 128
@@ -52,7 +53,8 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
     ## Why is this bad?
     vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model`
     after the weights are loaded, and everything else ignores the value: layers are split over the target's
-    ranks in any case (vllm-project/vllm#31886). Any other size is refused at once.
+    ranks in any case (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this
+    finding is a warning. Any other size is refused at once.
 
     ## Example
         target: {model: ./target, tensor_parallel_size: 4}
@@ -70,13 +72,24 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
         draft = block.keys.get("draft_tensor_parallel_size")
         ignored = draft == 1 and block.method != "draft_model"
         if draft is not None and draft != size and not ignored:
+            is_dropped = draft == 1 and _runs_on_v2(ctx, block, path)
             yield Hit(
                 f"{path}.draft_tensor_parallel_size",
                 "draft tensor parallelism is not the target's",
                 label=f"draft asks for {draft}",
                 related=(("target.tensor_parallel_size", f"target runs on {size}"),),
+                notes=("the V2 runner ignores it: the draft runs on the target's ranks",)
+                if is_dropped
+                else (),
                 help=f"write `draft_tensor_parallel_size: {size}`, or leave it out",
+                severity=Severity.WARNING if is_dropped else None,
             )
+
+
+def _runs_on_v2(ctx: Context, block: Speculation, path: str) -> bool:
+    """Whether every judged version serves this launch with the V2 model runner."""
+    choices = [choice(ctx.profile, block, path, version=version) for version in judged(ctx)]
+    return on_gpu(ctx.profile) and all(taken is not None and taken.runner == "V2" for taken in choices)
 
 
 @rule("SD109", "too-many-speculative-tokens", Severity.ERROR)
@@ -99,10 +112,7 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         count = block.num_speculative_tokens
         if count is not None and count > MAX_K:
-            on_v2 = on_gpu(ctx.profile) and all(
-                taken is not None and taken.runner == "V2"
-                for taken in (choice(ctx.profile, block, path, version=version) for version in judged(ctx))
-            )
+            on_v2 = _runs_on_v2(ctx, block, path)
             text = f"vLLM drafts at most {MAX_K} tokens per step; found {count}"
             yield Hit(
                 f"{path}.num_speculative_tokens",

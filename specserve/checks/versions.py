@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specserve.checks.rule import Context
 from specserve.diagnostics import Severity
-from specserve.vllm.facts import minor
+from specserve.vllm.fact import minor
 from specserve.vllm.versions import known_versions
 
 

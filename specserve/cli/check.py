@@ -50,9 +50,9 @@ def check(
     vllm_source: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
+            metavar="WHEEL|DIR",
             show_default=False,
-            help="The same by the vLLM in a folder with its unpacked wheel; nothing is installed.",
+            help="The same by the vLLM in a wheel, or in a folder with its files; nothing is installed.",
         ),
     ] = None,
     format: Annotated[
@@ -82,7 +82,7 @@ def check(
     if ask_vllm and vllm_source is None:
         _refuse_without_vllm()
     if vllm_source is not None:
-        from specserve.checks.oracle import vllm_to_ask
+        from specserve.checks.vllmsource import vllm_to_ask
 
         vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
     wanted = Wanted(
@@ -90,7 +90,7 @@ def check(
         locked=locked,
         no_lock=no_lock,
         machine=machine_of(assume) if assume else None,
-        ask_vllm=ask_vllm or vllm_source is not None,
+        ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
         vllm_source=vllm_source,
         version=_minor(vllm) if vllm else None,
         tell=_teller(),

@@ -30,6 +30,10 @@ Assume = Annotated[
         metavar="[NODESx]COUNTxNAME", show_default=False, help="Assume this machine, such as 4xH100-80GB."
     ),
 ]
+Effective = Annotated[
+    bool,
+    typer.Option("--effective", help="Show what vLLM makes of the launch (about 10 s, then cached)."),
+]
 NodeRank = Annotated[
     int | None,
     typer.Option(

@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from specserve.cli.options import Alternative, Assume, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
+from specserve.cli.options import (
+    Alternative,
+    Assume,
+    Devices,
+    Effective,
+    MasterAddr,
+    NodeRank,
+    NoLock,
+    Port,
+    Settings,
+)
 
 if TYPE_CHECKING:
+    from specserve.hardware.accelerators import Machine
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
@@ -29,6 +40,7 @@ def plan(
     *,
     format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
+    effective: Effective = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
     alternative: Alternative = None,
     vllm: Annotated[
@@ -50,18 +62,17 @@ def plan(
     What specserve adds is said, and why. If a vLLM is installed, the plan is for this machine and starts the
     same server as `up` when pasted into a shell. With --vllm, without a vLLM, or if the profile's `hardware`
     or --assume names accelerators that the installed vLLM does not run on, it is the launch that all such
-    machines share. A profile for several nodes gives a command for each.
+    machines share. A profile for several nodes gives a command for each. With --effective vLLM's own code
+    says what it runs instead of what is asked for, why, and what speculation changes.
 
     \b
     specserve plan configs/demo.yaml
     specserve plan configs/llama70b-8b.yaml --vllm 0.33 --format json
-    specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --origin
+    specserve plan configs/llama70b-8b.yaml --assume 8xH200-141GB --effective
     specserve plan -- vllm serve org/model --max-model-len 8192
     """
     from specserve.hardware.accelerators import assume as machine_of
-    from specserve.plan.launchplan import origins
     from specserve.plan.nodes import node_at, node_count
-    from specserve.report.console import in_one_line, out
 
     machine = machine_of(assume) if assume else None
 
@@ -84,29 +95,55 @@ def plan(
         )
 
     source, made = planned(node_rank)
+    if effective:
+        _print_effective(source, machine, use_lock=not no_lock, as_json=format is Format.JSON)
+        return
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    rows = origins(plans[0])
     if format is Format.JSON:
-        out(json.dumps(_content(plans, rows=rows if origin else None), indent=2))
-        return
-    if origin:
-        width = max(len(key) for key, _, _ in rows)
-        out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
-        return
-    _print(plans)
+        _print_json(plans, with_origins=origin)
+    elif origin:
+        _print_origins(plans[0])
+    else:
+        _print(plans)
 
 
-def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:
-    """The plan as JSON; with several nodes the command of each, and with `rows` where each value was written."""
-    from specserve.plan.launchplan import as_json
+def _print_origins(plan: LaunchPlan) -> None:
+    """Where each value was written, one a line."""
+    from specserve.plan.launchplan import origins
+    from specserve.report.console import in_one_line, out
+
+    rows = origins(plan)
+    width = max(len(key) for key, _, _ in rows)
+    out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
+
+
+def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
+    """The configuration that vLLM makes of the launch. Raises FactError."""
+    from specserve.checks.effective import effective
+    from specserve.report.console import out
+    from specserve.report.effective import effective_json, effective_text
+
+    judged = effective(profile, machine=machine, use_lock=use_lock)
+    out(
+        json.dumps({"version": 1, "vllm": effective_json((judged,))[0]})
+        if as_json
+        else effective_text(judged)
+    )
+
+
+def _print_json(plans: list[LaunchPlan], *, with_origins: bool) -> None:
+    """The plan; with several nodes the command of each, and where each value was written if that is asked for."""
+    from specserve.plan.launchplan import as_json, origins
+    from specserve.report.console import out
 
     content: dict[str, Any] = as_json(plans[0])
     if len(plans) > 1:
         content["nodes"] = [{"argv": list(one.argv)} for one in plans]
-    if rows is not None:
+    if with_origins:
+        rows = origins(plans[0])
         content["origins"] = [{"key": key, "value": value, "where": where} for key, value, where in rows]
-    return content
+    out(json.dumps(content, indent=2))
 
 
 def _print(plans: list[LaunchPlan]) -> None:

@@ -28,14 +28,21 @@ class Taken:
 
 
 def pair(
-    words: list[str], *, alternative: str | None, baseline: bool, settings: Iterable[str]
+    words: list[str],
+    *,
+    alternative: str | None,
+    baseline: bool,
+    settings: Iterable[str],
+    alone: bool = False,
 ) -> tuple[Taken, Taken]:
-    """Both sides. Raises UsageError, ProfileError, FactError."""
+    """Both sides; `alone`: the same launch twice, if no other is named. Raises UsageError, ProfileError, FactError."""
     first, second = _split(words)
     a = _taken(first, settings)
+    if alone and not second and alternative is None and not baseline:
+        return a, a
     if alternative is None and not baseline:
         if not second:
-            hint = "name a second one, or compare with `--alternative NAME` or `--baseline` of the first"
+            hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
             raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
         return a, _taken(second, settings)
     if second:

@@ -1,4 +1,4 @@
-"""What vLLM's configuration code says of a command line: what it refuses, changes and warns about. Part of the oracle.
+"""What vLLM's own code says of a command line: what it refuses, changes and warns about. Part of the oracle.
 
 The process must pretend to have the GPU that the launch is for (`pretend`), or have it. Written against vLLM 0.26 to
 0.33: engine/arg_utils.py (`create_engine_config`) and config/vllm.py (`VllmConfig.__post_init__`).
@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from specserve.engine.pretend import StandInCalled
+from specserve.engine.launching import Launch
+from specserve.engine.pretend import NOT_HERE, StandInCalled
 
 _ON_PURPOSE = (
     "ValueError",
@@ -46,6 +47,8 @@ _NOT_SHOWN = frozenset(
 )  # fmt: skip
 """Fields that hold objects, or what vLLM keeps for itself."""
 _MOST_ITEMS = 64
+_ABOUT_HERE = (NOT_HERE, "No module named")
+"""Log lines with these words are about the libraries of this machine."""
 
 
 class _Tap:
@@ -56,9 +59,10 @@ class _Tap:
         call = logging.Logger.callHandlers
 
         def tapped(logger: logging.Logger, record: logging.LogRecord) -> None:
-            if logger.name.startswith("vllm"):
+            text = record.getMessage()
+            if logger.name.startswith("vllm") and not any(words in text for words in _ABOUT_HERE):
                 place = f"{_inside(record.pathname)}:{record.lineno}"
-                self.lines.append({"level": record.levelname, "text": record.getMessage(), "at": place})
+                self.lines.append({"level": record.levelname, "text": text, "at": place})
             call(logger, record)
 
         logging.Logger.callHandlers = tapped  # type: ignore[method-assign, assignment]
@@ -70,30 +74,53 @@ class _Tap:
 
 
 _TAP: list[_Tap] = []
-_BEFORE: dict[str, Any] = {}
 
 
 def judge(
-    arguments: argparse.Namespace, parser: Any, *, argv: Sequence[str], env: Mapping[str, str]
+    arguments: argparse.Namespace,
+    parser: Any,
+    *,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    build: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """`refused` or `not_judged` with a reason, else `effective`, `changed` and `asked`; always `warnings`."""
+    """What vLLM says of a launch: `refused` or `not_judged` with a reason, or how it would run.
+
+    `build` is what `launching.Launch` takes. Without a refusal the answer has `effective`, `asked` (arguments that
+    run with another value), `build` (figures) and `skipped` (steps that cannot be taken here, with the reason). It
+    always has `warnings`.
+    """
     tap = _prepare()
     with _environment(env):
         try:
             config = _create(arguments)
         except Exception as error:
             return {**failure(error), "warnings": tap.said("WARNING", "ERROR")}
+        launch, skipped = Launch(config, build), {}
+        context_length = config.model_config.max_model_len
+        for name, step in launch.steps():
+            try:
+                step()
+            except Exception as error:
+                found = failure(error)
+                if "refused" in found and _is_raised_by_vllm(error):
+                    return {**found, "step": name, "warnings": tap.said("WARNING", "ERROR")}
+                traceback.print_exc()  # stderr is for who maintains this
+                skipped[name] = found.get("not_judged") or found["refused"]
+                if name == "models":
+                    break
         values = _values(config)
-        changed = [
-            {"name": name, "before": _BEFORE[name], "after": value}
-            for name, value in values.items()
-            if name in _BEFORE and _BEFORE[name] != value
-        ]
-        asked = _asked_otherwise(parser, argv, values)
+        values["model_config.max_model_len"] = (
+            context_length  # planning with the most memory can lengthen `auto`
+        )
+        values["model_runner"] = "V2" if config.use_v2_model_runner else "V1"
+        if "backends" in launch.answer:
+            values["attention_backends"] = launch.answer["backends"]
         return {
-            "effective": {**values, "model_runner": "V2" if config.use_v2_model_runner else "V1"},
-            "changed": changed,
-            "asked": asked,
+            "effective": values,
+            "asked": list(_asked(parser, argv, values)),
+            "build": launch.answer,
+            "skipped": skipped,
             "warnings": tap.said("WARNING", "ERROR"),
             "infos": tap.said("INFO"),
         }
@@ -103,24 +130,14 @@ def _prepare() -> _Tap:
     """Nothing of an earlier question is left."""
     import vllm.logger
     from vllm import envs
-    from vllm.config import VllmConfig
 
     if not _TAP:
         _TAP.append(_Tap())
-        finish = VllmConfig.__post_init__
-
-        def post_init(config: Any, *arguments: Any, **named: Any) -> None:
-            if not _BEFORE:
-                _BEFORE.update(_values(config))
-            finish(config, *arguments, **named)
-
-        VllmConfig.__post_init__ = post_init
     for name in ("_print_debug_once", "_print_info_once", "_print_warning_once"):
         with contextlib.suppress(AttributeError):
             getattr(vllm.logger, name).cache_clear()
     with contextlib.suppress(AttributeError):
         envs.disable_envs_cache()
-    _BEFORE.clear()
     _TAP[0].lines.clear()
     return _TAP[0]
 
@@ -143,6 +160,7 @@ def _create(arguments: argparse.Namespace) -> Any:
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag
     arguments.skip_tokenizer_init = True  # a model is its config.json alone
+    arguments.reasoning_parser = ""  # it needs the tokenizer
     # other defaults apply without the context of the API server
     return AsyncEngineArgs.from_cli_args(arguments).create_engine_config(
         usage_context=UsageContext.OPENAI_API_SERVER
@@ -156,7 +174,7 @@ def _values(config: Any) -> dict[str, Any]:
         part = getattr(config, section, None)
         for name in getattr(part, "__dataclass_fields__", ()):
             value = getattr(part, name, None)
-            if name in _NOT_SHOWN:
+            if name in _NOT_SHOWN or name.startswith("_"):
                 continue
             if dataclasses.is_dataclass(value):
                 inner = value.__dataclass_fields__
@@ -187,9 +205,8 @@ def _simple(value: Any) -> Any:
     return str(value) if type(value).__module__ == "torch" else type(value).__name__
 
 
-def _asked_otherwise(parser: Any, argv: Sequence[str], values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Arguments on the command line whose value in the configuration is another one."""
-    found = []
+def _asked(parser: Any, argv: Sequence[str], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The arguments on the command line that have a place in the configuration, with both values."""
     for name, section, asked in _given(parser, argv):
         if isinstance(asked, dict) and section == "speculative_config":
             pairs = [(f"{name}.{key}", _place_of(key), value) for key, value in asked.items()]
@@ -197,13 +214,16 @@ def _asked_otherwise(parser: Any, argv: Sequence[str], values: Mapping[str, Any]
             pairs = [(name, f"{section}.{name}", asked)]
         for argument, place, value in pairs:
             wanted = _simple(value)
-            if place not in values or isinstance(wanted, dict) or wanted in (None, "auto"):
-                continue
-            if not _is_same(wanted, values[place]):
-                found.append(
-                    {"argument": argument, "asked": wanted, "effective": values[place], "place": place}
-                )
-    return found
+            if place in values and wanted is not None and not isinstance(wanted, dict):
+                effective = values[place]
+                is_changed = wanted != "auto" and not _is_same(wanted, effective)
+                yield {
+                    "argument": argument,
+                    "value": wanted,
+                    "effective": effective,
+                    "place": place,
+                    "is_changed": is_changed,
+                }
 
 
 def _place_of(key: str) -> str:
@@ -213,8 +233,8 @@ def _place_of(key: str) -> str:
 
 
 def _is_same(asked: Any, effective: Any) -> bool:
-    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0."""
-    if asked == effective:
+    """Whether they mean the same: `bfloat16` and `torch.bfloat16`, 4 and 4.0, `[demo]` and `demo`."""
+    if asked in (effective, [effective]):
         return True
     return str(effective).rpartition(".")[2].lower() == str(asked).lower()
 
@@ -253,13 +273,27 @@ def failure(error: Exception) -> dict[str, Any]:
         loc, text = [str(part) for part in first["loc"]], " ".join(str(first["msg"]).split())
         inner = first.get("ctx", {}).get("error", error)
     names = {kind.__name__ for kind in type(error).__mro__} | {kind.__name__ for kind in type(inner).__mro__}
-    is_meant = bool(text) and not isinstance(inner, StandInCalled) and bool(names & set(_ON_PURPOSE))
+    is_meant = bool(text) and bool(names & set(_ON_PURPOSE)) and _is_by_vllm(inner, error)
     answer = {
         "refused" if is_meant else "not_judged": text.removeprefix("Value error, ") or type(inner).__name__,
         "error": type(inner).__name__,
         "at": _place(inner.__traceback__ or error.__traceback__),
     }
     return {**answer, "loc": loc} if loc else answer
+
+
+def _is_by_vllm(inner: BaseException, error: BaseException) -> bool:
+    """Whether vLLM refuses, and not a library whose version may be another one where the launch is to run."""
+    frames = traceback.extract_tb(inner.__traceback__ or error.__traceback__)
+    is_inside = bool(frames) and _inside(frames[-1].filename).startswith(("vllm/", "pydantic/"))
+    return is_inside and not isinstance(inner, StandInCalled)
+
+
+def _is_raised_by_vllm(error: BaseException) -> bool:
+    """Whether a statement of vLLM raised it: torch fails in its own ways at what is not here."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_statement = bool(frames) and (frames[-1].line or "").startswith(("raise", "assert"))
+    return is_statement and _inside(frames[-1].filename).startswith("vllm/")
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -9,9 +9,10 @@ Requests are JSON objects on stdin, one a line, answers are JSON objects on what
 `{"id": 1, "accepted": true}` asks for everything that this vLLM accepts: `{"id": 1, "accepted": {…}}`, as
 `arguments.accepted` says it.
 
-With `"folder": "DIR"` vLLM's configuration code judges them as well, with the models in that folder: the answer is
-what `judging.judge` returns. On the child's own command line `--gpu` describes a GPU that need not be there, and
-`--source` names a folder that holds another `vllm` package than the installed one.
+With `"folder": "DIR"` vLLM judges the launch as well, with the models in that folder, each a config.json alone: the
+answer is what `judging.judge` returns for `"env": {…}` and `"build": {…}`, without the warnings that every launch gets.
+On the child's own command line `--gpu` describes a GPU that need not be there, and `--source` names a folder that
+holds another `vllm` package than the installed one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import gc
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+_PLAIN = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": 512,
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048,
+}  # fmt: skip
+"""A model that vLLM has nothing to say about."""
+_PLAIN_HEAD = _PLAIN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512}
 
 
 class Refused(Exception):
@@ -89,12 +101,43 @@ def _answer(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
             return {"accepted": accepted(parser)}
         if "folder" not in request:
             return {"arguments": parsed(parser, request["argv"])}
-        os.chdir(request["folder"])
-        from specserve.engine.judging import judge
-
-        return judge(parse(parser, request["argv"]), parser, argv=request["argv"], env=request.get("env", {}))
+        return _judged(parser, request)
     except Refused as error:
         return {"refused": str(error)}
+
+
+def _judged(parser: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from specserve.engine.judging import judge
+
+    usual = _usual_warnings(parser)  # first: of a model's class vLLM warns once
+    os.chdir(request["folder"])
+    argv = request["argv"]
+    options = {"env": request.get("env", {}), "build": request.get("build", {})}
+    answer = judge(parse(parser, argv), parser, argv=argv, **options)
+    gc.collect()  # models refer to themselves
+    answer["warnings"] = [item for item in answer["warnings"] if item["at"] not in usual]
+    return answer
+
+
+@functools.cache
+def _usual_warnings(parser: Any) -> frozenset[str]:
+    """The lines of vLLM that warn about the plainest launches: they are about this machine, or about vLLM itself."""
+    from specserve.engine.judging import judge
+
+    block = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
+    found: set[str] = set()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, config in (("target", _PLAIN), ("head", _PLAIN_HEAD)):
+            (Path(folder) / name).mkdir()
+            (Path(folder) / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        os.chdir(folder)
+        for speculation in (None, block):
+            arguments = parse(parser, ["target"])
+            arguments.speculative_config, arguments.max_num_seqs = speculation, 1
+            answer = judge(arguments, parser, argv=["target"], env={}, build={})
+            found |= {item["at"] for item in answer["warnings"]}
+        os.chdir("/")
+    return frozenset(found)
 
 
 def main() -> None:

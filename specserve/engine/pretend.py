@@ -8,6 +8,7 @@ model_executor/models/registry.py.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import os
@@ -55,11 +56,14 @@ _ENVIRONMENT = {
 }
 
 
+NOT_HERE = "is not on this machine"
+
+
 class StandInCalled(RuntimeError):
     """Something was called that is not here: vLLM's answer would mean nothing."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"`{name}` is not on this machine")
+        super().__init__(f"`{name}` {NOT_HERE}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,11 @@ def pretend(gpu: Gpu, *, count: int, cache: Path) -> None:
     _pretend_operators(gpu)
     _pretend_platform(gpu, count=count)
     _pretend_triton()
-    # a child process would not pretend
+    from vllm.distributed import parallel_state
     from vllm.model_executor.models import registry
 
-    registry._run_in_subprocess = lambda function: function()
+    registry._run_in_subprocess = lambda function: function()  # a child process would not pretend
+    parallel_state.in_the_same_node_as = lambda *_, **__: [False]  # asks the other ranks
 
 
 def _absent(name: str) -> Any:
@@ -101,6 +106,11 @@ class _AbsentType(type):
         if name.startswith("__"):
             raise AttributeError(name)
         return _absent(f"{cls.__name__}.{name}")
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        if arguments or named:
+            raise StandInCalled(cls.__name__)
+        return super().__call__()
 
 
 class _Library(types.ModuleType):
@@ -153,6 +163,16 @@ class _Operators(types.ModuleType):
         return found
 
 
+class _Stream:
+    """A stream or an event of a GPU: nothing is put on it."""
+
+    def __init__(self, *_arguments: Any, **_named: Any) -> None:
+        """Takes what a stream takes."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_arguments, **_named: None
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the compiled modules and libraries that are not here."""
 
@@ -198,6 +218,17 @@ def _pretend_torch(gpu: Gpu, *, count: int) -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_available = lambda: True
     torch.cuda.mem_get_info = lambda *_: (gpu.total_bytes, gpu.total_bytes)
+    torch.cuda.Stream = torch.cuda.Event = torch.Stream = torch.Event = _Stream
+    torch.cuda.current_stream = lambda *_: _Stream()
+    torch.accelerator.is_available = lambda: True
+    torch.accelerator.device_count = lambda: count
+    torch.accelerator.current_device_index = lambda: 0
+    torch.accelerator.current_accelerator = lambda *_, **__: torch.device("cuda")
+    torch.accelerator.current_stream = lambda *_: _Stream()
+    torch.accelerator.get_memory_info = torch.cuda.mem_get_info
+    torch.accelerator.device_index = lambda *_: contextlib.nullcontext()
+    for name in ("empty_cache", "synchronize", "set_device_index", "reset_peak_memory_stats"):
+        setattr(torch.accelerator, name, lambda *_: None)
 
 
 def _pretend_operators(gpu: Gpu) -> None:
@@ -324,6 +355,7 @@ def _pretend_triton() -> None:
 
     triton, language = triton_utils.triton, triton_utils.tl
     triton.Config = Config
+    language.constexpr = lambda value: value  # some modules make constants when they are imported
     triton.runtime = types.SimpleNamespace(
         autotuner=types.SimpleNamespace(Autotuner=type("Autotuner", (), {})),
         jit=types.SimpleNamespace(JITFunction=type("JITFunction", (), {})),

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 _UNLIMITED = 1 << 62
 """Control groups of version 1 have no word for "no limit", only a number this large."""
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -105,6 +103,8 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def holder(host: str, port: int) -> Holder | None:
     """Who stops a server from listening there; None: nobody. Raises OSError for a host that is not ours."""
+    import psutil
+
     if _can_bind(host, port, as_vllm=True) and (_can_bind(host, port, as_vllm=False) or _in_time_wait(port)):
         return None
     with contextlib.suppress(psutil.Error, OSError):
@@ -134,6 +134,8 @@ def _can_bind(host: str, port: int, *, as_vllm: bool) -> bool:
 
 def _in_time_wait(port: int) -> bool:
     """Whether closed connections explain that a port cannot be bound exclusively."""
+    import psutil
+
     with contextlib.suppress(psutil.Error, OSError):
         return any(_port(connection) == port for connection in psutil.net_connections("tcp"))
     return True
@@ -144,6 +146,8 @@ def _port(connection: Any) -> int | None:
 
 
 def _named(pid: int) -> Holder:
+    import psutil
+
     with contextlib.suppress(psutil.Error):
         return Holder(pid, " ".join(psutil.Process(pid).cmdline()[:3]) or psutil.Process(pid).name())
     return Holder(pid, "?")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from specserve.memory.estimate import Interval
 from specserve.models.facts import ModelFacts
-from specserve.vllm import facts
+from specserve.vllm import fact
 from specserve.vllm.facts import READ
 
 
@@ -102,7 +102,7 @@ def regimes() -> tuple[Regime, ...]:
     """Every row of memory.toml, in the order of the file."""
     import tomllib
 
-    text = (Path(facts.__file__).parent / "memory.toml").read_text(encoding="utf-8")
+    text = (Path(fact.__file__).parent / "memory.toml").read_text(encoding="utf-8")
     return tuple(_regime(row) for row in tomllib.loads(text)["regime"])
 
 
@@ -134,4 +134,4 @@ def _interval(given: list[float], *, unit: int = 1) -> Interval:
 def regime(version: str, *, runner: Runner) -> Regime:
     """The constants of a vLLM version: those of the newest row that is not newer; of older ones, the oldest row's."""
     rows = [row for row in regimes() if row.runner == runner]
-    return facts.in_force(rows, version, first=attrgetter("since"))
+    return fact.in_force(rows, version, first=attrgetter("since"))

@@ -54,11 +54,20 @@ class Comparison:
     """What a launch does not show: version range, hardware, promises, alternatives, time limits."""
     models: tuple[Difference, ...] | None = None
     memory: tuple[Difference, ...] | None = None
+    effective: tuple[Difference, ...] | None = None
+    """What vLLM itself makes of both; None if it was not asked."""
 
     @property
     def count(self) -> int:
         """How many differences a person counts: engine arguments stand in the argv too, and count once."""
-        parts = (self.argv, self.env, self.profile, self.models or (), self.memory or ())
+        parts = (
+            self.argv,
+            self.env,
+            self.profile,
+            self.models or (),
+            self.memory or (),
+            self.effective or (),
+        )
         return sum(map(len, parts))
 
 

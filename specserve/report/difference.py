@@ -20,6 +20,7 @@ _TITLES = {
     "profile": "not in the launch",
     "models": "models",
     "memory": "memory, estimated",
+    "effective": "effective configuration, by vLLM",
 }
 _WHERE_COLUMN = 44
 GIB, MIB = 1 << 30, 1 << 20
@@ -133,7 +134,7 @@ def _place(span: Span | None) -> str:
 def difference_json(a: Named, b: Named, comparison: Comparison) -> str:
     """The stable form, `version` 1: a side without the key is null, `where` is null where nothing was written."""
     content: dict[str, Any] = {"version": 1, "a": _side(a), "b": _side(b), "equal": not comparison.count}
-    for name in ("argv", "env", "engine_kwargs", "profile", "models", "memory"):
+    for name in ("argv", "env", "engine_kwargs", "profile", "models", "memory", "effective"):
         items = getattr(comparison, name)
         content[name] = None if items is None else list(_items(items))
     return json.dumps(content, indent=2, ensure_ascii=False)

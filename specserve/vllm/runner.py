@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specserve.vllm import facts
-from specserve.vllm.facts import minor
+from specserve.vllm.fact import minor
 
 Name = Literal["V1", "V2"]
 SWITCH = "VLLM_USE_V2_MODEL_RUNNER"

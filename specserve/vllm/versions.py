@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
-from specserve.vllm.facts import EXAMPLE_RANGE, minor
+from specserve.vllm.fact import minor
+from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.table import Argument, Section, VllmTable, loads
 
 if TYPE_CHECKING:

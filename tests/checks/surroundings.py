@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.oracle import Answer, Changed
+from specserve.checks.oracle import Answer, Asked
 from specserve.checks.rule import Context, Judged, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
@@ -56,10 +56,9 @@ def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
             refused="User-specified max_model_len (999999) is greater", at="vllm/config/model.py:2662"
         )
     if rule.code == "SD502" and engine.get("max_cudagraph_capture_size") == 300:
-        change = Changed(
-            "max_cudagraph_capture_size", 300, 256, "compilation_config.max_cudagraph_capture_size"
-        )
-        answer = replace(_SERVED, changed=(change,))
+        place = "compilation_config.max_cudagraph_capture_size"
+        change = Asked("max_cudagraph_capture_size", 300, 256, place, is_changed=True)
+        answer = replace(_SERVED, asked=(change,))
     if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
         answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))
     return (Judged("", answer, None, "vLLM 0.33.0, 1 x H100-80GB"),)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
-from specserve.checks.oracle import Answer, Question, Vllm, ask, vllm_to_ask
+from specserve.checks.oracle import Answer, Question, as_far_as_known, ask
+from specserve.checks.oraclechild import child_of
+from specserve.checks.vllmsource import Vllm, vllm_to_ask
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
+from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.read import read_model
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
@@ -18,6 +26,7 @@ from specserve.vllm.versions import known_versions, table
 
 Load = Callable[[str], Profile]
 DEMO = Path(__file__).parents[2] / "demo"
+INSTALLED = Vllm("0.33.0")
 MACHINE = assume("2xH100-80GB")
 ECHO = """
 import json, os, sys
@@ -25,9 +34,21 @@ with open(os.environ["ASKED"], "a") as log:
     for line in sys.stdin:
         asked = json.loads(line)
         models = {name: os.listdir(os.path.join(asked["folder"], name)) for name in os.listdir(asked["folder"])}
-        log.write(json.dumps([sys.argv[1:], asked["argv"], models]) + "\\n")
-        print(json.dumps({"id": asked["id"], "effective": {"model_runner": "V2"}, "asked": [], "warnings": []}))
+        configs = [open(os.path.join(asked["folder"], name, "config.json")).read() for name in models]
+        log.write(json.dumps([sys.argv[1:], asked["argv"], models, configs, asked["build"]]) + "\\n"); log.flush()
+        print(json.dumps({"effective": {"model_runner": "V2"}, "asked": [], "warnings": []}), flush=True)
 """
+SLEEPER = """
+import os, subprocess, time
+print(subprocess.Popen(["sleep", "600"]).pid, file=open(os.environ["ASKED"], "w"), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    yield
+    child_of.cache_clear()
 
 
 @pytest.fixture
@@ -46,33 +67,75 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     question: Question, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
-    found = ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+    found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
     assert found == (Answer(effective={"model_runner": "V2"}),)
     asked = (tmp_path / "asked").read_text()
     assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked
     assert '"target": ["config.json"]' in asked and '"draft": ["config.json"]' in asked
     again = ask(
-        [question], machine=MACHINE, vllm=Vllm("0.33.0"), command=(sys.executable, "-c", "raise SystemExit")
+        [question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", "raise SystemExit")
     )
     assert again == found  # kept: nobody is asked twice
 
 
 def test_a_child_that_fails_is_named_with_its_last_words(question: Question) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no torch here')")
-    with pytest.raises(FactError, match=r"vLLM 0\.33\.0 could not be asked: no torch here"):
-        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command)
+    with pytest.raises(FactError, match="vLLM could not be asked: no torch here"):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
 
 
-def test_a_child_that_hangs_is_ended(question: Question) -> None:
-    command = (sys.executable, "-c", "import time; time.sleep(600)")
-    with pytest.raises(FactError, match="did not answer within 1 s"):
-        ask([question], machine=MACHINE, vllm=Vllm("0.33.0"), command=command, limit_s=1)
+def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: Question, tmp_path: Path) -> None:
+    with pytest.raises(FactError, match="did not answer within 5 s"):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", SLEEPER), limit_s=5)
+    pid = int((tmp_path / "asked").read_text())
+    deadline = time.monotonic() + 60
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged(
+    question: Question, tmp_path: Path
+) -> None:
+    command = (sys.executable, "-c", ECHO)
+    assert ask([question], machine=MACHINE, vllm=INSTALLED, command=command, kept_only=True) == ()
+    assert not (tmp_path / "asked").exists()  # no child was started
+    for _ in range(2):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 1
+    ask([question], machine=MACHINE, vllm=Vllm("0.32.0"), command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 2
+    for file in (tmp_path / "cache" / "oracle").iterdir():
+        file.write_text("{")
+    ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
+    assert len((tmp_path / "asked").read_text().splitlines()) == 3
+
+
+def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
+    question: Question, tmp_path: Path
+) -> None:
+    tensors = {"embed_tokens.weight": Tensor("BF16", (512, 64)), "fc.weight": Tensor("BF16", (64, 192))}
+    draft = ModelFacts("org/draft", "hub", {"auto_map": {"AutoConfig": "evil.Config"}}, tensors=tensors)
+    command = (sys.executable, "-c", ECHO)
+    head = replace(question, draft=draft, method="eagle3")
+    ask([head], machine=MACHINE, vllm=INSTALLED, command=command)
+    asked = (tmp_path / "asked").read_text()
+    assert '"draft_lacks": ["lm_head"]' in asked
+    assert '["fc.weight", "BF16", [64, 192]]' in asked
+    assert "evil" not in asked
+
+
+@pytest.mark.parametrize("answer", [{"asked": [{}]}, {"warnings": ["text"]}, {"asked": 7}])
+def test_an_answer_of_another_shape_is_an_error(question: Question, answer: dict[str, object]) -> None:
+    text = json.dumps({"id": 0, **answer})
+    with pytest.raises(FactError, match=r"the answer of vLLM 0\.33\.0 does not make sense"):
+        ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})"))
 
 
 def test_another_makers_gpu_is_refused(question: Question) -> None:
     with pytest.raises(FactError, match="not about MI300X"):
-        ask([question], machine=assume("1xMI300X-192GB"), vllm=Vllm("0.33.0"))
+        ask([question], machine=assume("1xMI300X-192GB"), vllm=INSTALLED)
 
 
 def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_version(tmp_path: Path) -> None:
@@ -83,3 +146,55 @@ def test_a_folder_without_a_wheel_is_refused_and_one_with_a_wheel_says_its_versi
     (tmp_path / "vllm-0.34.1.dist-info").mkdir()
     (tmp_path / "vllm-0.34.1.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.34.1\n")
     assert vllm_to_ask(tmp_path) == Vllm("0.34.1", tmp_path)
+
+
+def wheel(path: Path, *, version: str = "0.34.1", package: bool = True) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"vllm-{version}.dist-info/METADATA", f"Name: vllm\nVersion: {version}\n")
+        archive.writestr("vllm/_C.so", "a kernel" * 1000)
+        if package:
+            archive.writestr("vllm/__init__.py", "MARK = 'the Python files of a wheel'")
+    return path
+
+
+def test_a_wheel_is_unpacked_once_without_its_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    first = vllm_to_ask(wheel(tmp_path / "a.whl"))
+    assert first == vllm_to_ask(tmp_path / "a.whl") and first.version == "0.34.1"
+    assert first.source is not None
+    files = {file.name for file in first.source.rglob("*") if file.is_file()}
+    assert files == {"METADATA", "__init__.py"}
+    other = vllm_to_ask(wheel(tmp_path / "a.whl", version="0.35.0"))
+    assert (other.version, other.source) != (first.version, first.source)
+
+
+def test_a_wheel_that_cannot_be_read_is_one_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    whole = wheel(tmp_path / "a.whl").read_bytes()
+    spoilt = tmp_path / "spoilt.whl"
+    spoilt.write_bytes(whole.replace(b"Python files", b"Python filez"))
+    short, text = tmp_path / "short.whl", tmp_path / "text.whl"
+    short.write_bytes(whole[:-40])
+    text.write_text("no wheel")
+    for file in (spoilt, short, text):
+        with pytest.raises(FactError, match="is not a wheel that can be read"):
+            vllm_to_ask(file)
+    with pytest.raises(FactError, match="does not hold a vLLM"):
+        vllm_to_ask(wheel(tmp_path / "b.whl", package=False))
+    assert [folder.name[:2] for folder in (tmp_path / "cache" / "wheels").iterdir()] == ["b-"]
+
+
+def test_a_refusal_of_a_published_configuration_is_not_held_against_the_profile(question: Question) -> None:
+    text = json.dumps({"refused": "Model config must specify `mask_token_id`"})
+    published = replace(question, target=replace(question.target, origin="published"))
+    for asked in (question, published):
+        (answer,) = ask(
+            [asked], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})")
+        )
+        assert as_far_as_known(answer, question).refused == "Model config must specify `mask_token_id`"
+    found = as_far_as_known(answer, published)
+    assert found.refused is None and "mask_token_id" in (found.not_judged or "")

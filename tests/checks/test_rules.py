@@ -207,6 +207,23 @@ def test_a_draft_is_cut_like_its_target(
 
 
 @pytest.mark.parametrize(
+    ("versions", "hardware", "severity"),
+    [
+        (">=0.32,<0.34", "{accelerator: H100-80GB, count: 4}", Severity.WARNING),
+        ("==0.26.*", "{accelerator: H100-80GB, count: 4}", Severity.ERROR),
+        (">=0.32,<0.34", "{accelerator: cpu}", Severity.ERROR),
+    ],
+)
+def test_a_draft_on_one_rank_is_refused_by_the_v1_runner_alone(
+    profile: Load, versions: str, hardware: str, severity: Severity
+) -> None:
+    text = "target: {model: ./t, tensor_parallel_size: 4}\nspeculation: {method: draft_model, model: ./d, "
+    text += "num_speculative_tokens: 5, draft_tensor_parallel_size: 1}\n"
+    loaded = profile(f'vllm: "{versions}"\nhardware: {hardware}\n{text}')
+    assert [item.severity for item in judge(loaded) if item.code == "SD104"] == [severity]
+
+
+@pytest.mark.parametrize(
     ("line", "hits"),
     [
         ("engine: {enforce_eager: true}", 0),

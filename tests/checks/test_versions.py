@@ -11,7 +11,8 @@ from specserve.checks.runner import unsupported_async_scheduling
 from specserve.checks.slots import fewer_active_requests
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
-from specserve.vllm.facts import READ, minor
+from specserve.vllm.fact import minor
+from specserve.vllm.facts import READ
 from tests.checks.judging import of
 
 Load = Callable[[str], Profile]

@@ -33,3 +33,47 @@ def empty_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubSe
     with HubServer() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
+
+
+_VLLM = """
+import json, sys
+for line in sys.stdin:
+    argv = json.loads(line)["argv"]
+    speculates = "--speculative-config" in argv
+    newer = "--source" in sys.argv
+    runs = 256 if newer else 288
+    effective = {
+        "model_runner": "V2" if newer else "V1",
+        "model_config.max_model_len": 8192,
+        "compilation_config.max_cudagraph_capture_size": runs if speculates else 300,
+    }
+    place = "compilation_config.max_cudagraph_capture_size"
+    item = {"argument": "max_cudagraph_capture_size", "value": 300, "effective": runs, "place": place}
+    answer = {
+        "effective": effective,
+        "asked": [item | {"is_changed": True}] if speculates else [],
+        "infos": [{"text": f"Truncating max_cudagraph_capture_size to {runs}"}],
+        "skipped": {"weights of the draft": "no tensors"} if speculates else {},
+    }
+    refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
+    print(json.dumps(refused if "9999" in argv else answer), flush=True)
+"""
+
+
+@pytest.fixture
+def vllm_that_answers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A few lines in the place of vLLM 0.32 in a folder, and a newer one in the folder that this gives."""
+    from specserve.checks.oraclechild import child_of
+    from specserve.vllm.versions import Installed
+
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("specserve.checks.oracle.CHILD", (sys.executable, "-c", _VLLM))
+    installed = Installed("0.32.0", "cuda", "vllm", tmp_path)
+    monkeypatch.setattr("specserve.vllm.versions.installed", lambda: installed)
+    folder = tmp_path / "newer"
+    (folder / "vllm").mkdir(parents=True)
+    (folder / "vllm" / "__init__.py").touch()
+    (folder / "vllm-0.34.0.dist-info").mkdir()
+    (folder / "vllm-0.34.0.dist-info" / "METADATA").write_text("Version: 0.34.0\n")
+    yield folder
+    child_of.cache_clear()

@@ -294,7 +294,6 @@ SOUND: tuple[Case, ...] = (
         "a DFlash head",
         _pair(_target("qwen3"), "method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7"),
     ),
-    Case("7 heads over 7 ranks", f'vllm: "==0.32.*"\n{_target("qwen-odd", tensor_parallel_size=7)}'),
     Case("two ranks", _pair(_target("qwen3", tensor_parallel_size=2), _DRAFT.replace("llama", "qwen3"))),
     Case(
         "another vocabulary",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from specserve.checks.oraclechild import OracleChild
+from specserve.models.read import read_model
+
 pytestmark = pytest.mark.vllm
 DEMO = Path(__file__).parents[2] / "demo"
 TARGET, DRAFT = "target", "draft"
+Judge = Callable[..., dict[str, Any]]
 
 
 def test_each_request_has_an_answer_in_the_words_of_vllm() -> None:
@@ -38,35 +44,152 @@ def test_each_request_has_an_answer_in_the_words_of_vllm() -> None:
     assert "refused" in help_text
 
 
-def judged(*argvs: list[str], env: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """The answers for eight pretended H100."""
-    gpu = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85_520_809_984}
-    lines = [
-        {"id": number, "argv": argv, "folder": str(DEMO), "env": env or {}}
-        for number, argv in enumerate(argvs)
-    ]
-    child = subprocess.run(
-        [sys.executable, "-P", "-m", "specserve.engine.oracle", "--gpu", json.dumps(gpu), "--count", "8"],
-        input="".join(json.dumps(line) + "\n" for line in lines),
-        capture_output=True,
-        text=True,
-        check=True,
+GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85_520_809_984}
+BLOCK = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 4}
+SPECULATION = ["--speculative-config", json.dumps(BLOCK)]
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": 512,
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048,
+}  # fmt: skip
+HEAD = {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512}
+
+
+def headers(folder: Path) -> list[tuple[str, str, list[int]]]:
+    """What the safetensors headers of a model say."""
+    facts = read_model(str(folder), offline=True)
+    return [(name, item.dtype, list(item.shape)) for name, item in (facts.tensors or {}).items()]
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[OracleChild]:
+    """vLLM for eight pretended H100: it is imported once for all tests."""
+    command = [sys.executable, "-P", "-m", "specserve.engine.oracle", "--gpu", json.dumps(GPU)]
+    started = OracleChild(command)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def judge(child: OracleChild) -> Judge:
+    """Asks about a launch of the demo pair, or of the models that are given."""
+    pair = {name: read_model(str(DEMO / name), offline=True).config for name in (TARGET, DRAFT)}
+
+    def ask(
+        *argv: str, models: Mapping[str, Any] = pair, env: Mapping[str, str] | None = None, **build: Any
+    ) -> dict[str, Any]:
+        request = {"argv": [TARGET, *argv], "models": models, "env": env or {}, "build": build}
+        return child.ask(request, limit_s=300)
+
+    return ask
+
+
+def test_vllm_judges_a_launch_for_a_gpu_that_is_not_here(judge: Judge) -> None:
+    found = judge("--max-model-len", "512", *SPECULATION)["effective"]
+    assert found["model_config.max_model_len"] == found["draft.max_model_len"] == 512
+    assert (found["model_runner"], found["attention_backends"]) == ("V2", ["FLASH_ATTN"])
+    assert found["speculative_config.num_speculative_tokens"] == 4
+    assert found["compilation_config.cudagraph_mode"] == "FULL_AND_PIECEWISE"
+
+
+def test_vllm_refuses_in_its_words_with_the_line(judge: Judge) -> None:
+    too_long = judge("--max-model-len", "9999")
+    assert "max_model_len (9999)" in too_long["refused"]
+    assert too_long["at"].startswith("vllm/config/model.py:")
+    assert "divisible by tensor parallel size (3)" in judge("--tensor-parallel-size", "3")["refused"]
+
+
+def test_what_vllm_runs_otherwise_stands_beside_what_is_asked_for(judge: Judge) -> None:
+    found = judge(
+        "--max-num-seqs", "64", "--max-cudagraph-capture-size", "100", "--served-model-name", "demo"
     )
-    return [json.loads(line) for line in child.stdout.splitlines()]
+    asked = {item["argument"]: item for item in found["asked"]}
+    assert {"value": 100, "effective": 96, "is_changed": True}.items() <= asked[
+        "max_cudagraph_capture_size"
+    ].items()
+    assert [name for name, item in asked.items() if item["is_changed"]] == ["max_cudagraph_capture_size"]
+    assert {"max_num_seqs", "served_model_name"} <= asked.keys()
+    assert any("max_cudagraph_capture_size" in item["text"] for item in [*found["warnings"], *found["infos"]])
 
 
-def test_vllm_judges_a_launch_for_a_gpu_that_is_not_here() -> None:
-    block = {"method": "draft_model", "model": DRAFT, "num_speculative_tokens": 4}
-    drafting = [TARGET, "--max-model-len", "512", "--speculative-config", json.dumps(block)]
-    too_long = [TARGET, "--max-model-len", "9999"]
-    odd = [TARGET, "--tensor-parallel-size", "3"]
-    loaded = [TARGET, "--max-num-seqs", "64", "--max-cudagraph-capture-size", "100"]
-    served, long_, split, changed = judged(drafting, too_long, odd, loaded)
-    assert served["effective"]["model_config.max_model_len"] == 512
-    assert served["effective"]["model_runner"] == "V2"
-    assert served["effective"]["speculative_config.num_speculative_tokens"] == 4
-    assert served["effective"]["draft.max_model_len"] == 512
-    assert served["effective"]["compilation_config.cudagraph_mode"] == "FULL_AND_PIECEWISE"
-    assert "max_model_len (9999)" in long_["refused"] and long_["at"].startswith("vllm/config/model.py:")
-    assert "divisible by tensor parallel size (3)" in split["refused"]
-    assert {"argument": "max_cudagraph_capture_size", "asked": 100}.items() <= changed["asked"][0].items()
+def test_the_plainest_launches_have_no_warning_left(judge: Judge) -> None:
+    assert judge()["warnings"] == []
+    block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
+    found = judge("--speculative-config", json.dumps(block), models={TARGET: LLAMA, DRAFT: HEAD})
+    assert (found["warnings"], found["skipped"]) == ([], {})
+
+
+def test_models_are_built_and_their_tensors_are_tried(judge: Judge) -> None:
+    tensors = {name: headers(DEMO / name) for name in (TARGET, DRAFT)}
+    found = judge(*SPECULATION, tensors=tensors)
+    (stage,) = found["build"]["stages"]
+    for name, role in ((TARGET, "target"), (DRAFT, "draft")):
+        sizes = [2 * math.prod(shape) for _, _, shape in tensors[name]]
+        assert stage[role]["parameters"] >= sum(sizes)
+    assert {layer["draft"] for layer in stage["kv"]} == {True, False}
+    assert found["skipped"] == {}
+    tensors[DRAFT][0] = ("nonsense.weight", *tensors[DRAFT][0][1:])
+    wrong = judge(*SPECULATION, tensors=tensors)
+    assert "no module or parameter named 'nonsense'" in wrong["refused"]
+    assert wrong["step"] == "weights of the draft"
+
+
+def test_a_launch_that_only_the_speculator_refuses_is_refused(judge: Judge) -> None:
+    block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
+    gpt2 = {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "torch_dtype": "bfloat16", "n_embd": 128,
+        "n_head": 2, "n_layer": 8, "n_positions": 2048, "vocab_size": 512,
+    }  # fmt: skip
+    found = judge("--speculative-config", json.dumps(block), models={TARGET: gpt2, DRAFT: HEAD})
+    assert "refused" in found or found["skipped"]
+    assert "EAGLE" in found.get("refused", "").upper()
+
+
+def test_a_draft_on_one_rank_is_refused_by_the_v1_runner_alone(judge: Judge) -> None:
+    """SD104 is an error for the one and a warning for the other."""
+    words = ["--tensor-parallel-size", "2", "--speculative-config"]
+    block = json.dumps({**BLOCK, "draft_tensor_parallel_size": 1})
+    found = judge(*words, block)
+    assert (found["effective"]["model_runner"], found["skipped"]) == ("V2", {})
+    older = judge(*words, block, env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+    assert "'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same" in older["refused"]
+
+
+def test_a_head_for_more_layers_than_vllm_reads_is_refused_by_its_tensors(judge: Judge) -> None:
+    """vllm-project/vllm#54526: four auxiliary layers, and `fc` is built for three."""
+    block = {"method": "eagle3", "model": DRAFT, "num_speculative_tokens": 2}
+    models = {TARGET: LLAMA, DRAFT: {**HEAD, "eagle_aux_hidden_state_layer_ids": [1, 3, 5, 7]}}
+    tensors = {"draft": [("fc.weight", "BF16", [128, 512])]}
+    found = judge("--speculative-config", json.dumps(block), models=models, tensors=tensors)
+    assert "torch.Size([128, 512])" in found["refused"] and found["step"] == "weights of the draft"
+
+
+def test_an_interleaved_cache_of_context_parallel_ranks_is_refused_with_speculation(judge: Judge) -> None:
+    """vllm-project/vllm#28407: an assertion of the model runner, after loading."""
+    block = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    words = [
+        "--tensor-parallel-size",
+        "2",
+        "--decode-context-parallel-size",
+        "2",
+        "--cp-kv-cache-interleave-size",
+        "16",
+    ]
+    found = judge(
+        *words, "--speculative-config", json.dumps(block), models={TARGET: LLAMA | {"num_key_value_heads": 1}}
+    )
+    assert "cp_kv_cache_interleave_size > 1 is not supported" in found["refused"]
+
+
+def test_a_cache_that_no_gpu_could_hold_is_refused_by_the_planner(judge: Judge) -> None:
+    long = {**LLAMA, "max_position_embeddings": 1 << 28, "num_hidden_layers": 64}
+    found = judge(models={TARGET: long})
+    assert (found["step"], "KV cache" in found["refused"]) == ("KV cache", True)
+
+
+def test_what_needs_the_gpu_is_skipped_with_its_reason(judge: Judge) -> None:
+    custom = {**LLAMA, "quantization_config": {"quant_method": "no-such-method"}}
+    assert "no-such-method" in judge(models={TARGET: custom})["refused"]
+    block = {"method": "suffix", "num_speculative_tokens": 4}
+    found = judge("--speculative-config", json.dumps(block))
+    assert "refused" not in found and ("Arctic" in found.get("not_judged", "") or found["effective"])

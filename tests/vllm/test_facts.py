@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specserve.vllm.facts import FACTS, READ, Era, Fact, fact, minor
+from specserve.vllm.fact import Era, Fact, fact, minor
+from specserve.vllm.facts import FACTS, READ
 from specserve.vllm.versions import installed, known_versions
 
 

@@ -1,0 +1,124 @@
+"""Compare what vLLM itself says of launches with what the rules say, and list every disagreement.
+
+    python scripts/soak_oracle.py [--vllm-source WHEEL|DIR] [--assume 8xH200-141GB]
+
+The launches: the shipped profiles, the public recipes of tests/data, and the sound profiles and mistakes of
+tests/engine/matrix.py. Models that are not on this machine are judged by their published configuration, or left out.
+Exit code 1 if vLLM refuses a launch that is known to work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import yaml  # noqa: E402
+
+from specserve.checks.check import Checked, check  # noqa: E402
+from specserve.checks.gather import Wanted  # noqa: E402
+from specserve.convert.convert import converted  # noqa: E402
+from specserve.convert.reading import read  # noqa: E402
+from specserve.diagnostics import Severity  # noqa: E402
+from specserve.hardware.accelerators import assume  # noqa: E402
+from specserve.profile.load import examine_partial  # noqa: E402
+from tests.engine.matrix import FAILS_LOADING, REFUSED, SOUND  # noqa: E402
+
+NAMES = {"python": "offline.py", "yaml": "compose.yaml"}
+"""The file that a recipe of this form is read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A profile, and whether it is known to work."""
+
+    kind: str
+    name: str
+    file: Path
+    works: bool
+
+
+def launches(folder: Path) -> Iterator[Launch]:
+    """Every launch, as a profile."""
+    for file in sorted((ROOT / "configs").glob("[!_]*.yaml")):
+        yield Launch("shipped", file.name, file, True)
+    for number, recipe in enumerate(yaml.safe_load((ROOT / "tests/data/recipes.yaml").read_text())):
+        if "refused" not in recipe:
+            place = folder / f"recipe{number}"
+            place.mkdir()
+            for name, text in recipe.get("files", {}).items():
+                (place / name).write_text(text, encoding="utf-8")
+            source = NAMES.get(recipe.get("form", ""), "serve.sh")
+            (start, *_) = read(recipe["text"], file=source, folder=place)
+            file = place / "p.yaml"
+            file.write_text(converted(start, origin=source).text, encoding="utf-8")
+            yield Launch("recipe", recipe["source"], file, True)
+    for kind, cases in (("sound", SOUND), ("mistake", (*REFUSED, *FAILS_LOADING))):
+        for number, case in enumerate(cases):
+            place = folder / f"{kind}{number}"
+            place.mkdir()
+            yield Launch(kind, case.name, case.lay_out(place), kind == "sound")
+
+
+def outcome(launch: Launch, wanted: Wanted) -> tuple[str, str]:
+    """Who refuses the launch, and the words."""
+    profile, problems = examine_partial(str(launch.file), settings=())
+    report = check([(str(launch.file), profile, problems)], wanted=wanted)
+    errors = [item for item in report.findings if item.severity is Severity.ERROR]
+    rules = [f"{item.code} {item.message}" for item in errors if not item.code.startswith("SD5")]
+    (verdict,) = report.verdicts
+    judged = verdict.vllm if isinstance(verdict, Checked) else ()
+    if not judged:
+        reason = next((item.reason for item in report.skipped if item.group == "vllm"), "")
+        return ("rules, vLLM not asked" if rules else "not asked"), (rules or [reason])[0]
+    refused = [item.answer.refused for item in judged if item.answer.refused]
+    if refused:
+        return ("both" if rules else "vLLM"), f"{refused[0]}{f' / {rules[0]}' if rules else ''}"
+    skipped = [
+        f"{step}: {why}"
+        for item in judged
+        for step, why in (
+            {"all": item.answer.not_judged} if item.answer.not_judged else item.answer.skipped
+        ).items()
+    ]
+    if rules:
+        return "rules", rules[0]
+    return ("accepted in part" if skipped else "accepted"), "; ".join(dict.fromkeys(skipped))
+
+
+def main() -> int:
+    """0: vLLM refuses nothing that works."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--vllm-source", type=Path)
+    parser.add_argument("--assume", default="8xH200-141GB")
+    args = parser.parse_args()
+    wanted = Wanted(
+        offline=True,
+        machine=assume(args.assume),
+        ask_vllm="always",
+        vllm_source=args.vllm_source,
+        here=False,
+    )
+    counts: Counter[tuple[str, str]] = Counter()
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="soak-oracle-") as name:
+        for launch in launches(Path(name)):
+            who, words = outcome(launch, wanted)
+            counts[launch.kind, who] += 1
+            wrong += launch.works and who in ("vLLM", "both")
+            if who != "not asked" and words and (launch.works or who != "both"):
+                print(f"{launch.kind}: {launch.name}: {who}: {words[:300]}", flush=True)
+    for (kind, who), count in sorted(counts.items()):
+        print(f"{kind:8} {who:22} {count}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Builds the models of a launch without memory: on the meta device, no weight is read. Part of the oracle.
+
+`Stage` holds what the GPUs of one pipeline stage would hold. What a quantised checkpoint becomes after loading is not
+computed. Written against vLLM 0.26 to 0.33.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+_GROUPS = ("_WORLD", "_TP", "_ETP", "_PP", "_DP", "_EP", "_EPLB", "_DCP", "_PCP")
+_SMALL, _SHORT = 1 << 20, 1 << 18
+"""Elements of a tensor, and of a range such as the positions of a rotary embedding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pipeline stage: its models, the KV cache of each layer by its name, and the attention backends."""
+
+    target: Any
+    draft: Any
+    specs: dict[str, Any]
+    backends: list[Any]
+    figures: dict[str, Any]
+    """Bytes of the weights and of each layer's KV cache, as JSON."""
+
+
+class _Group(SimpleNamespace):
+    """A stand-in for vLLM's GroupCoordinator: sizes and ranks are all that building a model asks for."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def _group(world_size: int, rank: int = 0) -> _Group:
+    process_group = _Group(
+        size=lambda: world_size, rank=lambda: rank, world_size=world_size, rank_in_group=rank
+    )
+    return _Group(
+        world_size=world_size, rank_in_group=rank, rank=rank, local_rank=rank, ranks=list(range(world_size)),
+        is_first_rank=rank == 0, is_last_rank=rank == world_size - 1, first_rank=0, last_rank=world_size - 1,
+        device_group=process_group, cpu_group=process_group, unique_name="oracle:0",
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def as_rank(config: Any, *, stage: int) -> Iterator[None]:
+    """Be the first GPU of a pipeline stage. Source: vllm/distributed/parallel_state.py."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    parallel = config.parallel_config
+    tp, pp, dp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
+    dcp, pcp = parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size
+    groups = {
+        "_WORLD": _group(tp * pp, stage * tp), "_TP": _group(tp), "_ETP": _group(tp), "_PP": _group(pp, stage),
+        "_DP": _group(dp), "_EP": _group(tp * dp), "_EPLB": _group(tp * dp), "_DCP": _group(dcp),
+        "_PCP": _group(pcp),
+    }  # fmt: skip
+    before = {name: getattr(parallel_state, name) for name in _GROUPS if hasattr(parallel_state, name)}
+    for name in before:
+        setattr(parallel_state, name, groups[name])
+    try:
+        with set_current_vllm_config(config):
+            yield
+    finally:
+        for name, group in before.items():
+            setattr(parallel_state, name, group)
+
+
+@contextlib.contextmanager
+def weightless() -> Iterator[None]:
+    """Tensors of more than a megabyte are made on the meta device; small ones are real, as models read them.
+
+    What is meant for a GPU stays here, and what is copied from or to the meta device is compared by its shape.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    makers = (torch.empty, torch.zeros, torch.ones, torch.full)
+
+    class Weightless(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = dict(kwargs or {})
+            if func is torch.Tensor.cuda:
+                return args[0]
+            if func is torch.Tensor.copy_ and (args[0].is_meta or args[1].is_meta):
+                args[0].to("meta").copy_(args[1].to("meta"))
+                return args[0]
+            if func is torch.Tensor.to:
+                args = tuple(args[0].device if _is_gpu(item) else item for item in args)
+            if _is_gpu(kwargs.get("device")) or type(kwargs.get("device")) is int:
+                kwargs["device"] = args[0].device if func is torch.Tensor.to else None
+            if func in makers and kwargs.get("device") is None:
+                size = kwargs.get("size", args[0] if args and not isinstance(args[0], int) else args)
+                if math.prod(item for item in size if isinstance(item, int)) > _SMALL:
+                    kwargs["device"] = "meta"
+            if func is torch.arange and isinstance(args[0], (int, float)) and args[0] > _SHORT:
+                kwargs["device"] = "meta"
+            if func in (torch.einsum, torch.outer) and any(_is_meta(item) for item in args):
+                args = tuple(item.to("meta") if isinstance(item, torch.Tensor) else item for item in args)
+            return func(*args, **kwargs)
+
+    with Weightless():
+        yield
+
+
+def _is_meta(value: Any) -> bool:
+    return bool(getattr(value, "is_meta", False))
+
+
+def _is_gpu(value: Any) -> bool:
+    """Whether this names a device that is not here."""
+    import torch
+
+    return isinstance(value, (str, torch.device)) and str(value).startswith("cuda")
+
+
+@contextlib.contextmanager
+def _any_kernel() -> Iterator[None]:
+    """Let a CPU without the instructions for a quantised format build it: no kernel runs here."""
+    from vllm.model_executor.kernels import linear
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        yield
+        return
+    before = linear.is_supported_and_can_implement_kernel
+    linear.is_supported_and_can_implement_kernel = lambda *_: (True, "")
+    try:
+        yield
+    finally:
+        linear.is_supported_and_can_implement_kernel = before
+
+
+def build(config: Any, *, model_config: Any = None, prefix: str = "") -> Any:
+    """One model of the configuration, without memory."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    dtype = (model_config or config.model_config).dtype
+    with set_current_vllm_config(config), weightless(), _any_kernel(), set_default_torch_dtype(dtype):
+        return initialize_model(config, model_config=model_config, prefix=prefix)
+
+
+def build_draft(config: Any) -> Any:
+    """The draft of the configuration, which shares nothing yet (v1/spec_decode/llm_base_proposer.py)."""
+    from vllm.v1.spec_decode.draft_model import DraftModelProposer
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    speculative = config.speculative_config
+    is_draft_model = speculative.method == "draft_model"
+    proposer = object.__new__(DraftModelProposer if is_draft_model else SpecDecodeBaseProposer)
+    proposer.vllm_config, proposer.speculative_config = config, speculative
+    draft_config = proposer._create_draft_vllm_config()
+    if is_draft_model:
+        return build(draft_config, prefix="draft_model")
+    return build(draft_config, model_config=speculative.draft_model_config)
+
+
+def has_draft(config: Any) -> bool:
+    """Whether the last pipeline stage holds a second model."""
+    methods = ("ngram", "ngram_gpu", "suffix", "custom_class", "extract_hidden_states")
+    return config.speculative_config is not None and config.speculative_config.method not in methods
+
+
+def _share(draft: Any, target: Any, config: Any, *, names: set[str], lacks: frozenset[str]) -> None:
+    """Let the draft use what vLLM lets it use of the target. `names`: the target's attention layers."""
+    speculative = config.speculative_config
+    is_gemma4 = getattr(speculative, "use_gemma4_mtp", None)  # other versions may not have it
+    if is_gemma4 is not None and is_gemma4():
+        _share_gemma4(draft, target, config, names=names)
+    elif speculative.method != "draft_model":
+        _share_tables(draft, target, lacks=lacks, is_mtp=speculative.method == "mtp")
+
+
+def _share_gemma4(draft: Any, target: Any, config: Any, *, names: set[str]) -> None:
+    """Gemma 4's assistant reads the target's cache and embeddings, and keeps its own output table."""
+    from vllm.v1.spec_decode.gemma4 import Gemma4Proposer
+
+    proposer = object.__new__(Gemma4Proposer)
+    proposer.model, proposer.vllm_config = draft, config
+    proposer.speculative_config = config.speculative_config
+    proposer._setup_gemma4_kv_sharing(names)
+    language = target.get_language_model() if hasattr(target, "get_language_model") else target
+    draft.model.embed_tokens = language.model.embed_tokens
+
+
+def _share_tables(draft: Any, target: Any, *, lacks: frozenset[str], is_mtp: bool) -> None:
+    language = target.get_language_model() if hasattr(target, "get_language_model") else target
+    inner = getattr(draft, "model", None)
+    given = getattr(language, "model", None)
+    table = getattr(given, "embed_tokens", None) or getattr(given, "embedding", None)
+    own = getattr(inner, "embed_tokens", None)
+    if inner is not None and own is not None and table is not None and hasattr(table, "weight"):
+        is_as_wide = table.weight.shape[-1] == own.weight.shape[-1]
+        if is_mtp or ("embed_tokens" in lacks and is_as_wide):
+            inner.embed_tokens = table
+    head = getattr(language, "lm_head", None)
+    if head is None or not (is_mtp or "lm_head" in lacks):
+        return
+    if hasattr(draft, "lm_head"):
+        draft.lm_head = head
+    layers = getattr(inner, "layers", None) or ()
+    for layer in layers.values() if hasattr(layers, "values") else layers:
+        if hasattr(getattr(layer, "shared_head", None), "head"):
+            layer.shared_head.head = head
+
+
+def _bytes(tensors: Iterable[Any], *, seen: set[int]) -> int:
+    """Bytes of tensors, each counted once however often it is tied."""
+    total = 0
+    for tensor in tensors:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            total += tensor.numel() * tensor.element_size()
+    return total
+
+
+def _weights(model: Any, *, seen: set[int]) -> dict[str, int]:
+    if model is None:
+        return {"parameters": 0, "buffers": 0}
+    return {
+        "parameters": _bytes(model.parameters(), seen=seen),
+        "buffers": _bytes(model.buffers(), seen=seen),
+    }
+
+
+def _describe(spec: Any, config: Any) -> dict[str, Any]:
+    """One layer's KV cache in plain figures."""
+    described = {
+        "kind": type(spec).__name__,
+        "block_size": spec.block_size,
+        "page_bytes": spec.page_size_bytes,
+    }
+    for name in ("num_kv_heads", "head_size", "head_size_v", "sliding_window", "attention_chunk_size",
+                 "page_size_padded", "num_speculative_blocks", "mamba_cache_mode"):  # fmt: skip
+        value = getattr(spec, name, None)
+        if value is not None:
+            described[name] = value
+    if hasattr(spec, "shapes"):
+        sizes = zip(spec.shapes, spec.dtypes, strict=False)
+        described["state_bytes"] = sum(math.prod(shape) * dtype.itemsize for shape, dtype in sizes)
+        described["state_shapes"] = [list(shape) for shape in spec.shapes]
+        described["state_blocks"] = spec.max_memory_usage_bytes(config) // spec.page_size_bytes
+    return described
+
+
+def build_stage(config: Any, *, number: int, lacks: frozenset[str]) -> Stage:
+    """A pipeline stage. `lacks`: the tables that the draft's checkpoint does not bring."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.platforms import current_platform
+    from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec
+
+    config.compilation_config.static_forward_context.clear()
+    with as_rank(config, stage=number):
+        target, draft = build(config), None
+        names = set(get_layers_from_vllm_config(config, AttentionLayerBase))
+        if has_draft(config) and number == config.parallel_config.pipeline_parallel_size - 1:
+            draft = build_draft(config)
+            _share(draft, target, config, names=names, lacks=lacks)
+        current_platform.update_block_size_for_backend(config)
+        specs = dict(get_kv_cache_spec(config))
+        layers = get_layers_from_vllm_config(config, AttentionLayerBase)
+        backends = list(dict.fromkeys(layer.get_attn_backend() for layer in layers.values()))
+        seen: set[int] = set()
+        figures = {
+            "target": _weights(target, seen=seen),
+            "draft": _weights(draft, seen=seen),
+            "kv": [
+                {"layer": name, "draft": name not in names, **_describe(spec, config)}
+                for name, spec in specs.items()
+            ],
+        }
+    return Stage(target, draft, specs, backends, figures)

@@ -1,0 +1,99 @@
+"""What vLLM itself makes of a launch, in `check`, `plan --effective` and `diff --vllm-source`.
+
+A few lines stand in for vLLM here; tests/engine/test_oracle.py asks the real one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specserve.cli.app import _run
+from tests.checks.checkpoints import checkpoint
+
+Write = Callable[..., Path]
+Golden = Callable[[str, str], None]
+PROFILE = """\
+target: {model: ./llama, max_model_len: 1024}
+speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+engine: {max_cudagraph_capture_size: 300}
+hardware: {accelerator: H100-80GB}
+"""
+
+
+@pytest.fixture
+def profile(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama", "llama-draft"):
+        checkpoint(tmp_path, name)
+    write(PROFILE, "p.yaml")
+    return "p.yaml"
+
+
+def test_plan_shows_what_is_asked_for_and_what_vllm_runs(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
+    assert _run(["plan", profile, "--effective"]) == 0
+    golden("report/effective.txt", capsys.readouterr().out)
+    assert _run(["plan", profile, "--effective", "--format", "json"]) == 0
+    content = json.loads(capsys.readouterr().out)["vllm"]
+    assert content["effective"]["model_runner"] == "V1"
+    assert content["caused_by_speculation"] == {
+        "compilation_config.max_cudagraph_capture_size": {"without": 300, "with": 288}
+    }
+    (changed,) = content["asked_otherwise"]
+    assert changed["because"] == ["Truncating max_cudagraph_capture_size to 288"]
+    assert content["skipped"] == {"weights of the draft": "no tensors"}
+
+
+def test_a_refused_launch_has_no_effective_configuration(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["plan", profile, "--effective", "--set", "target.max_model_len=9999"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "refuses this launch: max_model_len (9999) is too long" in captured.err
+
+
+def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["check", profile, "--offline"]) == 0
+    assert "Effective configuration" not in capsys.readouterr().out
+    assert _run(["check", profile, "--offline", "--ask-vllm"]) == 0
+    asked = capsys.readouterr().out
+    assert "SD502" in asked and "Effective configuration by vLLM 0.32.0" in asked
+    assert _run(["check", profile, "--offline"]) == 0
+    assert capsys.readouterr().out == asked
+
+
+def test_an_upgrade_shows_in_the_effective_configuration(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["diff", profile, "--vllm-source", str(vllm_that_answers)]) == 0
+    captured = capsys.readouterr()
+    assert "--- p.yaml  vLLM 0.32.0" in captured.out and "+++ p.yaml  vLLM 0.34.0" in captured.out
+    assert "effective configuration, by vLLM\n  model_runner\n    - V1\n    + V2\n" in captured.out
+    assert captured.err == "Found 2 differences\n"
+    both = ["--vllm-source", str(vllm_that_answers)] * 2
+    assert _run(["diff", profile, *both]) == 0
+    assert capsys.readouterr().err == "No difference\n"
+
+
+def test_an_upgrade_that_is_refused_is_one_error(
+    profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = str(vllm_that_answers)
+    assert _run(["diff", profile, "--vllm-source", newer, "--set", "target.max_model_len=9999"]) == 2
+    assert "refuses this launch: max_model_len (9999)" in capsys.readouterr().err
+    assert _run(["diff", profile, *(["--vllm-source", newer] * 3)]) == 2
+    assert "named at most twice" in capsys.readouterr().err
+    assert _run(["diff", profile, "--vllm", "0.31", "--vllm-source", newer]) == 2
+    assert "`--vllm 0.31`: A would run on vLLM 0.32.0" in capsys.readouterr().err
+    wrong = vllm_that_answers / "a.whl"
+    wrong.write_text("no wheel")
+    assert _run(["diff", profile, "--vllm-source", str(wrong)]) == 2
+    assert "is not a wheel that can be read" in capsys.readouterr().err
