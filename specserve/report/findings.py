@@ -17,7 +17,6 @@ from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
 from specserve.profile.texts import recall
 from specserve.report.console import clean, filled, styled
-from specserve.serve.files import private, state_folder, write_anew
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
@@ -310,6 +309,7 @@ def _write(error: Exception) -> Path:
     import platform
 
     from specserve import __version__
+    from specserve.serve.files import private, state_folder, write_anew
 
     folder = private(state_folder() / "crashes")
     path = folder / f"crash-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.md"

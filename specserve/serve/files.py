@@ -13,9 +13,10 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
 
 def ticks(pid: int) -> int | None:
@@ -45,6 +46,8 @@ _MAPPED = re.compile(r"^\S+ \S+ \S+ \S+ (?P<inode>\d+) +/dev/shm/", re.MULTILINE
 
 def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
     """Files in /dev/shm that these processes map, and socket files of theirs in the temporary folder."""
+    import psutil
+
     inodes: set[int] = set()
     found: set[Path] = set()
     for process in processes:
@@ -61,6 +64,8 @@ def traces(processes: Sequence[psutil.Process]) -> frozenset[Path]:
 
 def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     """Unlink what is still there, ours, and used by no living process. Returns what was removed."""
+    import psutil
+
     left = [path for path in paths if _is_our_trace(path)]
     if not left:
         return ()
@@ -108,6 +113,8 @@ def _is_our_trace(path: Path) -> bool:
 
 
 def _is_of_the_living(path: Path) -> bool:
+    import psutil
+
     pid = path.name.removeprefix(_OPENMP).partition("_")[0]
     if not path.name.startswith(_OPENMP) or not pid.isdigit():
         return False
