@@ -11,16 +11,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
 from specserve.models.assemble import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.serve import events
-from specserve.serve.detached.observe import Seen
-from specserve.serve.detached.registry import Record
 from specserve.serve.logs import GIB, Figures, Phase
+
+if TYPE_CHECKING:
+    from specserve.serve.detached.observe import Seen
+    from specserve.serve.detached.registry import Record
 
 _HEAD = ("NAME", "STATE", "PORT", "UP", "MODEL", "DRAFTS", "ACCEPTED", "DEVICES", "PID", "FINGERPRINT")
 _OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
