@@ -16,11 +16,24 @@ class ValidationError(ValueError):
         return [{"loc": ("max_num_seqs",), "msg": f"Value error, {error}", "ctx": {"error": error}}]
 
 
+def raised(error: Exception, *, by: str) -> Exception:
+    """The error after a file of a library has raised it."""
+    code = compile("raise error", f"/site-packages/{by}", "exec")
+    with pytest.raises(type(error)):
+        exec(code, {"error": error})
+    return error
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("no such thing"), NotImplementedError("not yet"), AssertionError("K is too large")]
 )
 def test_what_vllm_raises_on_purpose_is_a_refusal(error: Exception) -> None:
-    assert failure(error)["refused"] == str(error)
+    assert failure(raised(error, by="vllm/config/speculative.py"))["refused"] == str(error)
+
+
+def test_what_another_library_raises_is_not_judged() -> None:
+    answer = failure(raised(ValueError("no such rope type"), by="transformers/modeling_rope_utils.py"))
+    assert answer["not_judged"] == "no such rope type"
 
 
 @pytest.mark.parametrize(
@@ -39,5 +52,5 @@ def test_what_happens_for_want_of_a_gpu_is_not_judged(error: Exception) -> None:
 
 
 def test_a_validation_error_says_which_field_is_wrong() -> None:
-    answer = failure(ValidationError("2 validation errors for Config"))
+    answer = failure(raised(ValidationError("2 validation errors for Config"), by="pydantic/main.py"))
     assert answer["refused"] == "max_num_seqs must be above 0" and answer["loc"] == ["max_num_seqs"]
