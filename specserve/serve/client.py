@@ -27,8 +27,6 @@ _HEADERS = frozenset(
     ("accept", "accept-encoding", "connection", "content-length", "content-type", "host", "user-agent")
 )
 _CONNECT_S, _READ_S, _METRICS_S = 5.0, 600.0, 2.0
-_IDLE_S = 2.0
-"""An idle connection is not used again after that: vLLM closes it after 5 s, and a request then would meet the end."""
 _MOST_BYTES = 1 << 28
 
 
@@ -103,7 +101,8 @@ class Client:
                 trust_env=not endpoint.is_loopback,
                 follow_redirects=False,
                 timeout=openai.Timeout(_READ_S, connect=_CONNECT_S),
-                limits=library.Limits(keepalive_expiry=_IDLE_S),
+                # no connection is used twice: vLLM closes idle ones, and a request that meets the end is lost
+                limits=library.Limits(max_keepalive_connections=0),
                 event_hooks={"request": [self._only_what_was_asked_for], "response": [self._end_if_closed]},
             )
             self._openai = openai.OpenAI(
