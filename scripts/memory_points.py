@@ -28,7 +28,7 @@ from specserve.vllm.fact import minor
 
 GIB = 2**30
 BLOCK = 16
-POINTS = Path(__file__).resolve().parents[1] / "tests" / "plan" / "memory" / "vram_points.jsonl"
+POINTS = Path(__file__).resolve().parents[1] / "tests" / "memory" / "vram_points.jsonl"
 _DEFAULT_VERSIONS = {"v0": "0.7", "v1_no_graph_deduction": "0.16", "v1_graph_deducted": "0.21", "v2": "0.26"}
 """Where a log does not state its version: one that most launches of its time had."""
 _BYTES = {"bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "float32": 4, "fp8": 1, "fp8_e4m3": 1}

@@ -1,7 +1,7 @@
 """Record what vLLM says that models need of each GPU, for the tests of the memory formula. Needs the CPU engine.
 
-Each case of `tests/plan/memory/cases.json` is built by the installed vLLM on the meta device, from its config.json
-alone; the figures go to `tests/plan/memory/recorded.json`. Run it anew when a case or the vLLM version changes:
+Each case of `tests/memory/cases.json` is built by the installed vLLM on the meta device, from its config.json
+alone; the figures go to `tests/memory/recorded.json`. Run it anew when a case or the vLLM version changes:
 
     python scripts/record_memory.py [CASE…]
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "tests" / "plan" / "memory"
+FOLDER = Path(__file__).parents[1] / "tests" / "memory"
 CASES, RECORDED, CONFIGS = FOLDER / "cases.json", FOLDER / "recorded.json", FOLDER / "configs"
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
 

@@ -1,6 +1,6 @@
 """Record how many KV tokens vLLM logs when it really serves: random weights, a fixed KV space. Needs the CPU engine.
 
-Each case of `tests/plan/memory/served.json` is started with `load_format: dummy` until it has logged its KV cache
+Each case of `tests/memory/served.json` is started with `load_format: dummy` until it has logged its KV cache
 size; the tokens are written back to the file:
 
     python scripts/record_served.py [CASE…]

@@ -1,6 +1,6 @@
 """Record the tensors that models of the memory tests have by transformers' own classes. Needs the CPU engine.
 
-Names and shapes as a checkpoint has them go to `tests/plan/memory/tensors.json`: `[name, shape, layers]`, with # for
+Names and shapes as a checkpoint has them go to `tests/memory/tensors.json`: `[name, shape, layers]`, with # for
 the number of a layer. Run it anew when a config is added:
 
     python scripts/record_tensors.py

@@ -12,7 +12,7 @@ from gpureport.children import ROOT
 from gpureport.step import Target
 
 PUBLISHED = ROOT / "specserve" / "models" / "published.json"
-TEST_CONFIGS = ROOT / "tests" / "plan" / "memory" / "configs"
+TEST_CONFIGS = ROOT / "tests" / "memory" / "configs"
 TOKENIZER = ROOT / "demo" / "target"
 _FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 _LAYER_70B_BYTES, _REST_70B_BYTES = 860e6, 4.3e9

@@ -16,7 +16,7 @@ from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
-from tests.plan.memory.test_stateblocks import HYBRID
+from tests.memory.test_stateblocks import HYBRID
 
 Load = Callable[[str], Profile]
 LLAMA_8B: dict[str, Any] = {

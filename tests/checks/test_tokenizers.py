@@ -15,7 +15,7 @@ from specserve.checks.run import examined_in
 from specserve.diagnostics import Finding, Severity
 from specserve.profile.schema import Profile
 from tests.checks.checkpoints import checkpoint
-from tests.facts.tokenizers.made import Document, document, swapped
+from tests.models.tokenizers.made import Document, document, swapped
 
 Load = Callable[[str], Profile]
 Pair = Callable[..., list[Finding]]

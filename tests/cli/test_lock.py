@@ -14,7 +14,7 @@ import pytest
 
 from specserve.cli.app import _run
 from specserve.models.lock import read_lock
-from tests.facts.tiny import CONFIG, safetensors, write_model
+from tests.models.tiny import CONFIG, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer

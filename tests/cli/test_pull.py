@@ -16,7 +16,7 @@ from specserve.models.read import read_model
 from specserve.plan.locking import lock_of, offline_problems
 from specserve.plan.uses import not_here
 from specserve.profile.load import load_profile
-from tests.facts.tiny import safetensors, write_model
+from tests.models.tiny import safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer

@@ -90,7 +90,7 @@ def test_a_boot_is_a_memory_point_that_the_scores_can_read(tmp_path: Path) -> No
     assert found.line == "served with a KV cache of 98.21 GiB; predicted 97 to 99: inside"
     point = found.result["point"] | {"vllm_version": "0.26.0"}
     assert point["predicted"] == predicted
-    known = json.loads((ROOT / "tests/plan/memory/vram_points.jsonl").read_text().splitlines()[0])
+    known = json.loads((ROOT / "tests/memory/vram_points.jsonl").read_text().splitlines()[0])
     assert set(known) - {"reported_kv_blocks", "block_size", "gpu_mem_free_gib"} <= set(point)
     row = memory_points.row(point)
     assert not isinstance(row, str), row

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.models.facts import Tensor
 from specserve.models.weights import MAX_HEADER_BYTES, UnknownType, parse_header, read_header
-from tests.facts.tiny import TENSORS, raw, safetensors
+from tests.models.tiny import TENSORS, raw, safetensors
 
 
 def entry(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from specserve.models.facts import ModelFacts
 from specserve.models.tokenizerformats import added_texts, read_huggingface, read_vocabulary
-from tests.facts.tokenizers.made import document, special
+from tests.models.tokenizers.made import document, special
 
 words = st.text(alphabet="abĠ▁<>", min_size=1, max_size=3)
 

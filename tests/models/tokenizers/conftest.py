@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
-from tests.facts.tokenizers.made import Document
+from tests.models.tokenizers.made import Document
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from specserve.deploy.dashboard import dashboard, queries
 from specserve.deploy.monitoring import alert_rules
 from specserve.profile.schema import Profile
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "configs" / "monitoring"
 EXPORTED = ROOT / "tests" / "data" / "metrics" / "demo-after.txt"
 PROMTOOL = shutil.which("promtool")

@@ -19,7 +19,7 @@ from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.facts import published as published_facts
 from specserve.models.quantized import as_stored
 from specserve.models.tensors import expected_tensors, mtp_tensors
-from tests.plan.memory.recordings import ANSWERED, FOLDER, RECORDED, facts_of, settings_of
+from tests.memory.recordings import ANSWERED, FOLDER, RECORDED, facts_of, settings_of
 
 PUBLISHED: dict[str, list[Any]] = json.loads((FOLDER / "tensors.json").read_text())
 _PLAIN = [case for case in ANSWERED if case["model"] in PUBLISHED and "speculation" not in case]

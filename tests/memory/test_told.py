@@ -11,7 +11,7 @@ import pytest
 from specserve.errors import FactError
 from specserve.memory.demand import Demand, demand, demand_of
 from specserve.memory.settings import Settings, Speculative
-from tests.plan.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
+from tests.memory.recordings import ANSWERED, RECORDED, facts_of, settings_of
 
 
 def told(case: Mapping[str, Any], answer: Mapping[str, Any], *, settings: Settings | None = None) -> Demand:

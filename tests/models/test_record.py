@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, Tensor, from_record, to_record
 from specserve.models.read import read_model
-from tests.facts.tiny import safetensors, write_model
+from tests.models.tiny import safetensors, write_model
 
 FACTS = ModelFacts(
     "org/m",

@@ -11,8 +11,8 @@ from specserve.memory.settings import Settings
 from specserve.memory.weights import mxfp4_padding
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
-from tests.plan.memory.test_deployments import MXFP4, gpt_oss
-from tests.plan.memory.test_public import config
+from tests.memory.test_deployments import MXFP4, gpt_oss
+from tests.memory.test_public import config
 
 GIB = 2**30
 

@@ -13,7 +13,7 @@ from specserve.memory.demand import Demand, Stage, demand
 from specserve.memory.kv import Group
 from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
-from tests.plan.memory.recordings import facts_of
+from tests.memory.recordings import facts_of
 
 GIB = 1 << 30
 

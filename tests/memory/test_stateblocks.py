@@ -18,7 +18,7 @@ from specserve.memory.situation import situation
 from specserve.memory.verdict import verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Profile, Speculation, Target
-from tests.plan.memory.test_public import config
+from tests.memory.test_public import config
 
 GIB = 2**30
 HYBRID = config(

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.models.tensors import head_tensors
-from tests.plan.memory.recordings import (
+from tests.memory.recordings import (
     ANSWERED,
     CASES,
     RECORDED,

@@ -10,7 +10,7 @@ import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizercompare import Difference, compare
-from tests.facts.tokenizers.made import document, swapped, tokens_of
+from tests.models.tokenizers.made import document, swapped, tokens_of
 
 Make = Callable[..., ModelFacts]
 LLAMA = (

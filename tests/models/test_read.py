@@ -14,7 +14,7 @@ import pytest
 from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
 from specserve.models.hubcache import hub_cache
 from specserve.models.read import local_path, read_model
-from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
+from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 
 COMMIT = "a" * 40
 

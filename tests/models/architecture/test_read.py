@@ -18,7 +18,7 @@ from specserve.models.quantized import as_stored
 from specserve.models.shape import Attention, Latent, Shape, State
 from specserve.models.tensors import expected_tensors
 
-CONFIGS = Path(__file__).parents[2] / "plan" / "memory" / "configs"
+CONFIGS = Path(__file__).parents[2] / "memory" / "configs"
 
 
 def shape_of(**config: Any) -> Shape:

@@ -15,7 +15,7 @@ from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFoun
 from specserve.models.hub import current_commit
 from specserve.models.hubcache import hub_cache
 from specserve.models.read import read_model
-from tests.facts.tiny import CONFIG, TENSORS, safetensors, write_model
+from tests.models.tiny import CONFIG, TENSORS, safetensors, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from hub_server import HubServer

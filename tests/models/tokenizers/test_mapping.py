@@ -15,7 +15,7 @@ from specserve.models.tokenizercompare import compare, shared_ids, space_prefixe
 from specserve.models.tokenizerformats import read_huggingface
 from specserve.models.vocabulary import Vocabulary
 from tests.checks.checkpoints import checkpoint
-from tests.facts.tokenizers.made import Document, document
+from tests.models.tokenizers.made import Document, document
 
 Make = Callable[..., ModelFacts]
 KINDS = ("byte_level", "metaspace", "unigram", "wordpiece")

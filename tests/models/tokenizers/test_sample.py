@@ -13,7 +13,7 @@ from specserve.models.facts import ModelFacts
 from specserve.models.sample import counted, encoding, estimated, texts
 from specserve.models.tokenizerformats import read_huggingface
 from specserve.models.vocabulary import needed
-from tests.facts.tokenizers.made import document
+from tests.models.tokenizers.made import document
 
 Make = Callable[..., ModelFacts]
 

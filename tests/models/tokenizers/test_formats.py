@@ -15,7 +15,7 @@ from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizercompare import compare
 from specserve.models.tokenizerformats import pieces, read_vocabulary
 from specserve.models.vocabulary import Unreadable, spelled, vocabulary_file, written
-from tests.facts.tokenizers.made import document, lines
+from tests.models.tokenizers.made import document, lines
 
 Make = Callable[..., ModelFacts]
 

@@ -14,7 +14,7 @@ from specserve.memory.judge import estimate
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Target
 from specserve.vllm.versions import known_versions
-from tests.plan.memory.test_public import config
+from tests.memory.test_public import config
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 AWQ: dict[str, Any] = {

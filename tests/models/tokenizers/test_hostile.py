@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specserve.models import sample, vocabulary
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.tokenizercompare import Difference, compare
-from tests.facts.tokenizers.made import document, special
+from tests.models.tokenizers.made import document, special
 
 Make = Callable[..., ModelFacts]
 VERDICTS = {"identical", "padding_only", "special_tokens_differ", "overlap", "incompatible", "not_checked"}

@@ -10,7 +10,7 @@ import pytest
 from specserve.memory.demand import Demand, demand
 from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
-from tests.plan.memory.recordings import FOLDER
+from tests.memory.recordings import FOLDER
 
 GIB = 1 << 30
 
