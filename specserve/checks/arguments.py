@@ -1,14 +1,16 @@
-"""SD1xx about vLLM's arguments: names, places and values, for each version of the profile's range."""
+"""SD1xx about vLLM's arguments: names, places and values, those it leaves behind, and settings in two places."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from specserve.checks.arms import judged, on_cpu, on_gpu, only_in
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.versions import judged, only_in
 from specserve.convert.options import refused_spellings
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
+from specserve.profile.schema import Profile
 from specserve.vllm.table import Section
 from specserve.vllm.versions import table, versions_with
 
@@ -105,3 +107,180 @@ def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _hits(ctx, "value", "plug-in")
+
+
+_REFUSED_TWICE = {
+    "attention_backend": ("attention_config", "backend"),
+    "enable_flashinfer_autotune": ("kernel_config", "enable_flashinfer_autotune"),
+    "cudagraph_capture_sizes": ("compilation_config", "cudagraph_capture_sizes"),
+    "max_cudagraph_capture_size": ("compilation_config", "max_cudagraph_capture_size"),
+}
+"""Engine arguments that vLLM refuses beside the same setting of a config. Source: vllm/engine/arg_utils.py."""
+_OVERRIDDEN = {
+    "moe_backend": ("kernel_config", "moe_backend"),
+    "linear_backend": ("kernel_config", "linear_backend"),
+    "reasoning_parser": ("structured_outputs_config", "reasoning_parser"),
+    "reasoning_parser_plugin": ("structured_outputs_config", "reasoning_parser_plugin"),
+    "log_level": ("logging_config", "log_level"),
+}
+"""Engine arguments that win over the same setting of a config, silently. Source: vllm/engine/arg_utils.py."""
+_SAYS_NOTHING = (None, "", "auto")
+
+
+@rule("SD142", "deprecated-argument", Severity.WARNING)
+def deprecated_argument(ctx: Context) -> Iterator[Hit]:
+    """An argument that vLLM announces to remove.
+
+    ## Why is this bad?
+    The next version may refuse to start with it; some of them do nothing already.
+
+    ## Example
+        vllm: ">=0.32"
+        engine: {disable_cascade_attn: true}
+
+    ## Use instead
+        vllm: ">=0.32"
+        engine: {enforce_eager: true}
+
+    ## Source
+    vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
+    """
+    for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
+        for name in values:
+            said: dict[str, str] = {}
+            for version in judged(ctx):
+                tables = table(version)
+                argument = (tables.engine if section == "engine" else tables.frontend).get(name)
+                if argument is not None and argument.deprecated:
+                    said[version] = argument.deprecated
+            if said:
+                newest = list(said)[-1]
+                yield Hit(
+                    f"{section}.{name}",
+                    f"vLLM {newest} calls `{name}` deprecated",
+                    notes=(f"vLLM: {said[newest]}", *only_in(ctx, list(said))),
+                    help="leave it out, or write what vLLM names instead",
+                    at_key=True,
+                )
+
+
+def _both(profile: Profile, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str, Any, Any]]:
+    """The arguments that stand in `engine` and in one of its configs, with both values."""
+    for name, (config, key) in pairs.items():
+        nested = profile.engine.get(config)
+        if name in profile.engine and isinstance(nested, Mapping) and key in nested:
+            yield name, f"engine.{config}.{key}", profile.engine[name], nested[key]
+
+
+@rule("SD143", "argument-refused-twice", Severity.ERROR)
+def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
+    """A setting stands in two places that vLLM calls mutually exclusive.
+
+    ## Why is this bad?
+    vLLM refuses to start, even where both say the same.
+
+    ## Example
+        engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
+
+    ## Use instead
+        engine: {attention_backend: FLASH_ATTN}
+
+    ## Source
+    vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
+    """
+    for name, place, first, second in _both(ctx.profile, _REFUSED_TWICE):
+        if first is not None and second is not None:
+            yield Hit(
+                f"engine.{name}",
+                f"`{name}` and `{place.removeprefix('engine.')}` exclude each other",
+                related=((place, "the same setting"),),
+                help="keep one of them",
+            )
+
+
+@rule("SD144", "shadowed-setting", Severity.WARNING)
+def shadowed_setting(ctx: Context) -> Iterator[Hit]:
+    """A setting has no effect, because another one stands in its way.
+
+    ## Why is this bad?
+    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does
+    nothing, or, for the share of a GPU's memory, no more than a check at the start.
+
+    ## Example
+        engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
+        hardware: {accelerator: cpu}
+
+    ## Use instead
+        engine: {kv_cache_memory_bytes: 4G}
+        hardware: {accelerator: cpu}
+
+    ## Source
+    vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
+    """
+    profile = ctx.profile
+    for name, place, first, second in _both(profile, _OVERRIDDEN):
+        if first not in _SAYS_NOTHING and second not in _SAYS_NOTHING and first != second:
+            yield _shadowed(place, f"engine.{name}")
+    engine, env = profile.engine, profile.env
+    kv_bytes = engine.get("kv_cache_memory_bytes") is not None
+    if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not on_gpu(profile):
+        yield _shadowed("engine.kv_cache_memory_bytes", "env.VLLM_CPU_KVCACHE_SPACE")
+    if engine.get("gpu_memory_utilization") is not None and kv_bytes:
+        yield _idle_share(on_cpu=on_cpu(profile))
+    if env.get("CUDA_VISIBLE_DEVICES") and profile.hardware and profile.hardware.devices:
+        yield _shadowed("env.CUDA_VISIBLE_DEVICES", "hardware.devices")
+
+
+def _idle_share(*, on_cpu: bool) -> Hit:
+    loser, winner = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
+    if on_cpu:
+        return _shadowed(loser, winner)
+    return Hit(  # vllm/v1/worker/utils.py, request_memory
+        loser,
+        "the KV cache has its own size: this share is only what must be free when the server starts",
+        related=((winner, "the size of the cache"),),
+        severity=Severity.INFO,
+    )
+
+
+def _shadowed(loser: str, winner: str) -> Hit:
+    return Hit(
+        loser,
+        f"`{loser}` has no effect: `{winner}` wins",
+        related=((winner, "this one counts"),),
+        help="keep one of them",
+    )
+
+
+@rule("SD145", "misread-variable", Severity.WARNING)
+def misread_variable(ctx: Context) -> Iterator[Hit]:
+    """A variable of vLLM that does not set what its name says.
+
+    ## Why is this bad?
+    `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes: neither moves the server, which
+    listens where `server.port` and `server.host` say.
+
+    ## Example
+        server: {port: 8080}
+        env: {VLLM_PORT: 8080}
+
+    ## Use instead
+        server: {port: 8080}
+
+    ## Source
+    vllm/envs.py, `# used in distributed environment to manually set the communication port`
+    """
+    server, env = ctx.profile.server, ctx.profile.env
+    if env.get("VLLM_PORT") == str(server.port):
+        yield Hit(
+            "env.VLLM_PORT",
+            "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`",
+            related=(("server.port", "the same port"),),
+            help="leave it out",
+        )
+    if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
+        yield Hit(
+            "env.VLLM_HOST_IP",
+            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens",
+            help="write `server.host` for the latter",
+        )

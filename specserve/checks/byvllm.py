@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from specserve.checks.oracle import Answer, Asked
-from specserve.checks.rule import Context, Hit, Judged, rule
+from specserve.checks.rule import Answer, Asked, Context, Hit, Judged, rule
 from specserve.diagnostics import Severity
 
 _FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")

@@ -1,20 +1,19 @@
-"""`check`: every rule over profiles, with models, machine and host; what did not run is said. Prints nothing."""
+"""`check`: every rule over profiles, with models, machine and host; what did not run is said."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Known, Unread, Wanted, gather
-from specserve.checks.here import on_this_machine
+from specserve.checks.gather import Known, Unread, Wanted, gather, on_this_machine
 from specserve.checks.reading import Read
 from specserve.checks.rule import Context, Judged, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, stopped, verdict_of
-from specserve.checks.unread import skipped, unreadable
-from specserve.diagnostics import Finding, Report, Skipped, Verdict
+from specserve.diagnostics import Code, Finding, Report, Severity, Skipped, Verdict
+from specserve.errors import FactError
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
 
@@ -22,6 +21,58 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
+
+
+Cause = Literal["by_request", "unreachable", "unsupported"]
+
+UNREADABLE = Code(
+    "SD290",
+    "unreadable-model",
+    Severity.ERROR,
+    """A model of the profile is not there, may not be read, or is broken.
+
+    ## Why is this bad?
+    vLLM ends with `Invalid repository ID or local directory specified`, with a 401, or with the parser's
+    words about the file; for the draft, after it has looked at the target.
+
+    ## Example
+        target: {model: ./no-such-directory}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
+    """,
+)
+_DEFINITE = frozenset({"not_found", "gated", "broken"})
+_CAUSES: dict[str, Cause] = {"offline": "by_request", "unsupported": "unsupported"}
+
+
+def unreadable(error: FactError, profile: Profile, *, path: str) -> Finding | None:
+    """The finding for a model at a path of the profile; None where it is not known to be bad."""
+    if error.cause not in _DEFINITE:
+        return None
+    return Finding(
+        UNREADABLE.code,
+        UNREADABLE.name,
+        UNREADABLE.severity,
+        error.message,
+        profile.span(path),
+        notes=error.causes,
+        help=error.hint,
+    )
+
+
+def skipped(
+    error: FactError, profile: Profile, *, codes: tuple[str, ...], is_published: bool = False
+) -> Skipped:
+    """The group of rules that could not run because of it. `is_published`: memory is estimated all the same."""
+    known = ", so memory rests on its published configuration" if is_published else ""
+    reason = f"{error.message}{known}" + (f"; {error.hint}" if error.hint else "")
+    cause = _CAUSES.get(error.cause, "unreachable")
+    return Skipped(profile.file, "models", codes, reason, cause)
+
 
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.lengths import lengths, newest_length, stretches
-from specserve.checks.modelfields import draft_config, draft_facts, target_config
+from specserve.checks.arms import (
+    choice,
+    draft_config,
+    draft_facts,
+    judged,
+    lengths,
+    newest_length,
+    only_in,
+    severity_in,
+    stretches,
+    target_config,
+)
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.vllm.context import Length
 from specserve.vllm.facts import SHORTENS_TARGET, STRETCHED_HEADS

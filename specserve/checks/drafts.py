@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.known import class_of, registries, versions_where
-from specserve.checks.modelfields import Config, draft_config, target_config, text_config
+from specserve.checks.arms import (
+    Config,
+    choice,
+    class_of,
+    draft_config,
+    only_in,
+    registries,
+    target_config,
+    text_config,
+    versions_where,
+)
 from specserve.checks.models import read_models
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.runners import choice
-from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
 from specserve.models.facts import BITS, ModelFacts
 from specserve.vllm.context import ropes

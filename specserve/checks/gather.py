@@ -1,4 +1,4 @@
-"""What `check` knows of a profile: models, tokenizers, machine, memory. Reads, and judges nothing."""
+"""What `check` knows of a profile: models, tokenizers, machine, memory."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks.blocks import blocks
+from specserve.checks.arms import blocks
 from specserve.checks.contexts import most_tokens
 from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, SpecserveError, UsageError
 from specserve.plan.uses import tokenizer_use
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.plan.host import Host
+    from specserve.plan.launchplan import LaunchPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +122,7 @@ def _asked_vllm(
     context: Context, wanted: Wanted, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]
 ) -> Context:
     """The context with what vLLM itself says of the launch."""
-    from specserve.checks.oracle import judgements
-    from specserve.checks.vllmsource import vllm_to_ask
+    from specserve.checks.oracle import judgements, vllm_to_ask
 
     kept_only, why = wanted.ask_vllm == "if_kept", ""
     if context.machine is None or "target.model" not in shapes:
@@ -321,3 +322,36 @@ def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> 
         return demand_of(build, situation.target, settings=situation.settings, speculative=speculative)
     except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
         return None
+
+
+def on_this_machine(
+    profile: Profile, *, machine: Machine | None
+) -> tuple[LaunchPlan | None, Host | None, str]:
+    """The plan and the host; or neither, and why the rules about the host do not apply."""
+    from specserve.checks.oraclechild import installed_table
+    from specserve.plan.host import localize, seen_from, this_host
+    from specserve.plan.launch import launch
+    from specserve.vllm.versions import contains, installed
+
+    if machine is not None and machine.basis == "assumed":
+        return None, None, "judged for another machine (`--assume`)"
+    found = installed()
+    if found is None:
+        return None, None, "no vLLM is installed beside specserve"
+    if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
+        return (
+            None,
+            None,
+            f"the vLLM of this machine is for {found.platform}, and the profile is for another platform",
+        )
+    if profile.vllm and not contains(profile.vllm, found.version):
+        return None, None, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
+    try:
+        table = installed_table()
+        assert table is not None
+        plan = launch(profile, table=table, platform=found.platform, version=found.version)
+        host = this_host()
+        plan = localize(plan, installed=found, host=host)
+        return plan, seen_from(host, plan), ""
+    except SpecserveError as error:
+        return None, None, f"no launch can be planned: {error.message}"

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.figures import gib, is_fixed, machine_words
-from specserve.checks.memory import estimates, lacking_free_bytes, needed_at_once, ranks
+from specserve.checks.memory import (
+    estimates,
+    gib,
+    is_fixed,
+    lacking_free_bytes,
+    machine_words,
+    needed_at_once,
+    ranks,
+)
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError

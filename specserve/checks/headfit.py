@@ -6,19 +6,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.heads import head_arms
-from specserve.checks.modelfields import (
+from specserve.checks.arms import (
     Config,
     architectures,
     hidden_size,
+    judged,
     layers,
+    only_in,
+    severity_in,
     target_config,
     vocab_size,
     whole,
 )
+from specserve.checks.heads import head_arms
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import QUANTIZED_DFLASH
 

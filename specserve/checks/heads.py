@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.known import class_of, versions_where
-from specserve.checks.modelfields import (
+from specserve.checks.arms import (
     Config,
     architectures,
+    class_of,
     draft_config,
+    judged,
     model_type,
+    only_in,
     target_config,
     text_config,
+    versions_where,
     whole,
 )
 from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
 from specserve.vllm.registry import Registry

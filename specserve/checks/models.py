@@ -1,15 +1,25 @@
-"""SD22x about the models themselves: what their config.json shows to be refused, before a weight is loaded."""
+"""SD22x about the models themselves, and SD250 about their files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.known import class_of, registries, versions_where
-from specserve.checks.modelfields import Config, architectures, draft_config, heads, kv_heads, target_config
+from specserve.checks.arms import (
+    Config,
+    architectures,
+    choice,
+    class_of,
+    draft_config,
+    heads,
+    judged,
+    kv_heads,
+    only_in,
+    registries,
+    target_config,
+    versions_where,
+)
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.runners import choice
-from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry, transformers_names
@@ -302,3 +312,50 @@ def _instead(versions: tuple[str, ...], found: list[str]) -> str:
     if rest:
         return f"vLLM {', '.join(rest)} does: see the profile's `vllm` range"
     return "`ngram`, `suffix` and `draft_model` need nothing of the target"
+
+
+_READABLE = (None, "auto", "safetensors")
+
+
+@rule("SD250", "missing-weights", Severity.ERROR, needs="models")
+def missing_weights(ctx: Context) -> Iterator[Hit]:
+    """The model's directory has no weights, or not all of them.
+
+    ## Why is this bad?
+    A download that was cut short, or a copy without its large files, has everything that vLLM looks at first. It
+    fails minutes later, when it comes to the file that is not there.
+
+    ## Example
+        target: {model: ./llama-empty}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `{model_name_or_path}`"`
+    """
+    load_format = ctx.profile.engine.get("load_format")
+    if load_format not in _READABLE or ctx.profile.engine.get("model_loader_extra_config"):
+        return
+    if ctx.target:
+        yield from _lacks_weights("target.model", ctx.target)
+    for arm in ctx.arms:
+        if arm.draft and "draft_load_config" not in arm.speculation.keys:
+            yield from _lacks_weights(f"{arm.path}.model", arm.draft)
+
+
+def _lacks_weights(path: str, facts: ModelFacts) -> Iterator[Hit]:
+    if facts.origin != "directory":
+        return  # what the Hub's cache lacks, vLLM downloads
+    help_ = "copy or download the model again: `specserve pull` for a model of the Hub"
+    if not facts.weight_files:
+        if not any(name.endswith(".gguf") for name in facts.files):
+            yield Hit(path, "the directory holds no weights", help=help_)
+        return
+    gone = [name for name in facts.weight_files if name not in facts.files]
+    if gone:
+        more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+        yield Hit(path, f"weights are missing: `{gone[0]}`{more}", help=help_)
+    for name in facts.weight_files:
+        if name in facts.broken and name not in gone:
+            yield Hit(path, facts.broken[name], help=help_)

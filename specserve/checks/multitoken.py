@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.known import versions_where
-from specserve.checks.modelfields import (
+from specserve.checks.arms import (
     Config,
     architectures,
     draft_config,
     draft_facts,
     layers,
     model_type,
+    only_in,
     text_config,
+    versions_where,
 )
 from specserve.checks.rule import Arm, Context, Hit, rule
-from specserve.checks.versions import only_in
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.registry import Registry

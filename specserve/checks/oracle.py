@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
+import tempfile
+import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
-from specserve.checks.figures import machine_words
+from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
-from specserve.checks.rule import Context, Judged
-from specserve.checks.vllmsource import Vllm
+from specserve.checks.rule import Answer, Asked, Context, Judged
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.settings import HEADS
@@ -28,6 +30,62 @@ from specserve.models.facts import ModelFacts
 from specserve.models.hub import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
+
+_KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
+"""What the configuration code reads of a wheel; the kernels are most of its size."""
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """The vLLM that is asked. `source`: a folder that holds its package; None for the installed one."""
+
+    version: str
+    source: Path | None = None
+
+
+def vllm_to_ask(source: Path | None) -> Vllm:
+    """The installed vLLM, or the one in a wheel or in a folder that holds its package. Raises FactError."""
+    if source is None:
+        from specserve.vllm.versions import installed
+
+        found = installed()
+        if found is None:
+            hint = "`--vllm-source` names a wheel, or a folder with its files"
+            raise FactError("no vLLM is installed in this Python", hint=hint)
+        return Vllm(found.version)
+    folder = _unpacked(source) if source.is_file() else source
+    metadata = sorted(folder.glob("vllm*.dist-info/METADATA"))
+    if not (folder / "vllm" / "__init__.py").is_file() or not metadata:
+        hint = "name a wheel of vLLM, or a folder with its files: `vllm` and one that ends in `.dist-info`"
+        raise FactError(f"{source} does not hold a vLLM", hint=hint)
+    lines = metadata[0].read_text(encoding="utf-8", errors="replace").splitlines()
+    version = next((line.partition(":")[2].strip() for line in lines if line.startswith("Version:")), "")
+    return Vllm(version, folder.resolve())
+
+
+def _unpacked(wheel: Path) -> Path:
+    """The folder in the cache with the wheel's Python files, by their checksums. Raises FactError."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            items = [item for item in archive.infolist() if item.filename.endswith(_KEPT)]
+            if sum(item.file_size for item in items) > _MOST_BYTES:
+                raise FactError(f"{wheel} holds more than {_MOST_BYTES >> 30} GiB of Python files")
+            digest = hashlib.sha256(repr([(item.filename, item.CRC) for item in items]).encode())
+            folder = fact_cache() / "wheels" / f"{wheel.stem}-{digest.hexdigest()[:12]}"
+            if not folder.is_dir():
+                folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                part = Path(tempfile.mkdtemp(dir=folder.parent))
+                try:
+                    archive.extractall(part, items)  # checks every CRC, and writes nothing outside of it
+                    part.rename(folder)
+                finally:
+                    shutil.rmtree(part, ignore_errors=True)
+    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError, EOFError) as error:
+        hint = "name a wheel (.whl) of vLLM, or a folder with its files"
+        raise FactError(f"{wheel} is not a wheel that can be read: {error}", hint=hint) from error
+    return folder
+
 
 LIMIT_S = 300.0
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
@@ -44,44 +102,6 @@ class Question:
     target: ModelFacts
     draft: ModelFacts | None = None
     method: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
-
-    argument: str
-    value: Any
-    effective: Any
-    place: str
-    is_changed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What vLLM said of one launch: refused, not judged, or how it would run."""
-
-    refused: str | None = None
-    not_judged: str | None = None
-    """Why the question could not be answered without the GPU."""
-    at: str = ""
-    """The line of vLLM that refused."""
-    step: str = ""
-    """What vLLM was doing when it refused; empty: the configuration."""
-    loc: tuple[str, ...] = ()
-    effective: Mapping[str, Any] = field(default_factory=dict)
-    asked: tuple[Asked, ...] = ()
-    build: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the models, built without memory."""
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    """Steps that cannot be taken without the GPU, with the reason."""
-    warnings: tuple[str, ...] = ()
-    infos: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> tuple[Asked, ...]:
-        """What vLLM runs with another value than the one that is asked for."""
-        return tuple(item for item in self.asked if item.is_changed)
 
 
 def ask(

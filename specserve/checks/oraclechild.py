@@ -1,4 +1,4 @@
-"""The child process that vLLM's answers come from: started once for a GPU and a vLLM, asked again and again."""
+"""The child process that vLLM's answers come from, and what it says of an installed vLLM without a table."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from specserve import __version__
 from specserve.errors import FactError
+from specserve.models.hub import fact_cache
+from specserve.vllm.table import VllmTable, loads
+from specserve.vllm.versions import Installed, installed, is_newer, table
 
 
 class OracleChild:
@@ -114,3 +119,53 @@ def keep_answer(file: Path, answer: Mapping[str, Any]) -> None:
         part = file.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(answer), encoding="utf-8")
         part.replace(file)
+
+
+_CHILD = (sys.executable, "-P", "-m", "specserve.engine.oracle")
+_GPU = {"name": "NVIDIA H100-80GB", "capability": [9, 0], "total_bytes": 85 * 10**9}
+"""Pretended, because vLLM's parser asks for a device; what it accepts does not depend on it."""
+_LIMIT_S = 120.0
+
+
+@lru_cache
+def installed_table() -> VllmTable | None:
+    """The table of the installed vLLM; None if there is none. Raises UnknownVersion if it is too old.
+
+    A vLLM that is newer than every shipped table is asked once, in a child of about 10 s, and its answer is kept. If
+    it gives none, the newest shipped table serves, marked as not exact.
+    """
+    found = installed()
+    if found is None:
+        return None
+    if is_newer(found.version):
+        return ask_installed(found, command=_CHILD) or table(found.version)
+    return table(found.version)
+
+
+def ask_installed(found: Installed, *, command: Sequence[str] = _CHILD) -> VllmTable | None:
+    """What an installed vLLM says of itself, or said before; None if it gives no answer."""
+    source = found.package / "engine" / "arg_utils.py"
+    changed = source.stat().st_mtime_ns if source.is_file() else 0
+    file = fact_cache() / "vllm" / f"{found.version}-{changed}-{__version__}.json"
+    for answer in (kept_answer(file), None):
+        try:
+            said = answer or _ask(
+                [*command, *(() if found.platform == "cpu" else ("--gpu", json.dumps(_GPU)))]
+            )
+            known = loads(json.dumps({**said, "version": found.version, "distribution": found.distribution}))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, FactError):
+            continue
+        if answer is None:
+            keep_answer(file, said)
+        return known
+    return None
+
+
+def _ask(command: Sequence[str]) -> dict[str, object]:
+    """The child's answer. Raises OSError, FactError or KeyError if it gives none."""
+    child = OracleChild(command)
+    try:
+        said: dict[str, object] = child.ask({"accepted": True, "models": {}}, limit_s=_LIMIT_S)["accepted"]
+    finally:
+        child.close()
+    return said

@@ -1,19 +1,94 @@
-"""SD1xx about pinning: which commit of a model, and of its code, a server gets."""
+"""SD1xx about pinned models and their code, and SD27x: the lock beside a profile."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from specserve.checks.blocks import blocks
+from specserve.checks.arms import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
+from specserve.profile.codes import quoted
 
 if TYPE_CHECKING:
     from specserve.models.facts import ModelFacts
+
+
+_CODE_KEY = re.compile(r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware")
+_EXECUTORS = frozenset({"ray", "mp", "uni", "external_launcher"})
+_HARMLESS = ("", "auto", None)
+_CODE_ENV = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_PLUGINS", "VLLM_NCCL_SO_PATH")
+_PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
+
+
+@rule("SD111", "remote-code", Severity.WARNING)
+def remote_code(ctx: Context) -> Iterator[Hit]:
+    """The profile makes the server run code that is not vLLM's own.
+
+    ## Why is this bad?
+    `trust_remote_code` runs whatever a repository holds on the day of the download. Worker, scheduler and proposer
+    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search
+    paths run whatever lies under that name on the serving machine, with the server's rights. Insecure
+    serialization unpickles what arrives on vLLM's internal sockets. A profile from somebody else deserves a look
+    at each of them. `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
+
+    ## Example
+        engine: {worker_extension_cls: somebody.tools.Extension}
+
+    ## Use instead
+        engine: {trust_remote_code: false}
+
+    ## Source
+    vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
+    """
+    for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
+        for path, value in _code(values, section):
+            yield Hit(path, f"`{path}` makes the server run code of its own: {_words(value)}", help=_HELP)
+    if ctx.profile.engine.get("trust_remote_code") is True:
+        draft = " and with its draft" if any(block.model for _, block in blocks(ctx)) else ""
+        text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
+        help_text = "leave it out where the model does not ask for it"
+        # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
+        yield Hit("engine.trust_remote_code", text, help=help_text, severity=Severity.INFO)
+    for path, block in blocks(ctx):
+        if block.method == "custom_class":
+            text = f"the draft is a class of its own, which the server imports: {_words(block.model)}"
+            yield Hit(f"{path}.model" if block.model else f"{path}.method", text, help=_HELP)
+    for name in _CODE_ENV:
+        if ctx.profile.env.get(name):
+            text = f"`{name}` makes the server load code: {_words(ctx.profile.env[name])}"
+            yield Hit(f"env.{name}", text, help=_HELP)
+    if ctx.profile.env.get(_PICKLE, "0") not in ("0", ""):
+        text = f"`{_PICKLE}` lets vLLM unpickle, and so run, what reaches its internal sockets"
+        yield Hit(f"env.{_PICKLE}", text, help="leave it out")
+
+
+_HELP = "keep it where you have read that code; `# specserve: ignore[SD111] reason` says so"
+
+
+def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """The arguments that name code, nested ones too."""
+    for name, value in values.items():
+        place = f"{path}.{name}"
+        if name == "distributed_executor_backend":
+            if isinstance(value, str) and value not in _EXECUTORS:
+                yield place, value
+        elif name == "compilation_config" and isinstance(value, Mapping):
+            if "." in str(value.get("backend") or ""):
+                yield f"{place}.backend", value["backend"]
+        elif _CODE_KEY.fullmatch(name):
+            if value and value not in _HARMLESS:
+                yield place, value
+        elif isinstance(value, Mapping):
+            yield from _code(value, place)
+
+
+def _words(value: Any) -> str:
+    return quoted(", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value))
+
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -164,3 +239,112 @@ def locked(ctx: Context) -> bool:
     """Whether a lock lies beside the profile: it pins every revision."""
     file = ctx.profile.file
     return file != "-" and Path(file).with_suffix(".lock.json").is_file()
+
+
+_SHOWN = 4
+
+
+@rule("SD270", "unreadable-lock", Severity.ERROR, needs="models")
+def unreadable_lock(ctx: Context) -> Iterator[Hit]:
+    """The lock beside the profile cannot be used.
+
+    ## Why is this bad?
+    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a
+    newer specserve, must not make them fall back to whatever the Hub has today.
+
+    ## Example
+        # beside it lies a p.lock.json that was cut short
+        target: {model: ./llama}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    specserve, models/lock.py
+    """
+    for drift in ctx.drift:
+        if drift.kind == "unreadable":
+            yield Hit(
+                drift.path, drift.detail[0], help="`specserve lock` writes it anew; `--no-lock` does without"
+            )
+
+
+@rule("SD271", "unlocked-model", Severity.WARNING, needs="models")
+def unlocked_model(ctx: Context) -> Iterator[Hit]:
+    """The profile names a model, or a revision, that its lock does not have.
+
+    ## Why is this bad?
+    The profile was changed after it was locked. That model is served as it is on the day of the start, and
+    `check --locked` knows nothing of it.
+
+    ## Example
+        # beside it lies a p.lock.json of ./llama alone
+        target: {model: ./llama}
+        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    specserve, models/lock.py
+    """
+    for drift in ctx.drift:
+        if drift.kind == "unlocked":
+            yield Hit(drift.path, f"`{drift.model}` is not in the lock", help="`specserve lock` records it")
+
+
+@rule("SD272", "changed-model", Severity.WARNING, needs="models")
+def changed_model(ctx: Context) -> Iterator[Hit]:
+    """The files of a model's directory are not those of the lock.
+
+    ## Why is this bad?
+    What was measured and agreed on is not what will be served. Weights are compared by size and header: other
+    numbers in the same shapes are not seen.
+
+    ## Example
+        # beside it lies a p.lock.json that was written before ./llama/config.json was edited
+        target: {model: ./llama}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    specserve, models/lock.py
+    """
+    for drift in ctx.drift:
+        if drift.kind == "changed":
+            more = len(drift.detail) - _SHOWN
+            notes = (*drift.detail[:_SHOWN], *((f"and {more} more",) if more > 0 else ()))
+            yield Hit(
+                drift.path,
+                f"`{drift.model}` has changed since it was locked",
+                notes=notes,
+                help="`specserve lock` records it as it is now",
+            )
+
+
+@rule("SD273", "moved-model", Severity.INFO, needs="models")
+def moved_model(ctx: Context) -> Iterator[Hit]:
+    """The branch of a model on the Hub has moved on from the locked commit.
+
+    ## Why is this bad?
+    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is
+    worth a look before the next lock.
+
+    ## Example
+        # beside it lies a p.lock.json with a commit that is no longer the branch's
+        target: {model: org/small, revision: stable}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    specserve, models/lock.py
+    """
+    for drift in ctx.drift:
+        if drift.kind == "moved":
+            yield Hit(
+                drift.path,
+                f"`{drift.model}` has moved on the Hub: it is at {drift.detail[0][:12]} now",
+                help="`specserve lock` takes the new commit; what is locked is served until then",
+            )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 
 if TYPE_CHECKING:
-    from specserve.checks.oracle import Answer
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
@@ -35,6 +34,44 @@ class Arm:
     """None without a second model, and where it could not be read."""
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
+
+    argument: str
+    value: Any
+    effective: Any
+    place: str
+    is_changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What vLLM said of one launch: refused, not judged, or how it would run."""
+
+    refused: str | None = None
+    not_judged: str | None = None
+    """Why the question could not be answered without the GPU."""
+    at: str = ""
+    """The line of vLLM that refused."""
+    step: str = ""
+    """What vLLM was doing when it refused; empty: the configuration."""
+    loc: tuple[str, ...] = ()
+    effective: Mapping[str, Any] = field(default_factory=dict)
+    asked: tuple[Asked, ...] = ()
+    build: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of the models, built without memory."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Steps that cannot be taken without the GPU, with the reason."""
+    warnings: tuple[str, ...] = ()
+    infos: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> tuple[Asked, ...]:
+        """What vLLM runs with another value than the one that is asked for."""
+        return tuple(item for item in self.asked if item.is_changed)
 
 
 @dataclass(frozen=True, slots=True)

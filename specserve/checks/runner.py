@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.blocks import blocks
+from specserve.checks.arms import SWITCH, blocks, choice, judged, on_cpu, only_in, severity_in, switch
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.runners import SWITCH, choice, on_cpu, switch
-from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Speculation

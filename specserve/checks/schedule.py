@@ -1,15 +1,12 @@
-"""SD1xx about `num_speculative_tokens_per_batch_size`: K by the number of running requests."""
+"""SD1xx about `num_speculative_tokens_per_batch_size`, and SD225 about the sampling defaults of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.blocks import blocks
+from specserve.checks.arms import blocks, choice, count, judged, on_gpu, only_in
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.runners import choice, on_gpu
-from specserve.checks.values import count
-from specserve.checks.versions import judged, only_in
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
 from specserve.vllm.speculation import schedule_is_followed
@@ -213,3 +210,43 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
         elif "V1" in runners and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
             text = "the V1 runner gives up full CUDA graphs for a schedule"
             yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, runners["V1"]))
+
+
+_LEAST = 1e-5
+"""Below this vLLM takes a sampling parameter for zero (sampling_params.py)."""
+
+
+@rule("SD225", "refused-model-default", Severity.ERROR, needs="models")
+def refused_model_default(ctx: Context) -> Iterator[Hit]:
+    """The model's own sampling defaults are refused with speculation.
+
+    ## Why is this bad?
+    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p`
+    while it speculates: the server is up, and plain requests fail.
+
+    ## Example
+        target: {model: ./llama-min-p}
+        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
+
+    ## Use instead
+        target: {model: ./llama-min-p}
+        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
+        engine: {override_generation_config: {min_p: 0.0}}
+
+    ## Source
+    vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    """
+    engine = ctx.profile.engine
+    overrides = engine.get("override_generation_config")
+    overridden = isinstance(overrides, Mapping) and "min_p" in overrides
+    if engine.get("generation_config", "auto") != "auto" or overridden or not (ctx.arms and ctx.target):
+        return
+    value = (ctx.target.generation_config or {}).get("min_p")
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > _LEAST:
+        yield Hit(
+            "target.model",
+            f"every request would ask for min_p = {value:g}, which vLLM refuses with speculation",
+            label="its generation_config.json says so",
+            related=((f"{ctx.arms[0].path}.method", "speculation"),),
+            help="`engine: {override_generation_config: {min_p: 0.0}}` serves; the model's authors meant it to be used",
+        )

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.known import class_of, versions_where
-from specserve.checks.modelfields import (
+from specserve.checks.arms import (
     Config,
     architectures,
+    class_of,
     heads,
+    judged,
     kv_heads,
     model_type,
+    only_in,
+    severity_in,
     target_config,
     text_config,
+    versions_where,
     whole,
 )
 from specserve.checks.models import has_no_embedding, read_models
 from specserve.checks.rule import Context, Hit, rule
-from specserve.checks.versions import judged, only_in, severity_in
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS

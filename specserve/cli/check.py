@@ -82,7 +82,7 @@ def check(
     if ask_vllm and vllm_source is None:
         _refuse_without_vllm()
     if vllm_source is not None:
-        from specserve.checks.vllmsource import vllm_to_ask
+        from specserve.checks.oracle import vllm_to_ask
 
         vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
     wanted = Wanted(

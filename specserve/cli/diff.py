@@ -126,7 +126,7 @@ def _both(sources: list[Path]) -> tuple[Path | None, Path]:
 
 def _versions(sources: list[Path], asked: str | None) -> tuple[str, str]:
     """The version of each side. Raises UsageError if A is not of the version that is asked for."""
-    from specserve.checks.vllmsource import vllm_to_ask
+    from specserve.checks.oracle import vllm_to_ask
     from specserve.vllm.versions import table
 
     a, b = (vllm_to_ask(source).version for source in _both(sources))

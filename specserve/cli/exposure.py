@@ -9,7 +9,7 @@ from specserve.report.console import in_one_line, say, styled
 
 def refuse_exposed(profile: Profile, *, insecure: bool) -> None:
     """Raises CheckFailed for a host beyond loopback without a key, unless that is wanted; then it is told."""
-    from specserve.checks.reach import is_open
+    from specserve.checks.arms import is_open
 
     if profile.server.api_key_env or not is_open(profile):
         return

@@ -165,9 +165,9 @@ def child() -> None:
 
 def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.catalogue import RULES
+    from specserve.checks.check import UNREADABLE, unreadable
     from specserve.checks.gather import Wanted, gather
     from specserve.checks.run import examined_in
-    from specserve.checks.unread import UNREADABLE, unreadable
     from specserve.cli.prepare import on_devices
     from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.texts import keep

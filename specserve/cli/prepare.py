@@ -191,7 +191,7 @@ def _is_for_cpu(profile: Profile) -> bool:
 
 def _installed(profile: Profile, *, needed: bool) -> VllmTable | None:
     """The table of the installed vLLM; None where none is, and none is needed. Raises FactError."""
-    from specserve.checks.installed import installed_table
+    from specserve.checks.oraclechild import installed_table
     from specserve.vllm.versions import contains, installed
 
     found = installed()

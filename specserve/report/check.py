@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from specserve.checks.check import Checked, Group
-from specserve.checks.figures import is_fixed
+from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.hardware.gpus import Gpu, kind

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specserve.checks.byvllm import reasons
-from specserve.checks.oracle import Answer, Asked
-from specserve.checks.rule import Judged
+from specserve.checks.rule import Answer, Asked, Judged
 from specserve.report.console import clean, filled
 
 _ROWS = (

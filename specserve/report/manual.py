@@ -12,9 +12,9 @@ from textwrap import fill
 from typing import TextIO
 
 from specserve.checks.catalogue import RULES
+from specserve.checks.check import UNREADABLE
 from specserve.checks.rule import Need
-from specserve.checks.suppress import UNUSED_IGNORE
-from specserve.checks.unread import UNREADABLE
+from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
 from specserve.profile.codes import CODES, did_you_mean, quoted

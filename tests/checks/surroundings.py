@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.oracle import Answer, Asked
-from specserve.checks.rule import Context, Judged, Rule
+from specserve.checks.rule import Answer, Asked, Context, Judged, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift

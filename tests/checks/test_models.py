@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specserve.checks.modelfields import heads, kv_heads, text_config
+from specserve.checks.arms import heads, kv_heads, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile
 from specserve.vllm.facts import READ

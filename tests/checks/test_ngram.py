@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.ngram import empty_ngram_window, surprising_ngram_window
 from specserve.checks.rule import Arm, Context
 from specserve.checks.run import context_of, judged
+from specserve.checks.speculation import empty_ngram_window, surprising_ngram_window
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target

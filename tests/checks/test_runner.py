@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.checks.runners import choice, switch
+from specserve.checks.arms import choice, switch
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Hardware, Profile, Speculation, Target
 from specserve.vllm.facts import V1_LACKS

@@ -34,7 +34,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         found = Installed(version, platform, "vllm", Path("/v")) if version else None
         monkeypatch.setattr(versions, "installed", lambda: found)
         monkeypatch.setattr(
-            "specserve.checks.installed.installed_table", lambda: table(version) if version else None
+            "specserve.checks.oraclechild.installed_table", lambda: table(version) if version else None
         )
         monkeypatch.setattr(host, "this_host", lambda: facts)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specserve.checks.reach import is_open
+from specserve.checks.arms import is_open
 from specserve.cli.app import _run as run
 from specserve.cli.exposure import refuse_exposed
 from specserve.errors import CheckFailed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software
-from specserve.checks.figures import gib
+from specserve.checks.memory import gib
 from specserve.hardware.gpus import Gpu, gpus, kind, selected
 from specserve.plan.host import PLUGIN, Host
 

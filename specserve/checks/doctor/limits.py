@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from specserve.checks.doctor.line import Line, State
-from specserve.checks.figures import gib
+from specserve.checks.memory import gib
 from specserve.hardware.accelerators import Machine
 from specserve.models.hubcache import hub_cache, is_offline
 

@@ -1,0 +1,300 @@
+"""What the rules ask of a profile and its models: blocks, judged versions, fields, lengths, runner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from specserve.checks.rule import Arm, Context
+from specserve.diagnostics import Severity
+from specserve.memory.defaults import arguments
+from specserve.models.facts import ModelFacts
+from specserve.profile.schema import Profile, Speculation
+from specserve.profile.values import human_int
+from specserve.vllm.context import Length, context_length, only_sizes_cache
+from specserve.vllm.fact import minor
+from specserve.vllm.registry import ModelClass, Registry, registry
+from specserve.vllm.runner import SWITCH, Lack, env_switch, which_runner
+from specserve.vllm.versions import known_versions
+
+
+def blocks(ctx: Context) -> Iterator[tuple[str, Speculation]]:
+    """Each block with its dotted path, `speculation` first."""
+    if ctx.profile.speculation:
+        yield "speculation", ctx.profile.speculation
+    for name, block in ctx.profile.alternatives.items():
+        yield f"alternatives.{name}", block
+
+
+def count(value: Any) -> int | None:
+    """The integer behind `8192` or `8K`; None for anything else."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return human_int(value)
+    return value if isinstance(value, int) else None
+
+
+def judged(ctx: Context) -> tuple[str, ...]:
+    """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
+    return ctx.versions or known_versions()[-1:]
+
+
+def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
+    """The note on a finding that holds for some of the judged versions only."""
+    versions = judged(ctx)
+    if len(found) == len(versions):
+        return ()
+    return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
+
+
+def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
+    """A warning if a profile names no versions and the newest is free of an error; else None, the rule's own.
+
+    Nobody said that such a profile is for the older ones, except for the version that is about to run it.
+    """
+    own = [version for version in found if ctx.plan is not None and minor(version) == minor(ctx.plan.vllm)]
+    is_asked = ctx.profile.vllm is not None or judged(ctx)[-1] in found or bool(own)
+    return None if is_asked else Severity.WARNING
+
+
+Config = Mapping[str, Any]
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
+_KV_KEYS = (
+    "n_head_kv",
+    "num_kv_heads",
+    "num_key_value_heads",
+    "multi_query_group_num",
+    "num_attention_groups",
+)
+_OWN_COUNT = frozenset(
+    {"mamba", "falcon_mamba", "falcon", "RefinedWeb", "RefinedWebModel", "dbrx", "nemotron-nas"}
+)
+"""Model types whose heads vLLM counts in a way of their own (model_arch_config_convertor.py)."""
+_HEADS = {
+    "eagle3": {"qwen3": "Eagle3Qwen3ForCausalLM", "llama": "Eagle3LlamaForCausalLM"},
+    "peagle": {"qwen3": "PeagleQwen3ForCausalLM", "llama": "PeagleLlamaForCausalLM"},
+}
+_ONE_CLASS = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "Qwen3DSparkModel"}
+_LIFTED = (
+    "draft_vocab_size",
+    "target_hidden_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "mask_token_id",
+    "block_size",
+    "sample_from_anchor",
+)
+
+
+def target_config(ctx: Context) -> Config | None:
+    """The target's config.json with the profile's `hf_overrides` on it; None where those cannot be applied."""
+    if ctx.target is None:
+        return None
+    overrides = ctx.profile.engine.get("hf_overrides")
+    if overrides is None:
+        return ctx.target.config
+    return {**ctx.target.config, **overrides} if isinstance(overrides, Mapping) else None
+
+
+def draft_facts(ctx: Context, arm: Arm) -> ModelFacts | None:
+    """The facts of what drafts: a model of its own, or the target, whose further layers `mtp` and `dspark` run."""
+    if arm.speculation.model is None:
+        return ctx.target if arm.speculation.method in ("mtp", "dspark") else None
+    return arm.draft
+
+
+def draft_config(ctx: Context, arm: Arm) -> Config | None:
+    """Its config.json as vLLM reads it; None where it is not known, or not read."""
+    facts = draft_facts(ctx, arm)
+    if facts is None:
+        return None
+    return head_config(facts.config)
+
+
+def head_config(config: Config) -> Config | None:
+    """A config.json, that of a head of the speculators library flattened as vLLM flattens it.
+
+    Source: vllm/transformers_utils/configs/speculators/algos.py, 0.32.
+    """
+    kind = config.get("speculators_model_type")
+    if kind is None:
+        return None if isinstance(config.get("model"), Mapping) else config
+    layer = config.get("transformer_layer_config")
+    if not isinstance(layer, Mapping) or not isinstance(kind, str):
+        return None
+    flat = {**layer, **{key: config[key] for key in _LIFTED if config.get(key) is not None}}
+    name = _HEADS.get(kind, {}).get(str(layer.get("model_type", "llama"))) or _ONE_CLASS.get(kind)
+    if name is None:
+        return None
+    flat["architectures"] = [name]
+    ids = config.get("aux_hidden_state_layer_ids")
+    if ids is not None:
+        flat["eagle_aux_hidden_state_layer_ids"] = ids
+    return flat
+
+
+def text_config(config: Config) -> Config:
+    """The part that describes the language model: the whole, except of a multimodal model."""
+    if whole(config, "num_attention_heads") is not None:
+        return config
+    thinker = config.get("thinker_config")
+    for outer in (thinker, config):
+        for key in _TEXT_KEYS:
+            inner = outer.get(key) if isinstance(outer, Mapping) else None
+            if isinstance(inner, Mapping):
+                return inner
+    return config
+
+
+def whole(config: Config, *keys: str) -> int | None:
+    """The first of these keys that holds a whole number above zero."""
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def heads(config: Config) -> int | None:
+    """Attention heads, as vLLM divides them over ranks."""
+    if model_type(config) in _OWN_COUNT:
+        return None
+    return whole(text_config(config), "num_attention_heads", "n_head", "n_heads")  # the last two: GPT-2, MPT
+
+
+def kv_heads(config: Config) -> int | None:
+    """KV heads, as vLLM divides or repeats them over ranks; None for latent attention, and where layers differ."""
+    text = text_config(config)
+    if model_type(config) in _OWN_COUNT or text.get("kv_lora_rank") is not None:
+        return None
+    if text.get("block_configs") or text.get("per_layer_config"):
+        return None
+    return whole(text, *_KV_KEYS)
+
+
+def layers(config: Config) -> int | None:
+    """Decoder layers."""
+    return whole(text_config(config), "num_hidden_layers", "n_layer", "n_layers")
+
+
+def hidden_size(config: Config) -> int | None:
+    """Width of the residual stream."""
+    return whole(text_config(config), "hidden_size")
+
+
+def vocab_size(config: Config) -> int | None:
+    """Rows of the embedding."""
+    return whole(text_config(config), "vocab_size")
+
+
+def architectures(config: Config) -> tuple[str, ...]:
+    """The classes that it names."""
+    names = config.get("architectures")
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, list) else ()
+
+
+def model_type(config: Config) -> str:
+    """`model_type`, or nothing."""
+    return str(config.get("model_type") or "")
+
+
+def registries(ctx: Context) -> Iterator[tuple[str, Registry]]:
+    """The registry of each judged version."""
+    for version in judged(ctx):
+        yield version, registry(version)
+
+
+def versions_where(ctx: Context, holds: Callable[[Registry], bool]) -> list[str]:
+    """The judged versions for which this holds."""
+    return [version for version, known in registries(ctx) if holds(known)]
+
+
+def class_of(config: Config, known: Registry) -> tuple[str, ModelClass] | None:
+    """The first class of a config.json that a version knows, which is the one it takes."""
+    for name in architectures(config):
+        if name in known.classes:
+            return name, known.classes[name]
+    return None
+
+
+def lengths(ctx: Context, config: Config) -> dict[str, Length]:
+    """The context that each judged version derives; empty if config.json does not show it."""
+    text = text_config(config)
+    found = {version: context_length(text, version) for version in judged(ctx)}
+    return {version: length for version, length in found.items() if length is not None}
+
+
+def newest_length(ctx: Context, config: Config) -> Length | None:
+    """The context that the newest judged version derives; None if config.json does not show it."""
+    return context_length(text_config(config), judged(ctx)[-1])
+
+
+def stretches(config: Config) -> bool:
+    """Whether longer positions only need a longer table: vLLM then gives a head as many as its target has."""
+    return only_sizes_cache(text_config(config))
+
+
+_LOOPBACK = re.compile(r"127(\.\d+){3}|localhost|\[?::1\]?", re.I)
+_CLIENT_CERTIFICATE = 2  # ssl.CERT_REQUIRED
+
+
+def is_open(profile: Profile) -> bool:
+    """Whether the network reaches the server without a certificate of its own: no loopback, no Unix socket."""
+    frontend = profile.frontend
+    # without a certificate of its own it speaks plain HTTP, and asks nobody for one (uvicorn, config.py `is_ssl`)
+    encrypted = bool(frontend.get("ssl_certfile") or frontend.get("ssl_keyfile"))
+    certified = encrypted and bool(frontend.get("ssl_ca_certs"))
+    certified = certified and frontend.get("ssl_cert_reqs") == _CLIENT_CERTIFICATE
+    return not (_LOOPBACK.fullmatch(profile.server.host) or frontend.get("uds") or certified)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The runner of a block in one version. `lacks`: what the block asks of it in vain, and where that stands."""
+
+    runner: Literal["V1", "V2"]
+    reason: str
+    """Why it is this one, in a few words; empty if it is vLLM's default."""
+    lacks: tuple[tuple[str, str], ...] = ()
+
+
+def choice(
+    profile: Profile, block: Speculation, path: str, *, version: str, config: Mapping[str, Any] | None = None
+) -> Choice | None:
+    """The runner that vLLM would take, or None if that depends on the target and its config.json is not given."""
+    found = which_runner(
+        version,
+        arguments=arguments(profile),
+        speculation={**block.keys, "method": block.method},
+        env=profile.env,
+        platform="cpu" if on_cpu(profile) else "cuda",
+        config=config,
+    )
+    if found is None:
+        return None
+    lacks = tuple((lack.what, _place(lack, path)) for lack in found.lacks)
+    return Choice(found.runner, found.reason, lacks)
+
+
+def _place(lack: Lack, path: str) -> str:
+    return f"{path if lack.section == 'speculation' else lack.section}.{lack.key}"
+
+
+def switch(profile: Profile) -> bool | None:
+    """What the profile's environment says about the runner; None if it says nothing that vLLM can read."""
+    return env_switch(profile.env)
+
+
+def on_cpu(profile: Profile) -> bool:
+    """Whether the profile is meant for the CPU engine, which has the V1 runner only."""
+    return profile.hardware is not None and (profile.hardware.accelerator or "").lower() == "cpu"
+
+
+def on_gpu(profile: Profile) -> bool:
+    """Whether the profile says that it is meant for GPUs."""
+    return profile.hardware is not None and bool(profile.hardware.accelerator) and not on_cpu(profile)
+
+
+__all__ = ["SWITCH", "Choice", "choice", "on_cpu", "on_gpu", "switch"]
