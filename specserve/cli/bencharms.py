@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specserve.cli.options import refuse_given
 from specserve.errors import UsageError
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.cli.benchprepare import Asked
@@ -67,9 +68,9 @@ def _own(asked: Asked, *, starts: bool) -> tuple[Profile, list[Arm]]:
     for name in names:
         found.append(_planned(asked.profile, asked, name=name, alternative=name, starts=starts)[1])
     if starts and asked.check and found[0].plan is not None:
-        from specserve.cli.beside import room_beside
+        from specserve.serve.detached.observe import room_beside
 
-        room_beside(loaded, found[0].plan, name=None)
+        room_beside(loaded, found[0].plan, name=None, notices=StderrNotices())
     return loaded, found
 
 
@@ -94,8 +95,8 @@ def _planned(
     baseline: bool = False,
     alternative: str | None = None,
 ) -> tuple[Profile, Arm]:
-    from specserve.cli.preflight import cleared
-    from specserve.cli.prepare import prepare
+    from specserve.checks.preflight import cleared
+    from specserve.checks.prepare import prepare
     from specserve.measure.bench.arms import Arm
     from specserve.profile.schema import world_size
 
@@ -110,6 +111,7 @@ def _planned(
         "baseline": baseline,
         "use_lock": asked.use_lock,
         "locked": asked.locked,
+        "notices": StderrNotices(),
     }
     if starts:
         profile, plan = cleared(path, check=asked.check, **options)  # type: ignore[arg-type]

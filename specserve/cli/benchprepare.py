@@ -125,8 +125,7 @@ def with_places(asked: Asked) -> Asked:
 
     Raises UsageError for stdin.
     """
-    from specserve.cli.where import where
-    from specserve.serve.detached.registry import names
+    from specserve.serve.detached.registry import find_server, names
 
     if asked.profile == "-" or "-" in asked.workloads:
         raise UsageError("a benchmark is not read from stdin: it could not be resumed", hint="name a file")
@@ -138,7 +137,7 @@ def with_places(asked: Asked) -> Asked:
         path = Path(rest)
         if path.is_file():
             return f"{name}{equals}{path.absolute()}"
-        return f"{name}{equals}{where(None, rest, None)[0]}" if rest in servers else text
+        return f"{name}{equals}{find_server(None, rest, None)[0]}" if rest in servers else text
 
     assert asked.profile is not None
     return dataclasses.replace(

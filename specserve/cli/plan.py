@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specserve.cli.options import Alternative, Assume, Devices, MasterAddr, NodeRank, NoLock, Port, Settings
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.plan.launchplan import LaunchPlan
@@ -66,7 +67,7 @@ def plan(
     machine = machine_of(assume) if assume else None
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
-        from specserve.cli.prepare import prepare
+        from specserve.checks.prepare import prepare
 
         return prepare(
             profile,
@@ -81,6 +82,7 @@ def plan(
             use_lock=not no_lock,
             node=None if rank is None else node_at(rank, master_addr),
             machine=machine,
+            notices=StderrNotices(),
         )
 
     source, made = planned(node_rank)

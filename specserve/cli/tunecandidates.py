@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specserve.cli.tuneideas import Idea, situation, without_k
 from specserve.errors import CheckFailed, SpecserveError, UsageError
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.cli.tuneprepare import Asked
@@ -35,7 +36,7 @@ def arm(
 
     Raises ProfileError, UsageError, FactError.
     """
-    from specserve.cli.prepare import prepare
+    from specserve.checks.prepare import prepare
     from specserve.measure.bench.arms import Arm, memory_bytes
     from specserve.profile.schema import world_size
 
@@ -49,6 +50,7 @@ def arm(
         check=False,
         starts=starts,
         use_lock=asked.use_lock,
+        notices=StderrNotices(),
     )
     named = profile.hardware.devices if profile.hardware else None
     planned = Arm(
@@ -187,7 +189,7 @@ def _objection(asked: Asked, idea: Idea, *, starts: bool) -> str | None:
 
 def _preflight(asked: Asked, settings: Sequence[str]) -> str | None:
     """What is wrong with models, memory and machine; None where nothing is."""
-    from specserve.cli.preflight import preflight
+    from specserve.checks.preflight import preflight
 
     try:
         preflight(
@@ -195,6 +197,7 @@ def _preflight(asked: Asked, settings: Sequence[str]) -> str | None:
             settings=settings,
             devices=asked.devices,
             no_lock=not asked.use_lock,
+            notices=StderrNotices(),
         )
     except CheckFailed as error:
         first = error.findings[0] if error.findings else None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.errors import UsageError
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.cli.tuneideas import Idea
@@ -160,13 +161,13 @@ def _candidates(
 
 def _launched(asked: Asked, *, starts: bool) -> tuple[Profile, LaunchPlan]:
     """The profile as it is written, and its plan; checked where it is to start."""
-    from specserve.cli.preflight import cleared
-    from specserve.cli.prepare import prepare
+    from specserve.checks.preflight import cleared
+    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile, with_alternative
 
     options: dict[str, Any] = {
         "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
-        "check": asked.check, "use_lock": asked.use_lock,
+        "check": asked.check, "use_lock": asked.use_lock, "notices": StderrNotices(),
     }  # fmt: skip
     if starts:
         _, plan = cleared(asked.profile, **options)

@@ -1,4 +1,4 @@
-"""One verification for a command: which server is meant, started and stopped where it is a profile, told as it goes."""
+"""One verification for a command: which server is meant, started and stopped if it is a profile, told as it goes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.cli.options import refuse_given
-from specserve.cli.rawcommand import remembered
+from specserve.convert.command import remembered
 from specserve.errors import Interrupted, TrafficError, UsageError
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.measure.verify.result import Verification
@@ -72,13 +73,12 @@ def _refuse_profile_options(asked: Asked) -> None:
 
 def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
     """A URL, the name of a detached server, or the one that is meant without either."""
-    from specserve.cli.where import refuse_file, where
-    from specserve.serve.detached.registry import names
+    from specserve.serve.detached.registry import find_server, names, refuse_file
 
     if server is None:
-        return where(None, None, api_key_env)
+        return find_server(None, None, api_key_env)
     if server in names():
-        return where(None, server, api_key_env)
+        return find_server(None, server, api_key_env)
     if "://" in server or ":" in server:
         return server, api_key_env
     refuse_file(server)
@@ -90,13 +90,11 @@ def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None
 
 def _profile(asked: Asked, wish: Wish) -> Verification:
     """Start it, verify it, stop it."""
-    from specserve.cli.beside import room_beside
-    from specserve.cli.exposure import refuse_exposed
-    from specserve.cli.preflight import cleared
-    from specserve.cli.up import refuse_taken_port
+    from specserve.checks.preflight import cleared, refuse_exposed
     from specserve.report.servers import StartView
+    from specserve.serve.detached.observe import room_beside
     from specserve.serve.logs import default_log
-    from specserve.serve.server import running
+    from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
     assert asked.server is not None
@@ -107,10 +105,11 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
         devices=asked.devices,
         alternative=asked.alternative,
         check=asked.check,
+        notices=StderrNotices(),
     )
-    refuse_exposed(source, insecure=False)
+    refuse_exposed(source, insecure=False, notices=StderrNotices())
     if asked.check:
-        room_beside(source, plan, name=None)
+        room_beside(source, plan, name=None, notices=StderrNotices())
     refuse_taken_port(plan)
     wish = replace(wish, draft_limit=draft_limit(source))
     view = StartView(plan)
@@ -122,7 +121,7 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
 
 
 def draft_limit(profile: Profile) -> int | None:
-    """The most tokens that a profile's draft model was made for; None where that is not known from a local copy."""
+    """The most tokens that a profile's draft model was made for; None if that is not known from a local copy."""
     from specserve.errors import FactError
     from specserve.models.read import read_model
 

@@ -54,17 +54,16 @@ class Watched:
     def __init__(
         self, server: str | None, *, profile: str | None, api_key_env: str | None, model: str | None
     ) -> None:
-        from specserve.cli.where import is_url, refuse_file
-        from specserve.serve.detached.registry import names
+        from specserve.serve.detached.registry import is_address, names, refuse_file
 
         if server is not None:
             refuse_file(server)
-        is_address = server is not None and is_url(server)
+        has_url = server is not None and is_address(server)
         known = names() if server is None else []
-        self._name = server if not is_address else None
+        self._name = server if not has_url else None
         if server is None and len(known) == 1:
             self._name = known[0]
-        self._url = server if is_address else None
+        self._url = server if has_url else None
         self._api_key_env = api_key_env
         self.model = model
         self.record = self._record()
@@ -81,7 +80,7 @@ class Watched:
         return only_server(self._name)
 
     def _found(self) -> Endpoint:
-        from specserve.cli.where import DEFAULT_URL
+        from specserve.serve.detached.registry import DEFAULT_URL
         from specserve.serve.requests import endpoint
 
         url = self.record.url if self.record is not None else self._url or DEFAULT_URL
@@ -116,7 +115,7 @@ class Watched:
             return {"profile": name, "fingerprint": self.record.fingerprint}
         if self.profile is None:
             return {"profile": name, "fingerprint": ""}
-        from specserve.cli.locking import at_lock
+        from specserve.plan.locking import at_lock
         from specserve.profile.fingerprint import fingerprint
 
         locked, _ = at_lock(self.profile, use_lock=True, needed=False)
