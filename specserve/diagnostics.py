@@ -118,6 +118,9 @@ class Report:
 class Notices(Protocol):
     """Hears what a step noticed that does not stop it."""
 
+    def say(self, text: str) -> None:
+        """Take a line about what happens."""
+
     def warn(self, text: str) -> None:
         """Take one warning, a lower-case sentence."""
 
@@ -130,6 +133,9 @@ class Notices(Protocol):
 
 class NoNotices:
     """Notices that nobody reads."""
+
+    def say(self, text: str) -> None:
+        """Drop a line."""
 
     def warn(self, text: str) -> None:
         """Drop a warning."""

@@ -91,12 +91,11 @@ def plan(
     rows = origins(plans[0])
     if format is Format.JSON:
         out(json.dumps(_content(plans, rows=rows if origin else None), indent=2))
-        return
-    if origin:
+    elif origin:
         width = max(len(key) for key, _, _ in rows)
         out("\n".join(f"{key:<{width}}  {where}  {in_one_line(value)}" for key, value, where in rows))
-        return
-    _print(plans)
+    else:
+        _print(plans)
 
 
 def _content(plans: list[LaunchPlan], *, rows: list[tuple[str, str, str]] | None) -> dict[str, Any]:

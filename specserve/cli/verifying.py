@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.cli.options import refuse_given
 from specserve.convert.command import remembered
 from specserve.errors import Interrupted, TrafficError, UsageError
+from specserve.measure.values import refuse_given
 from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:

@@ -97,8 +97,8 @@ def watch(
     specserve watch demo --exporter 9109  for Prometheus
     specserve watch demo --for 1h --format json > watch.jsonl
     """
-    from specserve.cli.durations import seconds
     from specserve.cli.watching import Shown, Times, Watched, watching
+    from specserve.measure.values import seconds
 
     times = Times(
         interval_s=seconds(interval, option="--interval", least_s=0.2, most_s=3600.0),

@@ -289,8 +289,12 @@ def told(text: str) -> str:
 class StderrNotices:
     """Notices on stderr: warnings as lines, progress as one line of a terminal that goes away."""
 
-    def warn(self, text: str) -> None:
+    def say(self, text: str) -> None:
         """Write one line."""
+        say(in_one_line(text))
+
+    def warn(self, text: str) -> None:
+        """Write one line that begins with `warning`."""
         say(f"{styled('warning', 'yellow')}: {in_one_line(redacted(text))}")
 
     def show(self, findings: Sequence[Finding]) -> None:

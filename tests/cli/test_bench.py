@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
-from specserve.cli.benchpoints import points_of, sources
-from specserve.cli.benchprepare import Asked
 from specserve.errors import UsageError
+from specserve.measure.bench.request import BenchRequest, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -200,15 +199,19 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     )
     loaded = load_profile(profile)
     promised = Point("code", 0.7, 2)
-    assert points_of(Asked(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
-    points, at = points_of(Asked(concurrency="8"), loaded, defaults=DEFAULTS)
+    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
+    points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
-    both, at = points_of(Asked(prefix_cache="both"), loaded, defaults=DEFAULTS)
+    both, at = points_of(BenchRequest(prefix_cache="both"), loaded, defaults=DEFAULTS)
     assert [point.prefix_cache for point in both] == [True, False] and at == (promised,)
 
 
-@pytest.mark.parametrize("asked", [Asked(prefix_cache="off"), Asked(prefix_cache="off", workloads=("code",))])
-def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(profile: Path, asked: Asked) -> None:
+@pytest.mark.parametrize(
+    "asked", [BenchRequest(prefix_cache="off"), BenchRequest(prefix_cache="off", workloads=("code",))]
+)
+def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(
+    profile: Path, asked: BenchRequest
+) -> None:
     promise = "expect: [{workload: code, concurrency: 1, temperature: 0, min_speedup: 1}]\n"
     profile.write_text(profile.read_text() + promise)
     points, at = points_of(asked, load_profile(profile), defaults=DEFAULTS)
