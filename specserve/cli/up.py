@@ -326,11 +326,11 @@ class Gate(Protocol):
 
 def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
     """A gate that verifies as `specserve verify` does, without options, and tells the result on stderr."""
-    from specserve.cli.verifying import Asked, draft_limit, verified
     from specserve.measure.verify.prompts import prompts
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
-    from specserve.report.verify import brief, brief_json
+    from specserve.measure.verify.server import VerifyRequest, draft_limit, verified
+    from specserve.report.verify import VerifyProgress, brief, brief_json
     from specserve.serve.signals import notify
 
     wish = Wish(
@@ -345,8 +345,9 @@ def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limi
         notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
         if not as_json:
             say("verifying; the port is open already, and requests are answered meanwhile")
-        tell = (lambda _progress: None) if as_json else None
-        found = verified(server.url, plan.api_key_env, wish, stop=stop, asked=Asked(server.url), tell=tell)
+        progress = None if as_json else VerifyProgress(limit_s=wish.limit_s)
+        asked = VerifyRequest(server.url)
+        found = verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked, progress=progress)
         if as_json:
             say(json.dumps({"version": 1, "name": plan.name, "event": "verified", **brief_json(found)}))
         else:
