@@ -132,9 +132,6 @@ def bench(
         bool,
         typer.Option("--ignore-eos", help="Answers of equal length. Makes their acceptance meaningless."),
     ] = False,
-    one_at_a_time: Annotated[
-        bool, typer.Option("--one-at-a-time", help="Start one server after another, even where all fit.")
-    ] = False,
     gpu_hour_price: Annotated[
         float | None,
         typer.Option(
@@ -228,7 +225,6 @@ def bench(
         prefix_cache=prefix_cache.value,
         seed=seed,
         ignore_eos=ignore_eos,
-        one_at_a_time=one_at_a_time,
         gpu_hour_price=gpu_hour_price,
         include_prompts=include_prompts,
         settings=tuple(settings or ()),
@@ -325,6 +321,8 @@ def shown(
             "`--share` gives one result away, and `--compare` has two", hint="`--show RUN --share FILE`"
         )
     if two is not None:
+        if format == Format.HTML:
+            raise UsageError("`--compare` writes no HTML", hint="`--format markdown`, text or json")
         compare(two, format=format)
     elif run is not None:
         show(run, format=format, share=share)

@@ -23,6 +23,9 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
+    def time(self) -> float:
+        return time.time()
+
     def wait(self, seconds: float) -> None:
         self.now_s += seconds + 0.001  # a real one is never exact
         for script, shares in self.busy:

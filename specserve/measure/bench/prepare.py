@@ -239,8 +239,8 @@ def prepared(
 
     profile, arms = arms_of(asked, starts=starts, notices=notices)
     room = fit(arms)
-    if asked.one_at_a_time or at_once is not None:
-        room = dataclasses.replace(room, at_once=1 if at_once is None else at_once)
+    if at_once is not None:
+        room = dataclasses.replace(room, at_once=at_once)
     platform = next((arm.plan.platform for arm in arms if arm.plan is not None), "cuda")
     points, promised_at = points_of(asked, profile, defaults=(_WORKLOADS, _LOADS.get(platform, (1, 4))))
     launches = asked.restarts or (1 if room.at_once >= len(arms) or asked.quick else 2)

@@ -99,7 +99,6 @@ class BenchRequest:
     prefix_cache: str = "profile"
     seed: int = 0
     ignore_eos: bool = False
-    one_at_a_time: bool = False
     gpu_hour_price: float | None = None
     include_prompts: bool = False
     settings: tuple[str, ...] = ()
