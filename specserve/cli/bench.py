@@ -44,7 +44,6 @@ class PrefixCache(StrEnum):
 
     PROFILE = "profile"
     OFF = "off"
-    BOTH = "both"
 
 
 def bench(
@@ -125,7 +124,7 @@ def bench(
         int | None, typer.Option(min=2, show_default=False, help="Of each workload; default: all, 25.")
     ] = None,
     prefix_cache: Annotated[
-        PrefixCache, typer.Option(help="As the profile has it, off, or a column for each.")
+        PrefixCache, typer.Option(help="As the profile has it, or off.")
     ] = PrefixCache.PROFILE,
     seed: Annotated[int, typer.Option(min=0, help="Of orders, arrival times and sampling.")] = 0,
     ignore_eos: Annotated[

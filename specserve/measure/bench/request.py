@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 
-_CACHES = {"profile": (True,), "off": (False,), "both": (True, False)}
-
-
 def points_of(
     asked: BenchRequest, profile: Profile | None, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
@@ -34,17 +31,16 @@ def points_of(
     rates = numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
     asked_loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096)
     concurrency = asked_loads or (() if rates else ((1,) if asked.quick else loads))
-    caches = _CACHES[asked.prefix_cache]
+    cache = asked.prefix_cache != "off"
     usual = promised_points(
         expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
     )
     # without a cache a promise is held against what is measured without it: nothing else is there to judge it by
-    promised = tuple(replace(point, prefix_cache=caches[0]) for point in usual)
+    promised = tuple(replace(point, prefix_cache=cache) for point in usual)
     is_open = not (asked.workloads or asked_loads or rates or asked.temperature)
     if promised and is_open and not asked.quick:
-        each = (replace(point, prefix_cache=cache) for cache in caches for point in promised)
-        return tuple(dict.fromkeys(each)), promised
-    every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=caches)
+        return tuple(dict.fromkeys(promised)), promised
+    every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=(cache,))
     return every, promised
 
 
