@@ -36,10 +36,10 @@ from bench_blocks import (
     warm_up,
 )
 
-from specserve.cli.prepare import prepare
+from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.report.console import out, say
-from specserve.report.findings import failure
+from specserve.report.findings import StderrNotices, failure
 from specserve.serve.logs import default_log
 from specserve.serve.server import Server, running
 
@@ -123,7 +123,9 @@ def two_servers(args: argparse.Namespace) -> Iterator[tuple[Server, Server]]:
     with contextlib.ExitStack() as stack:
         servers = []
         for baseline in (True, False):
-            _, plan = prepare(args.profile, settings=args.set, port=0, baseline=baseline)
+            _, plan = prepare(
+                args.profile, settings=args.set, port=0, baseline=baseline, notices=StderrNotices()
+            )
             say(f"starting the server {'without' if baseline else 'with'} speculation")
             servers.append(stack.enter_context(running(plan, log_path=default_log(plan.name))))
         yield servers[0], servers[1]

@@ -29,7 +29,7 @@ from typing import Any
 from sweepcompare import compared
 from sweepdata import STEPS, arm_name, data, group_name, place, table, wanted
 
-from specserve.cli.prepare import prepare
+from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.measure.bench.arms import BASELINE, Arm, Session, host, memory_bytes, sessions, versions
 from specserve.measure.bench.driver import Pass
@@ -41,6 +41,7 @@ from specserve.measure.tune.plan import split
 from specserve.measure.workloads.load import load
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.load import load_profile
+from specserve.report.findings import StderrNotices
 from specserve.serve.signals import stop_on_signals
 
 ROOT = Path(__file__).parents[1]
@@ -209,7 +210,13 @@ def _arm(profile: Path, tokens: int | None) -> Arm:
     if tokens is not None:
         settings.append(f"speculation.num_speculative_tokens={tokens}")
     loaded, plan = prepare(
-        str(profile), settings=settings, port=0, baseline=tokens is None, check=False, use_lock=False
+        str(profile),
+        settings=settings,
+        port=0,
+        baseline=tokens is None,
+        check=False,
+        use_lock=False,
+        notices=StderrNotices(),
     )
     name = BASELINE if tokens is None else arm_name(tokens)
     loaded = loaded if tokens is not None else load_profile(str(profile))

@@ -1,9 +1,11 @@
-"""Findings and the places they point to: the one type between the checks and the report. Knows no rule."""
+"""Findings and the places they point to: the one type between the checks and the report."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 
 class Severity(StrEnum):
@@ -111,3 +113,35 @@ class Report:
     def count(self, severity: Severity) -> int:
         """How many findings have this severity."""
         return sum(finding.severity is severity for finding in self.findings)
+
+
+class Notices(Protocol):
+    """Hears what a step noticed that does not stop it."""
+
+    def say(self, text: str) -> None:
+        """Take a line about what happens."""
+
+    def warn(self, text: str) -> None:
+        """Take one warning, a lower-case sentence."""
+
+    def show(self, findings: Sequence[Finding]) -> None:
+        """Take findings that are not errors."""
+
+    def progress(self, text: str) -> None:
+        """Take what is being done now; an empty text: nothing any more."""
+
+
+class NoNotices:
+    """Notices that nobody reads."""
+
+    def say(self, text: str) -> None:
+        """Drop a line."""
+
+    def warn(self, text: str) -> None:
+        """Drop a warning."""
+
+    def show(self, findings: Sequence[Finding]) -> None:
+        """Drop findings."""
+
+    def progress(self, text: str) -> None:
+        """Drop what is being done."""

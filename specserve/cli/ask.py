@@ -75,15 +75,15 @@ def ask(
     specserve ask "Why is the sky blue?" --name llama70b-8b
     cat prompt.txt | specserve ask - --format json
     """
-    from specserve.cli.where import where
     from specserve.errors import TrafficError
     from specserve.report.console import in_one_line, say
     from specserve.serve.client import Client, Question
+    from specserve.serve.detached.registry import find_server
     from specserve.serve.requests import endpoint
 
     mode: Mode | None = None if chat is None else "chat" if chat else "completion"
     text = _prompt(prompt)
-    place, key = where(url, name, api_key_env)
+    place, key = find_server(url, name, api_key_env)
     try:
         with Client(endpoint(place, api_key_env=key)) as client:
             model = model or client.first_model()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.benchshow import refuse_others, shown
 from specserve.cli.options import (
     Concurrency,
     Devices,
@@ -19,6 +21,13 @@ from specserve.cli.options import (
     Temperature,
     Workloads,
 )
+from specserve.errors import FactError, UsageError
+from specserve.report.console import out, say
+from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.measure.bench.request import BenchRequest
+    from specserve.measure.bench.result import Result
 
 
 class Format(StrEnum):
@@ -35,7 +44,6 @@ class PrefixCache(StrEnum):
 
     PROFILE = "profile"
     OFF = "off"
-    BOTH = "both"
 
 
 def bench(
@@ -116,15 +124,12 @@ def bench(
         int | None, typer.Option(min=2, show_default=False, help="Of each workload; default: all, 25.")
     ] = None,
     prefix_cache: Annotated[
-        PrefixCache, typer.Option(help="As the profile has it, off, or a column for each.")
+        PrefixCache, typer.Option(help="As the profile has it, or off.")
     ] = PrefixCache.PROFILE,
     seed: Annotated[int, typer.Option(min=0, help="Of orders, arrival times and sampling.")] = 0,
     ignore_eos: Annotated[
         bool,
         typer.Option("--ignore-eos", help="Answers of equal length. Makes their acceptance meaningless."),
-    ] = False,
-    one_at_a_time: Annotated[
-        bool, typer.Option("--one-at-a-time", help="Start one server after another, even where all fit.")
     ] = False,
     gpu_hour_price: Annotated[
         float | None,
@@ -200,9 +205,9 @@ def bench(
     if show is not None or compare is not None:
         refuse_others(context, allowed={"show", "compare", "share", "format"})
         return shown(show, compare, share=share, format=format.value)
-    from specserve.cli import benching, benchprepare
+    from specserve.measure.bench.request import BenchRequest
 
-    asked = benchprepare.Asked(
+    asked = BenchRequest(
         profile=profile,
         quick=quick,
         workloads=tuple(workload or ()),
@@ -219,7 +224,6 @@ def bench(
         prefix_cache=prefix_cache.value,
         seed=seed,
         ignore_eos=ignore_eos,
-        one_at_a_time=one_at_a_time,
         gpu_hour_price=gpu_hour_price,
         include_prompts=include_prompts,
         settings=tuple(settings or ()),
@@ -229,5 +233,143 @@ def bench(
         locked=locked,
         use_lock=not no_lock,
     )
-    ending = benching.Ending(format.value, strict, share)
-    return benching.run(asked, output=output, resume=resume, dry_run=dry_run, ending=ending)
+    todo = _Todo(output=output, resume=resume, share=share, dry_run=dry_run)
+    return _run(asked, todo, format=format.value, strict=strict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Todo:
+    """What is done beside the request itself."""
+
+    output: str | None
+    resume: str | None
+    share: str | None
+    dry_run: bool
+
+
+def _run(asked: BenchRequest, todo: _Todo, *, format: str, strict: bool) -> None:
+    """Measure, or show the plan. Raises SpecserveError, typer.Exit(1) for a promise that is missed."""
+    from specserve.measure.bench.outcome import is_missed, is_open
+
+    if todo.share is not None:
+        refuse_taken(todo.share)
+    if todo.resume is None and asked.profile is None:
+        raise UsageError("no profile is given", hint="`specserve bench configs/demo.yaml --quick`")
+    if todo.resume is None and todo.dry_run:
+        _show_plan(asked, format=format)
+        return
+    result, path = _measured(asked, todo)
+    if todo.share is not None:
+        give(result, todo.share)
+    write(result, format=format)
+    say(f"raw data, logs, result.json and report.html: {path}")
+    if is_missed(result) or (strict and is_open(result)):
+        raise typer.Exit(1)
+
+
+def _show_plan(asked: BenchRequest, *, format: str) -> None:
+    from specserve.measure.bench.prepare import obstacle, prepared
+    from specserve.measure.bench.request import with_places
+    from specserve.report.benchplan import show
+
+    asked, notices = with_places(asked), StderrNotices()
+    ready = prepared(asked, starts=False, notices=notices)
+    show(ready, format=format, obstacle=obstacle(asked, notices=notices))
+
+
+def _measured(asked: BenchRequest, todo: _Todo) -> tuple[Result, Path]:
+    """The result of a new run, or of one that is resumed, and its directory."""
+    from specserve.measure.bench.benchmark import Outlet, refuse_changes, run_benchmark
+    from specserve.measure.bench.result import result_text
+    from specserve.report.benchhtml import html_report
+    from specserve.report.benchplan import BenchView
+
+    if todo.resume is not None:
+        refuse_changes(asked, others=todo.output is not None or todo.dry_run)
+
+    def files(result: Result) -> dict[str, str]:
+        return {"result.json": result_text(result), "report.html": html_report(result)}
+
+    outlet = Outlet(StderrNotices(), BenchView, files)
+    return run_benchmark(asked, output=todo.output, resume=todo.resume, outlet=outlet)
+
+
+_ALONE = "`--show` and `--compare` measure nothing: one of them, and runs, is all they take"
+
+
+def refuse_others(context: typer.Context, *, allowed: Collection[str]) -> None:
+    """Raises UsageError where the command line gives another parameter: it would be passed over in silence."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in allowed and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(_ALONE, hint=f"without `{parameter.opts[0]}`")
+
+
+def shown(
+    run: str | None,
+    two: tuple[str, str] | None,
+    *,
+    share: str | None,
+    format: str,
+) -> None:
+    """`--show` or `--compare`. Raises UsageError for both."""
+    if (run is not None) == (two is not None):
+        raise UsageError(_ALONE)
+    if two is not None and share is not None:
+        raise UsageError(
+            "`--share` gives one result away, and `--compare` has two", hint="`--show RUN --share FILE`"
+        )
+    if two is not None:
+        if format == Format.HTML:
+            raise UsageError("`--compare` writes no HTML", hint="`--format markdown`, text or json")
+        compare(two, format=format)
+    elif run is not None:
+        show(run, format=format, share=share)
+
+
+def show(place: str, *, format: str, share: str | None) -> None:
+    """A run's report once more. Raises FactError where there is none."""
+    from specserve.measure.bench.result import read_result
+
+    result = read_result(Path(place))
+    if share is not None:
+        give(result, share)
+    write(result, format=format)
+
+
+def write(result: Result, *, format: str) -> None:
+    """The report to stdout."""
+    from specserve.report.bench import rendered
+
+    out(rendered(result, form=format))
+
+
+def compare(places: tuple[str, str], *, format: str) -> None:
+    """Two runs side by side. Raises FactError where one is none."""
+    from specserve.measure.bench.comparison import compare as compared_runs
+    from specserve.measure.bench.result import read_result
+    from specserve.report.benchcompare import compared
+
+    old, new = (read_result(Path(place)) for place in places)
+    out(compared(compared_runs(old, new), form=format))
+
+
+def give(result: Result, place: str) -> None:
+    """Write what may be given to others. Raises UsageError where a file is there, FactError for another reason."""
+    from specserve.measure.bench.sharing import text
+
+    refuse_taken(place)
+    try:
+        with Path(place).open("x", encoding="utf-8") as file:
+            file.write(text(result))
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot write `{place}`: {getattr(error, 'strerror', None) or error}") from error
+    say(
+        f"`{place}`: figures, versions and machine, no prompts, paths or addresses; look at it before you give it away"
+    )
+
+
+def refuse_taken(place: str) -> None:
+    """Raises UsageError where something is there already: told before an hour of measuring, not after it."""
+    if Path(place).exists():
+        raise UsageError(f"`{place}` exists already", hint="`--share` writes a new file")

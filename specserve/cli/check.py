@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, is_terminal, mute, out, say
+from specserve.report.findings import StderrNotices
 
 _QUIET_S = 2.0
 """A check that is done by then says nothing on the way, in a pipe."""
@@ -85,6 +86,7 @@ def check(
         from specserve.checks.oracle import vllm_to_ask
 
         vllm_to_ask(vllm_source)  # a folder without a vLLM is an error before anything is checked
+    notices = StderrNotices()
     wanted = Wanted(
         offline=offline,
         locked=locked,
@@ -93,10 +95,10 @@ def check(
         ask_vllm="always" if ask_vllm or vllm_source else "if_kept",
         vllm_source=vllm_source,
         version=_minor(vllm) if vllm else None,
-        tell=_teller(),
+        tell=notices.progress,
     )
     report = run(paths, wanted=wanted, settings=settings or ())
-    _tell_nothing_more()
+    notices.progress("")
     try:
         show(report, format=format)
     except BrokenPipeError:
@@ -166,21 +168,3 @@ def _minor(version: str) -> str:
     if not known.exact:
         say(f"vLLM {clean(version)} is newer than all that specserve knows: judged as {known.minor}")
     return known.minor
-
-
-def _teller() -> Callable[[str], None]:
-    """Says on a terminal what is being done, in one line that goes away."""
-    if not is_terminal(sys.stderr):
-        return lambda _: None
-    return lambda text: _line(clean(text))
-
-
-def _line(text: str) -> None:
-    sys.stderr.write(f"\r\x1b[K{text} …"[:100])
-    sys.stderr.flush()
-
-
-def _tell_nothing_more() -> None:
-    if is_terminal(sys.stderr):
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()

@@ -1,17 +1,17 @@
-"""The commands: each is imported when it is asked for. Knows nothing of what they do."""
+"""The commands: each is imported when it is asked for; a vLLM command behind `--` becomes a profile."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from specserve.cli.rawcommand import with_command
 from specserve.errors import UsageError
 
 COMMANDS: Mapping[str, str] = {
@@ -40,6 +40,9 @@ COMMANDS: Mapping[str, str] = {
     "schema": "specserve.cli.schema:schema",
 }
 
+_TAKE_ONE = ("lint", "check", "plan", "up", "verify", "render")
+"""Commands that take a vLLM command behind `--` in the place of a profile."""
+_END = "--"
 _TYPE = re.compile(r"<(?:list\[)?(int|float|str)\]?(?: range)?>")
 _LETTERS = {"int": "N", "float": "X", "str": "TEXT"}
 _ClickUsageError: Any = typer.BadParameter.__base__  # Typer brings its own copy of Click, and not its name
@@ -126,7 +129,7 @@ def root(
 def run(arguments: list[str]) -> int:
     """Run one command line, return its exit code. Raises SpecserveError, and KeyboardInterrupt."""
     try:
-        arguments = with_command(arguments)
+        arguments = _with_command(arguments)
         command = typer.main.get_command(app)
         code = command.main(args=arguments or ["--help"], prog_name="specserve", standalone_mode=False)
     except _ClickUsageError as error:
@@ -137,6 +140,38 @@ def run(arguments: list[str]) -> int:
         # Typer ends the program itself where nobody reads stdout any more
         raise (end.__context__ if isinstance(end.__context__, BrokenPipeError) else end) from None
     return code if isinstance(code, int) else 0
+
+
+def _with_command(arguments: list[str]) -> list[str]:
+    """The arguments with `-- vllm serve …` as one profile of its own, which every command then takes by its name."""
+    if _END not in arguments or arguments[0] not in _TAKE_ONE:
+        return arguments
+    from specserve.convert.command import remember, write_behind_dashes
+    from specserve.profile.codes import quoted
+
+    at = arguments.index(_END)
+    words = arguments[at + 1 :]
+    if not words or not _is_command(words):
+        if words and not _is_file(words[0]):
+            raise UsageError(
+                f"{quoted(words[0])} is neither a vLLM command nor a file",
+                hint=write_behind_dashes(arguments[0]),
+            )
+        return arguments
+    return [*arguments[:at], _END, remember(words, asked=arguments[0])]
+
+
+def _is_file(word: str) -> bool:
+    """Whether it is there, or by its look could only be a name of files."""
+    return word == "-" or Path(word).exists() or bool(re.search(r"[*?\[]|\.ya?ml$", word))
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Whether these words are a command rather than names of files."""
+    from specserve.convert.invocation import invocation
+    from specserve.convert.words import argv_words
+
+    return invocation(argv_words(words)[1]) is not None or any(word.startswith("-") for word in words[1:])
 
 
 def _usage(error: Any, arguments: list[str]) -> UsageError:

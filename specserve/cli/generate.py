@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specserve.cli.options import Alternative, Devices, Locked, NoCheck, NoLock, Settings
+from specserve.errors import UsageError
 
 
 def generate(
@@ -50,12 +52,11 @@ def generate(
     cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
     from contextlib import closing, nullcontext
-    from pathlib import Path
 
+    from specserve.checks.preflight import cleared
     from specserve.cli import batch
-    from specserve.cli.preflight import cleared
-    from specserve.errors import UsageError
     from specserve.report.console import say
+    from specserve.report.findings import StderrNotices
 
     destination = None if output == "-" else Path(output)
     if profile == source == "-":
@@ -71,6 +72,7 @@ def generate(
         check=not no_check,
         use_lock=not no_lock,
         locked=locked,
+        notices=StderrNotices(),
     )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")

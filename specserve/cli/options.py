@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
-
-from specserve.errors import UsageError
 
 Settings = Annotated[
     list[str] | None,
@@ -85,11 +82,3 @@ Output = Annotated[
         help="The run's directory; default: one in the state folder.",
     ),
 ]
-
-
-def refuse_given(given: Mapping[str, object], *, command: str) -> None:
-    """Raises UsageError where an option of a profile was given, and what is asked is a server that runs."""
-    for option, value in given.items():
-        if value:
-            hint = f"`specserve {command} PROFILE` starts one"
-            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)

@@ -19,6 +19,7 @@ from specserve.cli.options import (
     Port,
     Settings,
 )
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
@@ -77,7 +78,7 @@ def plan(
     machine = machine_of(assume) if assume else None
 
     def planned(rank: int | None) -> tuple[Profile, LaunchPlan]:
-        from specserve.cli.prepare import prepare
+        from specserve.checks.prepare import prepare
 
         return prepare(
             profile,
@@ -92,6 +93,7 @@ def plan(
             use_lock=not no_lock,
             node=None if rank is None else node_at(rank, master_addr),
             machine=machine,
+            notices=StderrNotices(),
         )
 
     source, made = planned(node_rank)

@@ -85,9 +85,10 @@ def render(
     specserve render big.yaml --to systemd
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
-    from specserve.cli.prepare import prepare
+    from specserve.checks.prepare import prepare
     from specserve.deploy.targets import Place
     from specserve.deploy.targets import render as rendered
+    from specserve.report.findings import StderrNotices
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
@@ -104,6 +105,7 @@ def render(
         starts=False,
         whole=True,
         use_lock=not no_lock,
+        notices=StderrNotices(),
     )
     made = _deployment(source, version=version, platform=plan.platform, image=image, use_lock=not no_lock)
     folder = output or (Path(source.file).parent if source.file != "-" else Path())

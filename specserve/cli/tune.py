@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,11 @@ from specserve.cli.options import (
     Temperature,
     Workloads,
 )
+from specserve.report.console import out, say
+from specserve.report.findings import StderrNotices
+
+if TYPE_CHECKING:
+    from specserve.measure.tune.plan import TuneRequest
 
 
 class Format(StrEnum):
@@ -160,9 +166,10 @@ def tune(
     specserve tune configs/llama70b-8b.yaml --dry-run
     specserve tune my.yaml --estimate --accelerator H100-80GB --acceptance 0.7
     """
-    from specserve.cli import tuneestimate, tuneprepare, tuning
+    from specserve.measure.tune.estimation import refuse_estimate_options
+    from specserve.measure.tune.plan import TuneRequest
 
-    asked = tuneprepare.Asked(
+    asked = TuneRequest(
         profile=profile,
         workloads=tuple(workload or ()),
         concurrency=concurrency,
@@ -187,8 +194,63 @@ def tune(
     as_json = format is Format.JSON
     if estimate:
         others = {"output": output, "fresh": fresh, "dry-run": dry_run, "write": write, "explain": explain}
-        return tuneestimate.run(asked, machine=accelerator, chance=acceptance, others=others, as_json=as_json)
-    tuneestimate.refuse(accelerator=accelerator, acceptance=acceptance)
-    return tuning.run(
-        asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json
+        _estimate(asked, machine=accelerator, chance=acceptance, others=others, as_json=as_json)
+    else:
+        refuse_estimate_options(accelerator=accelerator, acceptance=acceptance)
+        run(asked, output=output, anew=fresh, dry_run=dry_run, write=write, explain=explain, as_json=as_json)
+
+
+def _estimate(
+    asked: TuneRequest,
+    *,
+    machine: str | None,
+    chance: str | None,
+    others: Mapping[str, object],
+    as_json: bool,
+) -> None:
+    from specserve.measure.tune.estimation import estimate_request
+    from specserve.report.tuneplan import estimate_json, estimate_text
+
+    name, found = estimate_request(asked, machine=machine, chance=chance, others=others)
+    out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=asked.profile))
+
+
+def run(
+    asked: TuneRequest,
+    *,
+    output: str | None,
+    anew: bool,
+    dry_run: bool,
+    write: bool,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
+    from specserve.measure.tune.rundir import placed
+    from specserve.measure.tune.session import Outlet, refuse_unrunnable, run_tune, unconfirmed
+    from specserve.report.benchplan import BenchView
+    from specserve.report.tune import as_json_text, text
+    from specserve.report.tunehtml import tune_html
+
+    notices = StderrNotices()
+    refuse_unrunnable(asked, write=write)
+    ready, found = placed(asked, output=output, anew=anew, starts=not dry_run, notices=notices)
+    if dry_run:
+        from specserve.report.tuneplan import plan_json, plan_text
+
+        out((plan_json if as_json else plan_text)(ready, found))
+        return
+    outlet = Outlet(
+        notices,
+        BenchView,
+        lambda result: {"result.json": as_json_text(result), "report.html": tune_html(result)},
     )
+    result, path, failure = run_tune(ready, found, output=output, anew=anew, outlet=outlet)
+    out(as_json_text(result) if as_json else text(result, explain=explain))
+    say(f"raw data, logs, result.json and report.html: {path}")
+    if failure is not None:
+        raise unconfirmed(failure, anew=anew, write=write)
+    if write:
+        from specserve.measure.tune.write import write_choice
+
+        say(write_choice(asked.profile, result, settings=asked.settings))

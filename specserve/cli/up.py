@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from specserve.cli.exposure import refuse_exposed
+from specserve.checks.preflight import cleared, refuse_exposed
 from specserve.cli.options import (
     Alternative,
     Devices,
@@ -23,15 +25,19 @@ from specserve.cli.options import (
     Port,
     Settings,
 )
-from specserve.errors import LaunchError, SpecserveError, UsageError
+from specserve.errors import LaunchError, SpecserveError, UsageError, VerifyFailed
 from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Profile
 from specserve.report.console import out, say
+from specserve.report.findings import StderrNotices
 from specserve.report.servers import JsonView, TextView
+from specserve.serve.detached.observe import Room, room_beside
+from specserve.serve.detached.registry import Arm
+from specserve.serve.server import Server, refuse_taken_port
+from specserve.serve.signals import StopRequest
 
 if TYPE_CHECKING:
-    from specserve.cli.gate import Gate
     from specserve.plan.nodes import Node
-    from specserve.profile.schema import Profile
 
 
 class LogFormat(StrEnum):
@@ -115,13 +121,10 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
-    from specserve.cli.beside import room_beside
-    from specserve.cli.detach import arm_of, detached_name, leave
-    from specserve.cli.preflight import cleared
-
     _refuse_contradictions(
         name=name, detach=detach, exec_=exec_, format=format, dry_run=dry_run, verify=verify
     )
+    notices = StderrNotices()
     source, plan = cleared(
         profile,
         settings=settings or (),
@@ -135,14 +138,15 @@ def up(
         locked=locked,
         passed=("SD108",) if insecure else (),
         node=_node(node_rank, master_addr, detach=detach, verify=verify),
+        notices=notices,
     )
     if dry_run:
         show(plan, format=format or PlanFormat.SHELL)
         return
-    refuse_exposed(source, insecure=insecure)
+    refuse_exposed(source, insecure=insecure, notices=notices)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
-    room = None if no_check else room_beside(source, plan, name=called)
-    gate = _gate(source, plan, log_format=log_format) if verify else None
+    room = None if no_check else room_beside(source, plan, name=called, notices=notices)
+    gate = verification_gate(source, plan, as_json=log_format is LogFormat.JSON) if verify else None
     if exec_:
         become(plan)
         return
@@ -177,13 +181,6 @@ def _refuse_contradictions(
             "`--format` says how `--dry-run` prints the plan, and nothing else",
             hint="`--log-format json` tells the start as JSON",
         )
-
-
-def _gate(source: Profile, plan: LaunchPlan, *, log_format: LogFormat) -> Gate:
-    """What a server has to pass once it answers."""
-    from specserve.cli.gate import verifying
-
-    return verifying(source, plan, as_json=log_format is LogFormat.JSON)
 
 
 def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) -> Node | None:
@@ -255,26 +252,110 @@ def become(plan: LaunchPlan) -> None:
         raise LaunchError(f"cannot start `{plan.argv[0]}`: {error.strerror}") from error
 
 
-def refuse_taken_port(plan: LaunchPlan) -> None:
-    """Raises LaunchError where another process holds the port; says so if it serves this model already."""
-    if not plan.answers:
-        return
-    from specserve.serve.health import served_models
-    from specserve.serve.process import holder, is_own
+_TOLD = frozenset({"name", "target", "speculation", "alternatives", "expect", "hardware"})
+"""Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
 
+
+def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
+    """What has to be known later of the command line, to tell what the server promises."""
+    kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _TOLD)
+    return Arm(alternative, tuple(kept))
+
+
+def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
+    """The profile's name, with the arm that is served: both may run at once."""
+    whole = f"{plan.name}-{arm}" if arm else plan.name
+    return re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")[:63]
+
+
+def leave(
+    plan: LaunchPlan,
+    *,
+    name: str,
+    profile: str,
+    room: Room | None,
+    log_format: LogFormat,
+    arm: Arm | None = None,
+    gate: Gate | None = None,
+    warms_up: bool = True,
+) -> None:
+    """Start it under a name and return when it answers, and has passed the gate.
+
+    `room`: what it declares to take, where that was judged. `arm`: as `arm_of` makes it.
+    """
+    from specserve.serve.detached.launch import launch, refuse_running
+    from specserve.serve.detached.registry import folder_of
+    from specserve.serve.logs import default_log
+    from specserve.serve.signals import stop_on_signals
+
+    folder_of(name)  # what cannot be a name ends it before anything starts
+    refuse_running(name)
+    view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan, stays_as=name)
     try:
-        found = holder(plan.host, plan.port)
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on `{plan.host}`: {error.strerror or error}",
-            hint="see `server.host` in the profile",
-        ) from error
-    if found is None:
-        return
-    key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
-    if plan.model in served_models(plan.url, key=key if is_own(found) else None):
-        raise LaunchError(
-            f"`{plan.model}` is served at {plan.url} already, by {found}",
-            hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",
-        )
-    raise LaunchError(f"port {plan.port} is taken by {found}", hint="`--port 0` takes a free one")
+        refuse_taken_port(plan)
+        with stop_on_signals() as stop:
+            launch(
+                plan,
+                name=name,
+                profile=profile,
+                arm=arm,
+                room=room or Room((), None, None),
+                log_path=default_log(name),
+                stop=stop,
+                on_event=view,
+                first=partial(gate, stop=stop) if gate is not None else None,
+                warms_up=warms_up,
+            )
+    except SpecserveError as error:
+        view.failed(error)
+        if log_format is LogFormat.JSON:
+            raise typer.Exit(error.exit_code) from error
+        raise
+
+
+_PATIENCE = 3
+"""A verification may take so many times its limit before systemd gives the start up."""
+
+
+class Gate(Protocol):
+    """Called with a server that answers; what it raises ends the server."""
+
+    def __call__(self, server: Server, *, stop: StopRequest) -> None:
+        """Look at it."""
+
+
+def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
+    """A gate that verifies as `specserve verify` does, without options, and tells the result on stderr."""
+    from specserve.measure.verify.prompts import prompts
+    from specserve.measure.verify.result import Sampling
+    from specserve.measure.verify.run import Wish
+    from specserve.measure.verify.server import VerifyRequest, draft_limit, verified
+    from specserve.report.verify import VerifyProgress, brief, brief_json
+    from specserve.serve.signals import notify
+
+    wish = Wish(
+        samplings=(Sampling(0.0), Sampling(0.7)),
+        prompts=prompts(),
+        limit_s=limit_s,
+        draft_limit=draft_limit(profile),
+    )
+
+    def gate(server: Server, *, stop: StopRequest) -> None:
+        limit_us = round(_PATIENCE * wish.limit_s * 1e6)
+        notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
+        if not as_json:
+            say("verifying; the port is open already, and requests are answered meanwhile")
+        progress = None if as_json else VerifyProgress(limit_s=wish.limit_s)
+        asked = VerifyRequest(server.url)
+        found = verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked, progress=progress)
+        if as_json:
+            say(json.dumps({"version": 1, "name": plan.name, "event": "verified", **brief_json(found)}))
+        else:
+            say(brief(found))
+        if found.has_failed:
+            raise VerifyFailed(
+                f"the server did not pass its verification ({found.verdict.value}): it is stopped",
+                hint="without `--verify` it starts all the same; `specserve verify` then tells more",
+            )
+
+    return gate

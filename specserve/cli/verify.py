@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specserve.errors import UsageError
+from specserve.report.console import out, say
+from specserve.report.findings import StderrNotices
 
 if TYPE_CHECKING:
     from specserve.measure.verify.result import Sampling
@@ -154,11 +156,13 @@ def verify(
     specserve verify llama70b-8b --against http://10.0.0.7:8000 --format json
     specserve verify --prompts mine.jsonl --top-p 0.9 --seconds 180
     """
-    from specserve.cli.verifying import Asked, run
     from specserve.measure.verify.prompts import left_out
     from specserve.measure.verify.prompts import prompts as read
     from specserve.measure.verify.result import Sampling
     from specserve.measure.verify.run import Wish
+    from specserve.measure.verify.server import VerifyRequest, Views, run_verification
+    from specserve.report.servers import StartView
+    from specserve.report.verify import VerifyProgress, verify_json, verify_text
 
     temperatures = [0.0, 0.7] if temperature is None else temperature
     if against is not None:
@@ -172,16 +176,13 @@ def verify(
         tie_tolerance=tie_tolerance,
         smoke=smoke,
     )
-    asked = Asked(
+    asked = VerifyRequest(
         server, against, model, api_key_env, alternative, tuple(settings or ()), port, devices, not no_check
     )
-    from specserve.report.console import out, say
-
     if prompts is not None and (beyond := left_out(prompts)):
         say(f"{prompts}: the first {len(wish.prompts)} prompts are used, {beyond} are not")
-    found = run(asked, wish)
-    from specserve.report.verify import verify_json, verify_text
-
+    views = Views(StderrNotices(), VerifyProgress(limit_s=wish.limit_s), StartView)
+    found = run_verification(asked, wish, views=views)
     out(verify_json(found) if format is Format.JSON else verify_text(found))
     if found.has_failed or (strict and found.is_open):
         raise typer.Exit(1)

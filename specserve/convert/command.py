@@ -15,12 +15,16 @@ from specserve.diagnostics import Finding, Severity
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.profile.codes import did_you_mean, ordered, quoted
-from specserve.profile.load import absolute_paths, apply
+from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
 from specserve.profile.validate import validate
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
+
+_LAUNCH = ("plan", "up", "verify", "render")
+"""Commands of specserve that need a server that answers."""
+_REMEMBERED: dict[str, list[str]] = {}
 
 
 class NoStart(UsageError):
@@ -129,3 +133,34 @@ def _advice(name: str, known: Collection[str]) -> str | None:
         guess = did_you_mean(name, known)
         return f"did you mean `--{guess.replace('_', '-')}`?" if guess else None
     return old.why if old.now else f"leave it out: {old.why}"
+
+
+def write_behind_dashes(command: str) -> str:
+    """A hint that shows how a vLLM command is given to this command of specserve."""
+    return f"write `specserve {command} -- vllm serve MODEL --speculative-config '{{…}}'`"
+
+
+def remember(words: Sequence[str], *, asked: str = "check") -> str:
+    """The name under which this command is a profile from now on. `asked`: the command of specserve that takes it."""
+    words = list(words)
+    if asked in _LAUNCH and starts_worker(words):
+        raise UsageError(
+            f"this command starts a worker that answers no requests; `{asked}` is for a server that answers",
+            hint="give the first node's command; `specserve check -- …` judges this one",
+        )
+    _REMEMBERED[COMMAND] = words
+
+    def made(settings: Iterable[str]) -> tuple[Profile | None, list[Finding]]:
+        try:
+            return profile_of(words, settings=settings)
+        except NoStart as error:
+            error.hint = write_behind_dashes(asked)
+            raise
+
+    made_by(COMMAND, made)
+    return COMMAND
+
+
+def remembered(name: str) -> list[str] | None:
+    """The words of the command that has this name; None for a file."""
+    return _REMEMBERED.get(name)

@@ -1,11 +1,11 @@
-"""Two runs of a benchmark side by side, as text, markdown, HTML or JSON."""
+"""Two runs of a benchmark side by side, as text, markdown or JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
@@ -26,15 +26,9 @@ from specserve.report.console import (
     styled,
 )
 from specserve.report.html import (
-    Column,
     code_cell,
-    escaped,
-    html_sentence,
-    listed,
     markdown,
     markdown_sentence,
-    page,
-    table,
 )
 
 HEAD = ("load", "arm", "old tok/s", "new", "ratio", "old speedup", "new", "new/old, 95 %")
@@ -45,8 +39,6 @@ def compared(comparison: RunComparison, *, form: str, stream: TextIO | None = No
     match form:
         case "json":
             return without_user(_json(comparison))
-        case "html":
-            return html_comparison(comparison)
         case "markdown":
             return markdown_comparison(comparison)
     return without_user(_text(comparison, stream or sys.stdout))
@@ -196,38 +188,6 @@ def markdown_comparison(comparison: RunComparison) -> str:
         "\n".join(f"- {markdown_sentence(line)}" for line in (*refusals(comparison), *comparison.notes))
     )
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def html_comparison(comparison: RunComparison) -> str:
-    """One file; everything from outside is escaped."""
-    lead = [f"<p>{escaped(_when(comparison))}.</p>", f"<p>{escaped(summary(comparison).capitalize())}.</p>"]
-    return page(kind="two benchmarks", title=comparison.new.name, lead=lead, body=_body(comparison))
-
-
-def _body(comparison: RunComparison) -> Iterator[str]:
-    if comparison.changes:
-        yield "<h2>What changed</h2>"
-        columns = (
-            Column("what", is_name=True),
-            Column("old", is_name=True, wraps=True),
-            Column("new", is_name=True, wraps=True),
-        )
-        yield table(
-            columns,
-            [tuple(map(escaped, (item.what, item.old, item.new))) for item in comparison.changes],
-            stacks=True,
-        )
-    for title, changes in groups(comparison):
-        yield f"<h2>{escaped(title)}</h2>"
-        yield table(
-            [Column(name, is_name=name == "arm") for name in HEAD],
-            [tuple(map(escaped, cells(item))) for item in changes],
-        )
-        yield listed(map(escaped, turns(changes)))
-    notes = [*refusals(comparison), *comparison.notes]
-    if notes:
-        yield "<h2>Notes</h2>"
-        yield listed(map(html_sentence, notes))
 
 
 def _when(comparison: RunComparison) -> str:

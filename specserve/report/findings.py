@@ -7,7 +7,7 @@ import re
 import sys
 import traceback
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
@@ -16,7 +16,7 @@ from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
 from specserve.profile.texts import recall
-from specserve.report.console import clean, filled, styled
+from specserve.report.console import clean, filled, in_one_line, is_terminal, say, styled
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
@@ -283,6 +283,29 @@ def failure(error: SpecserveError) -> str:
 def told(text: str) -> str:
     """Text that may hold words of a server, a log or the Hub: what it echoes of our keys is none of a terminal's."""
     return clean(redacted(text))
+
+
+class StderrNotices:
+    """Notices on stderr: warnings as lines, progress as one line of a terminal that goes away."""
+
+    def say(self, text: str) -> None:
+        """Write one line."""
+        say(in_one_line(text))
+
+    def warn(self, text: str) -> None:
+        """Write one line that begins with `warning`."""
+        say(f"{styled('warning', 'yellow')}: {in_one_line(redacted(text))}")
+
+    def show(self, findings: Sequence[Finding]) -> None:
+        """Write findings with the lines that they point to."""
+        say(render(findings))
+
+    def progress(self, text: str) -> None:
+        """Show what is being done, on a terminal only; an empty text clears the line."""
+        if is_terminal(sys.stderr):
+            line = f"{clean(text)[:90]} …" if text else ""
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
 
 
 def _log(error: LaunchError) -> list[str]:

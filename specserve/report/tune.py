@@ -123,13 +123,6 @@ def _choice(found: TuneResult) -> Iterator[str]:
         if not tokens:
             zero = f"{_zero_cost(found):.2f}x of a server without speculation (its step measured)"
             yield f"  {load:>3} at once: K = 0, {zero}"
-    if found.objective == "throughput" and found.lowest_latency and found.highest_throughput:
-        low, high = found.lowest_latency, found.highest_throughput
-        yield (
-            f"  on {clean(low.workload)}, lowest latency: {low.concurrency} at once, K = {low.tokens}, "
-            f"{low.tpot_ms:.1f} ms a token; most tokens: {high.concurrency} at once, K = {high.tokens}, "
-            f"{high.tokens_per_s:.0f} tokens/s"
-        )
 
 
 def _zero_cost(found: TuneResult) -> float:
@@ -240,8 +233,6 @@ def as_json(found: TuneResult) -> dict[str, Any]:
         ],
         "points": [_row(row) for row in found.rows],
         "plain_points": [_row(row) for row in found.plain_rows],
-        "lowest_latency": _row(found.lowest_latency) if found.lowest_latency else None,
-        "highest_throughput": _row(found.highest_throughput) if found.highest_throughput else None,
         "confirmed": [_plain(dataclasses.asdict(each) | {"miss": each.miss}) for each in found.confirmed],
         "confirmed_turn_by_turn": found.is_interleaved,
         "causes_of": _row(found.caused) if found.caused else None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specserve.errors import Interrupted, LaunchError
+from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events, files, health, logs, postmortem
 from specserve.serve.causes import signal_name
@@ -18,7 +18,16 @@ from specserve.serve.events import OnEvent
 from specserve.serve.files import scratch_env
 from specserve.serve.health import Links, ProgressWatch, warm_up
 from specserve.serve.logs import Figures, LogTail, Phase, is_disk_full, next_phase
-from specserve.serve.process import Child, Group, ask_to_end, clear, resident_bytes, resolve_env
+from specserve.serve.process import (
+    Child,
+    Group,
+    ask_to_end,
+    clear,
+    holder,
+    is_own,
+    resident_bytes,
+    resolve_env,
+)
 from specserve.serve.signals import StopRequest, notify
 
 _TICK_S = 0.1
@@ -361,3 +370,25 @@ def never_failing(on_event: OnEvent) -> OnEvent:
             on_event(event)
 
     return emit
+
+
+def refuse_taken_port(plan: LaunchPlan) -> None:
+    """Raises LaunchError where another process holds the port; says so if it serves this model already."""
+    if not plan.answers:
+        return
+    try:
+        found = holder(plan.host, plan.port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on `{plan.host}`: {error.strerror or error}",
+            hint="see `server.host` in the profile",
+        ) from error
+    if found is None:
+        return
+    key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
+    if plan.model in health.served_models(plan.url, key=key if is_own(found) else None):
+        raise LaunchError(
+            f"`{plan.model}` is served at {plan.url} already, by {found}",
+            hint=f"`specserve ask --url {plan.url}` talks to it; `--port 0` starts another one",
+        )
+    raise LaunchError(f"port {plan.port} is taken by {found}", hint="`--port 0` takes a free one")

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
-from specserve.cli.benchpoints import points_of, sources
-from specserve.cli.benchprepare import Asked
 from specserve.errors import UsageError
+from specserve.measure.bench.request import BenchRequest, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -75,10 +74,11 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
 
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
-    content: dict[str, Any] = json.loads(told([*arguments, "--prefix-cache", "both"], capsys))
+    content: dict[str, Any] = json.loads(told([*arguments, "--prefix-cache", "off"], capsys))
     assert next(iter(content)) == "version" and content["version"] == 1
     assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
-    assert len(content["points"]) == 2 * 2 * 2
+    assert len(content["points"]) == 2 * 2
+    assert not any(point["prefix_cache"] for point in content["points"])
     assert content["estimated"]["requests"] > 0
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
 
@@ -200,15 +200,17 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     )
     loaded = load_profile(profile)
     promised = Point("code", 0.7, 2)
-    assert points_of(Asked(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
-    points, at = points_of(Asked(concurrency="8"), loaded, defaults=DEFAULTS)
+    assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
+    points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
-    both, at = points_of(Asked(prefix_cache="both"), loaded, defaults=DEFAULTS)
-    assert [point.prefix_cache for point in both] == [True, False] and at == (promised,)
 
 
-@pytest.mark.parametrize("asked", [Asked(prefix_cache="off"), Asked(prefix_cache="off", workloads=("code",))])
-def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(profile: Path, asked: Asked) -> None:
+@pytest.mark.parametrize(
+    "asked", [BenchRequest(prefix_cache="off"), BenchRequest(prefix_cache="off", workloads=("code",))]
+)
+def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(
+    profile: Path, asked: BenchRequest
+) -> None:
     promise = "expect: [{workload: code, concurrency: 1, temperature: 0, min_speedup: 1}]\n"
     profile.write_text(profile.read_text() + promise)
     points, at = points_of(asked, load_profile(profile), defaults=DEFAULTS)

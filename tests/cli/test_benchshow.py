@@ -52,6 +52,12 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out)["version"] == 1
 
 
+def test_two_runs_are_not_compared_as_html(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run(["bench", "--compare", str(run), str(run), "--format", "html"]) == 2
+    stdout, stderr = capsys.readouterr()
+    assert stdout == "" and "`--compare` writes no HTML" in stderr and "--format markdown" in stderr
+
+
 def test_what_is_shared_is_a_new_file_without_launches(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

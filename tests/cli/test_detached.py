@@ -15,21 +15,19 @@ from typing import Any
 
 import pytest
 
+from specserve.checks.preflight import refuse_exposed
 from specserve.cli.app import _run as run
-from specserve.cli.beside import room_beside
-from specserve.cli.detach import arm_of, detached_name, leave
-from specserve.cli.exposure import refuse_exposed
-from specserve.cli.up import LogFormat
-from specserve.cli.where import where
+from specserve.cli.up import LogFormat, arm_of, detached_name, leave
 from specserve.errors import CheckFailed, LaunchError, UsageError
 from specserve.hardware.gpus import Gpu
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.load import load_profile
+from specserve.report.findings import StderrNotices
 from specserve.serve import events
 from specserve.serve.detached import registry
-from specserve.serve.detached.observe import Room
+from specserve.serve.detached.observe import Room, room_beside
 from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import Arm
+from specserve.serve.detached.registry import Arm, find_server
 from specserve.serve.health import is_healthy
 from specserve.serve.process import free_port
 from specserve.serve.signals import StopRequest
@@ -185,12 +183,25 @@ def test_servers_that_declare_more_than_a_device_has_are_refused_by_name(
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\n")
     with pytest.raises(LaunchError, match="the CPU has no room beside `demo`: together they declare 120%"):
-        room_beside(load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.5}), name="other")
-    room = room_beside(load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.2}), name="other")
+        room_beside(
+            load_profile(profile),
+            plan(kwargs={"gpu_memory_utilization": 0.5}),
+            name="other",
+            notices=StderrNotices(),
+        )
+    room = room_beside(
+        load_profile(profile),
+        plan(kwargs={"gpu_memory_utilization": 0.2}),
+        name="other",
+        notices=StderrNotices(),
+    )
     assert room == Room(("cpu",), 0.2, None)
     assert "the CPU is shared with `demo`: 90% of its memory is declared" in capsys.readouterr().err
     room_beside(
-        load_profile(profile), plan(kwargs={"gpu_memory_utilization": 0.9}), name="demo"
+        load_profile(profile),
+        plan(kwargs={"gpu_memory_utilization": 0.9}),
+        name="demo",
+        notices=StderrNotices(),
     )  # it takes its place
 
 
@@ -201,7 +212,7 @@ def test_each_replica_takes_a_device_of_its_own(tmp_path: Path, monkeypatch: pyt
     profile = tmp_path / "p.yaml"
     profile.write_text("target: {model: m}\nengine: {data_parallel_size: 2}\n")
     on_gpus = dataclasses.replace(plan(), platform="cuda")
-    room = room_beside(load_profile(profile), on_gpus, name="other")
+    room = room_beside(load_profile(profile), on_gpus, name="other", notices=StderrNotices())
     assert room.devices == ("GPU-0", "GPU-1")
 
 
@@ -224,32 +235,32 @@ def test_a_server_for_everybody_is_refused_unless_that_is_said(
     profile = load_profile(file)
     if refused:
         with pytest.raises(CheckFailed, match="without an API key") as caught:
-            refuse_exposed(profile, insecure=False)
+            refuse_exposed(profile, insecure=False, notices=StderrNotices())
         assert caught.value.hint is not None
         assert "/metrics" in caught.value.hint and "`--insecure`" in caught.value.hint
     else:
-        refuse_exposed(profile, insecure=False)
+        refuse_exposed(profile, insecure=False, notices=StderrNotices())
     capsys.readouterr()
-    refuse_exposed(profile, insecure=True)
+    refuse_exposed(profile, insecure=True, notices=StderrNotices())
     assert bool(capsys.readouterr().err) == refused
 
 
 def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert where(None, None, None) == ("http://127.0.0.1:8000", None)
-    assert where("http://h:1", None, "K") == ("http://h:1", "K")
+    assert find_server(None, None, None) == ("http://127.0.0.1:8000", None)
+    assert find_server("http://h:1", None, "K") == ("http://h:1", "K")
     with pytest.raises(UsageError, match="both say where the server is"):
-        where("http://h:1", "demo", None)
+        find_server("http://h:1", "demo", None)
     with pytest.raises(UsageError, match="there is no server 'demo'"):
-        where(None, "demo", None)
+        find_server(None, "demo", None)
     monkeypatch.setenv("MY_KEY", "k" * 20)
     first = plan()
     keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
     leave(keyed, name="demo", profile="p", room=None, log_format=LogFormat.TEXT)
-    assert where(None, None, None) == (first.url, "MY_KEY")
-    assert where(None, None, "OTHER") == (first.url, "OTHER")
+    assert find_server(None, None, None) == (first.url, "MY_KEY")
+    assert find_server(None, None, "OTHER") == (first.url, "OTHER")
     second = left(name="other")
-    assert where(None, None, None) == ("http://127.0.0.1:8000", None)
-    assert where(None, "other", None) == (second.url, None)
+    assert find_server(None, None, None) == ("http://127.0.0.1:8000", None)
+    assert find_server(None, "other", None) == (second.url, None)
 
 
 def test_arms_of_a_profile_have_names_of_their_own() -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.cli.app import _run
-from specserve.cli.tuneestimate import chance_of
 from specserve.errors import UsageError
+from specserve.measure.tune.estimation import chance_of
 from specserve.measure.tune.walk import geometric
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

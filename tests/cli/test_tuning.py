@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from specserve.cli import tunecandidates, tuning
-from specserve.cli.tuneprepare import Asked, Prepared
-from specserve.cli.tuneruns import Found, asked_json
+from specserve.cli.tune import run
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.measure.bench.arms import Fit
-from specserve.measure.tune.plan import BASELINE, TUNED, Wish, fitted
+from specserve.measure.tune import candidates
+from specserve.measure.tune.plan import BASELINE, TUNED, TuneRequest, Wish, fitted
+from specserve.measure.tune.prepare import Prepared
+from specserve.measure.tune.rundir import Found, asked_json
 from specserve.profile.load import load_profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -29,26 +30,26 @@ speculation: {method: draft_model, model: small, num_speculative_tokens: 8}
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(tunecandidates, "tuned", lambda *_, name, **__: arm(name))
+    monkeypatch.setattr(candidates, "tuned", lambda *_, name, **__: arm(name))
     return stand_in(monkeypatch)
 
 
 @pytest.fixture
-def asked(tmp_path: Path) -> Asked:
+def asked(tmp_path: Path) -> TuneRequest:
     file = tmp_path / "p.yaml"
     file.write_text(PROFILE, encoding="utf-8")
-    return Asked(str(file))
+    return TuneRequest(str(file))
 
 
 @pytest.fixture
-def command(asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(asked: TuneRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
     return Command(asked, monkeypatch, tmp_path / "run")
 
 
 class Command:
     """`specserve tune` with another plan than the profile's, and its run in one folder."""
 
-    def __init__(self, asked: Asked, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, asked: TuneRequest, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.asked, self.folder = asked, folder
         self._monkeypatch = monkeypatch
 
@@ -60,9 +61,9 @@ class Command:
         kept = fitted(replace(wish, budget_s=None), confirms=now.confirm)
         ready = Prepared(now, load_profile(now.profile), wish, Fit(2, "", ()), kept)
         there = Found(self.folder, self.content) if self.folder.exists() else None
-        self._monkeypatch.setattr(tuning, "placed", lambda *_, **__: (ready, there))
+        self._monkeypatch.setattr("specserve.measure.tune.rundir.placed", lambda *_, **__: (ready, there))
         output = str(self.folder)
-        tuning.run(now, output=output, anew=anew, dry_run=False, write=write, explain=False, as_json=True)
+        run(now, output=output, anew=anew, dry_run=False, write=write, explain=False, as_json=True)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -191,9 +192,9 @@ def test_what_does_not_fit_is_refused_with_the_least_there_is(world: World, comm
     wish = replace(wanted(), budget_s=60.0)
     ready = Prepared(command.asked, load_profile(command.asked.profile), wish, Fit(2, "", ()), fitted(wish))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "placed", lambda *_, **__: (ready, None))
+        patch.setattr("specserve.measure.tune.rundir.placed", lambda *_, **__: (ready, None))
         with pytest.raises(UsageError, match=r"more than `--budget 1m`: .* is the least"):
-            tuning.run(
+            run(
                 command.asked,
                 output=None,
                 anew=False,

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from specserve.cli.up import LogFormat, launch, refuse_taken_port
+from specserve.cli.up import LogFormat, launch
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.health import is_healthy
 from specserve.serve.process import free_port
-from specserve.serve.server import running
+from specserve.serve.server import refuse_taken_port, running
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from service_manager import ServiceManager

@@ -73,10 +73,10 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
     fast = Script(during=slow(0.003), summary=SUMMARY, key="k")
     with serving(base) as base_url, serving(fast) as fast_url:
         options = [base_url, "--with", f"fast={fast_url}", "-w", prompts_in(tmp_path), "-c", "2", "-t", "0.7"]
-        more = ["--blocks", "4", "--max-tokens", "9", "--prefix-cache", "both", "-o", str(tmp_path / "run")]
+        more = ["--blocks", "4", "--max-tokens", "9", "-o", str(tmp_path / "run")]
         keys = {"MY_KEY": "k", "OPENAI_API_KEY": "not-for-you"}
         result = bench(tmp_path, *options, *more, "--api-key-env", "MY_KEY", **keys)
-    assert [item.verdict for item in result.comparisons] == [Verdict.PAYS] * 2
+    assert [item.verdict for item in result.comparisons] == [Verdict.PAYS]
     cell = next(cell for cell in result.cells if cell.arm == "fast")
     assert cell.invalid is None and cell.figures is not None
     assert (cell.figures.requests, cell.figures.output_tokens) == (24, 24 * 9)
@@ -85,10 +85,10 @@ def test_both_servers_are_asked_alike_and_the_faster_one_pays(tmp_path: Path) ->
     # the same prompts in the same order with the same seeds, and none twice under one salt
     asked, other = measured(base), measured(fast)
     assert Counter(map(told, asked)) == Counter(map(told, other))
-    assert len(asked) == 48 and all(request["temperature"] == 0.7 for request in asked)
+    assert len(asked) == 24 and all(request["temperature"] == 0.7 for request in asked)
     assert max(Counter((r["cache_salt"], str(r["messages"])) for r in asked).values()) == 1
     salts = Counter(request["cache_salt"] for request in asked)
-    assert sorted(salts.values(), reverse=True)[0] == 6 and min(salts.values()) == 1
+    assert set(salts.values()) == {6}
     assert {header.get("authorization") for header in fast.headers} <= {"Bearer k", None}
     lines = [json.loads(line) for line in (tmp_path / "run" / "requests.jsonl").read_text().splitlines()]
     own = [line for line in lines if line["arm"] == "fast"]

@@ -6,7 +6,7 @@ from tune_machine import Machine, measured, prompts, texts, wish
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
 from specserve.measure.tune.assemble import Known, known_of, plain_of, plain_rows_of
-from specserve.measure.tune.choose import best_ends, choose
+from specserve.measure.tune.choose import choose
 from specserve.measure.tune.outcome import causes
 from specserve.measure.tune.plan import ladder_of
 from specserve.measure.tune.result import CandidateInfo, Confirmed, TuneResult
@@ -29,7 +29,6 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
     choice = choose([known.ready], objective="throughput")
     plain = plain_of(wanted, passes)
     zero = plain_rows_of(wanted, passes)
-    ends = best_ends([*zero, *known.rows])
     row = next(row for row in known.rows if row.concurrency == 1 and row.tokens == choice.by_load.get(1, 1))
     return TuneResult(
         name=name, fingerprint="f" * 64, created="2026-11-21T12:00:00+00:00", duration_s=312.0,
@@ -39,7 +38,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         rows=known.rows,
         baseline={place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()},
         choice=choice, plain_rows=zero,
-        lowest_latency=ends[0] if ends else None, highest_throughput=ends[1] if ends else None,
+
         confirmed=_confirmed(known) if choice.speculates else (), is_interleaved=True,
         causes=causes(row, steps=next(iter(known.models.values())), kv_tokens=(90_112, 98_304)), caused=row,
         notes=("code: 2 prompts were shortened to fit max_model_len 1024",), per_position=known.per_position,

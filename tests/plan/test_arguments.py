@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.cli.prepare import prepare
+from specserve.checks.prepare import prepare
 from specserve.plan.arguments import ELSEWHERE, keyword_value, problems, tokens
 from specserve.profile.schema import Profile
 from specserve.vllm import versions

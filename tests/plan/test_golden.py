@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specserve.cli.prepare import prepare
+from specserve.checks.prepare import prepare
 from specserve.plan.host import Host, localize
 from specserve.plan.launchplan import LaunchPlan, as_json, shell
 from specserve.vllm.versions import Installed

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from specserve.cli.tuneprepare import Asked, prepared
-from specserve.cli.tuneruns import Found, asked_json
-from specserve.measure.tune.plan import BASELINE
+from specserve.diagnostics import NoNotices
+from specserve.measure.tune.plan import BASELINE, TuneRequest
+from specserve.measure.tune.prepare import prepared
+from specserve.measure.tune.rundir import Found, asked_json
 from specserve.report.tuneplan import plan_json, plan_text
 
 PROFILE = """\
@@ -31,8 +32,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def planned(file: Path, **options: Any) -> Any:
-    asked = Asked(str(file), workloads=("code",), concurrency="1,4", check=False, **options)
-    return prepared(asked, starts=False)
+    asked = TuneRequest(str(file), workloads=("code",), concurrency="1,4", check=False, **options)
+    return prepared(asked, starts=False, notices=NoNotices())
 
 
 def content(ready: Any, found: Found | None = None) -> dict[str, Any]:

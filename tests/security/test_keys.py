@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.cli.up import refuse_taken_port
 from specserve.errors import LaunchError, SpecserveError, TrafficError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.profile.secrets import redacted
@@ -25,6 +24,7 @@ from specserve.serve import postmortem, requests
 from specserve.serve.detached.registry import Record
 from specserve.serve.logs import Phase
 from specserve.serve.requests import Endpoint, endpoint
+from specserve.serve.server import refuse_taken_port
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-7f3a/never+anywhere=19c2"

@@ -7,11 +7,12 @@ from collections.abc import Callable
 import pytest
 
 from specserve.checks.arms import is_open
+from specserve.checks.preflight import refuse_exposed
 from specserve.cli.app import _run as run
-from specserve.cli.exposure import refuse_exposed
 from specserve.errors import CheckFailed
 from specserve.plan.launch import launch
 from specserve.profile.schema import Profile
+from specserve.report.findings import StderrNotices
 from specserve.serve.process import free_port
 from specserve.serve.requests import endpoint
 from specserve.vllm.versions import known_versions, table
@@ -31,7 +32,7 @@ def test_a_server_listens_on_loopback_unless_the_profile_says_otherwise(version:
     "host", ["127.0.0.1", "127.0.0.2", "127.255.1.9", "localhost", "LOCALHOST", "::1", "[::1]"]
 )
 def test_loopback_needs_no_key(host: str, profile: Load) -> None:
-    refuse_exposed(profile(f"server: {{host: '{host}'}}"), insecure=False)
+    refuse_exposed(profile(f"server: {{host: '{host}'}}"), insecure=False, notices=StderrNotices())
 
 
 OPEN = [
@@ -49,11 +50,11 @@ def test_what_is_not_surely_loopback_is_refused_without_a_key_and_told_why_a_key
 ) -> None:
     loaded = profile(f"server: {{host: {ascii(host).replace(chr(39), chr(34))}}}")
     with pytest.raises(CheckFailed) as raised:
-        refuse_exposed(loaded, insecure=False)
+        refuse_exposed(loaded, insecure=False, notices=StderrNotices())
     assert raised.value.hint is not None
     for word in ("server.api_key_env", "/metrics", "/health", "/invocations", "--insecure"):
         assert word in raised.value.hint
-    refuse_exposed(loaded, insecure=True)
+    refuse_exposed(loaded, insecure=True, notices=StderrNotices())
     assert "whoever reaches it can use the model" in (said := capsys.readouterr().err)
     assert len(said.splitlines()) == 1
 
@@ -85,7 +86,9 @@ def test_a_socket_file_or_a_certificate_of_the_client_closes_it_and_encryption_a
 
 
 def test_a_key_lets_it_start(profile: Load) -> None:
-    refuse_exposed(profile("server: {host: 0.0.0.0, api_key_env: MY_KEY}"), insecure=False)
+    refuse_exposed(
+        profile("server: {host: 0.0.0.0, api_key_env: MY_KEY}"), insecure=False, notices=StderrNotices()
+    )
 
 
 @pytest.mark.parametrize(

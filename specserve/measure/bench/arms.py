@@ -144,7 +144,7 @@ def _placed(
     if len(started) > max(1, len(slots)):
         raise UsageError(
             f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
-            hint="start anew with `--one-at-a-time`, or let the run see as many accelerators as when it began",
+            hint="start anew, or let the run see as many accelerators as when it began",
         )
     used = slots[: len(started)]
     return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from specserve.measure.bench.figures import has_limits
 from specserve.measure.bench.result import Point, Verdict
 from specserve.measure.tune import schedule
-from specserve.measure.tune.pareto import Choice as Place
-from specserve.measure.tune.pareto import ends
 from specserve.measure.tune.result import Choice, Confirmed, Row
 from specserve.measure.tune.schedule import Schedule
 from specserve.measure.tune.walk import geometric
@@ -290,10 +288,3 @@ def _mean(table: Mapping[int, Mapping[int, float]], found: Schedule, zero_cost: 
         for load, tokens in found.chosen.items()
     ]
     return math.exp(math.fsum(map(math.log, values)) / len(values))
-
-
-def best_ends(rows: Sequence[Row]) -> tuple[Row, Row] | None:
-    """The row of the lowest time per token, and that of the most tokens/s, of one workload; None without rows."""
-    places = {Place(row.concurrency, row.tokens, row.tpot_ms / 1000, row.tokens_per_s): row for row in rows}
-    found = ends(places)
-    return (places[found[0]], places[found[1]]) if found else None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from specserve.measure.bench.arms import host, versions
 from specserve.measure.bench.result import Verdict
 from specserve.measure.tune.assemble import Known, plain_of, plain_rows_of
-from specserve.measure.tune.choose import LEAST_SPEEDUP, best_ends
+from specserve.measure.tune.choose import LEAST_SPEEDUP
 from specserve.measure.tune.observe import CALM, Observed
 from specserve.measure.tune.plan import BASELINE, Fitted, Wish, in_words
 from specserve.measure.tune.predict import COUNTERS_LOW
@@ -114,7 +114,6 @@ def outcome(
     if not choice.speculates and not confirmed and model is not None:
         choice = dataclasses.replace(choice, reason=_why_none(chosen.rows, row, model) or choice.reason)
     zero = plain_rows_of(wish, tune.passes)
-    ends = best_ends(_first_workload([*zero, *chosen.rows]))
     plain = plain_of(wish, tune.passes)
     return TuneResult(
         name=wish.name,
@@ -133,8 +132,6 @@ def outcome(
             place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()
         },
         choice=choice,
-        lowest_latency=ends[0] if ends else None,
-        highest_throughput=ends[1] if ends else None,
         plain_rows=zero,
         confirmed=tuple(confirmed),
         is_interleaved=tune.is_interleaved,
@@ -167,12 +164,6 @@ def _left_out(wish: Wish, fitted: Fitted, failed: Mapping[str, str]) -> list[Can
         if each.name in reasons and not each.small
     ]
     return found
-
-
-def _first_workload(rows: Sequence[Row]) -> list[Row]:
-    """Of the first point's workload and temperature: times and rates of two are not compared."""
-    place = (rows[0].workload, rows[0].temperature) if rows else None
-    return [row for row in rows if (row.workload, row.temperature) == place]
 
 
 def _explained(choice: Choice, known: Known) -> tuple[Row | None, StepModel | None]:

@@ -355,3 +355,29 @@ def ladder_of(
     if beyond <= most_requests:
         found[beyond] = 0  # what a K = 0 range costs, once drafts are resident
     return found, None
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest:
+    """What the command line says."""
+
+    profile: str
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    temperature: str | None = None
+    objective: str | None = None
+    drafts: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    runner: str | None = None
+    most_tokens: int | None = None
+    prompts: int | None = None
+    max_tokens: int | None = None
+    budget: str | None = None
+    most_launches: int | None = None
+    confirm: bool = True
+    seed: int = 0
+    settings: tuple[str, ...] = ()
+    alternative: str | None = None
+    devices: str | None = None
+    check: bool = True
+    use_lock: bool = True

@@ -139,9 +139,6 @@ class TuneResult:
     baseline: Mapping[str, Mapping[int, float]]
     """Output tokens/s without speculation, measured, by `workload/temperature` and concurrency."""
     choice: Choice
-    lowest_latency: Row | None = None
-    highest_throughput: Row | None = None
-    """Of the first workload; K = 0 is without speculation."""
     plain_rows: tuple[Row, ...] = ()
     """K = 0: the server without speculation at every point."""
     confirmed: tuple[Confirmed, ...] = ()

@@ -6,6 +6,11 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.profile.schema import Profile
 
 Rates = Mapping[int, Mapping[int, float]]
 """By concurrency, then by K: tokens/s, or whatever else is better the larger it is."""
@@ -13,6 +18,8 @@ Range = tuple[int, int, int]
 
 MOST_LOSS = 0.01
 """Neighbouring ranges become one where no load loses more by it."""
+MOST_REQUESTS = 256
+"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
 LEAST_GAIN = 0.02
 """A K other than the neighbour's must be better by so much."""
 
@@ -257,3 +264,33 @@ def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
         else:
             ranges.append([ranges[-1][1] + 1 if ranges else 1, batch, found[batch]])
     return ranges
+
+
+def situation(
+    profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan, env: Mapping[str, str] | None = None
+) -> Situation:
+    """What decides whether a schedule by batch size holds for a candidate here."""
+    from specserve.memory.defaults import arguments, runner
+
+    on_cpu = plan.platform == "cpu"
+    ranks = profile.engine.get("data_parallel_size")
+    return Situation(
+        method=str(keys["method"]),
+        runner="v1"
+        if on_cpu
+        else runner(
+            plan.vllm,
+            arguments=arguments(profile),
+            speculation=keys,
+            env={**profile.env, **(env or {})},
+        ),
+        platform=plan.platform,
+        data_parallel_size=ranks if isinstance(ranks, int) else 1,
+        enforce_eager=profile.engine.get("enforce_eager") is True,
+    )
+
+
+def most_requests(profile: Profile) -> int:
+    """That a server takes at once, given or assumed."""
+    given = profile.engine.get("max_num_seqs")
+    return given if isinstance(given, int) else MOST_REQUESTS

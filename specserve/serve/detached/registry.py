@@ -21,6 +21,8 @@ from specserve.serve.files import private, read_own, state_folder, write_anew
 VERSION = 1
 MOST_BYTES = 1 << 20
 """No state is larger."""
+DEFAULT_URL = "http://127.0.0.1:8000"
+"""Where a server is asked if none is named and none is detached."""
 _FARTHEST = 1e15
 _MOST_PID = 1 << 31
 
@@ -324,3 +326,32 @@ def only_server(name: str | None) -> Record:
     if record is None:
         raise UsageError(f"there is no server {name!r}", hint="`specserve ps` lists them")
     return record
+
+
+def is_address(text: str) -> bool:
+    """Whether it is an address; else it is a detached server's name, which has neither colon, dot nor slash."""
+    return any(mark in text for mark in ":./")
+
+
+def refuse_file(text: str) -> None:
+    """Raises UsageError if a file is named: it is no server."""
+    if "://" not in text and (text.endswith((".yaml", ".yml")) or Path(text).is_file()):
+        raise UsageError(
+            f"`{text}` is a file, and a server's name or URL is wanted",
+            hint="`specserve up FILE --detach` starts one; `specserve ps` lists those that run",
+        )
+
+
+def find_server(url: str | None, name: str | None, api_key_env: str | None) -> tuple[str, str | None]:
+    """The URL, and the NAME of the variable that holds the key: of a detached server that of its profile.
+
+    Without either it is the only detached server, else port 8000 of this host. Raises UsageError, FactError.
+    """
+    if url is not None and name is not None:
+        raise UsageError("`--url` and `--name` both say where the server is", hint="give one of them")
+    if url is not None:
+        return url, api_key_env
+    if name is None and len(names()) != 1:
+        return DEFAULT_URL, api_key_env
+    record = only_server(name)
+    return record.url, api_key_env or record.api_key_env

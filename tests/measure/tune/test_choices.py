@@ -1,17 +1,15 @@
-"""Pareto front, time budget, ladder, intervals: what holds whatever was measured."""
+"""Time budget, ladder, intervals: what holds whatever was measured."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from specserve.measure.tune import plan, schedule
-from specserve.measure.tune.pareto import Choice, ends, front
 from specserve.measure.tune.schedule import (
     Situation,
     as_ranges,
@@ -21,36 +19,6 @@ from specserve.measure.tune.schedule import (
     why_no_ladder,
 )
 from specserve.measure.tune.walk import Steps, length_interval
-
-choices = st.lists(
-    st.builds(Choice, st.integers(1, 64), st.integers(0, 8), st.floats(0.001, 1), st.floats(1, 1000)),
-    max_size=30,
-)
-
-
-@given(choices)
-def test_the_front_holds_just_what_nothing_else_beats(found: list[Choice]) -> None:
-    def beats(one: Choice, other: Choice) -> bool:
-        better = one.tpot_s < other.tpot_s or one.tokens_per_s > other.tokens_per_s
-        return better and one.tpot_s <= other.tpot_s and one.tokens_per_s >= other.tokens_per_s
-
-    kept = front(found)
-    for each in kept:
-        assert not any(beats(other, each) for other in found)
-    for each in found:
-        assert (
-            each in kept
-            or any(beats(other, each) or other == each for other in found)
-            or any((other.tpot_s, other.tokens_per_s) == (each.tpot_s, each.tokens_per_s) for other in kept)
-        )
-    assert all(one.tpot_s < two.tpot_s and one.tokens_per_s < two.tokens_per_s for one, two in pairwise(kept))
-
-
-def test_the_ends_of_the_front_are_lowest_latency_and_highest_throughput() -> None:
-    low, middle, high = Choice(1, 4, 0.01, 90), Choice(4, 3, 0.02, 200), Choice(8, 2, 0.03, 300)
-    assert ends([middle, high, low]) == (low, high)
-    assert ends([]) is None
-
 
 wanted = st.lists(
     st.builds(

@@ -1,4 +1,4 @@
-"""Models, memory and machine checked before a launch, in a child: what it needs is freed before vLLM starts."""
+"""What is checked before a launch: models, memory and machine in a child, which frees what it needs; exposure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.cli.rawcommand import remember, remembered
-from specserve.diagnostics import Finding, Related, Severity, Span
+from specserve.convert.command import remember, remembered
+from specserve.diagnostics import Finding, Notices, Related, Severity, Span
 from specserve.errors import CheckFailed, SpecserveError
 from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile
-from specserve.report.console import clean, is_terminal, say, styled
 
 if TYPE_CHECKING:
     from specserve.plan.nodes import Node
 
-_CHILD = "from specserve.cli.preflight import child; child()"
+_CHILD = "from specserve.checks.preflight import child; child()"
 
 
 def cleared(
@@ -36,9 +36,10 @@ def cleared(
     locked: bool = False,
     passed: Collection[str] = (),
     node: Node | None = None,
+    notices: Notices,
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""
-    from specserve.cli.prepare import prepare
+    from specserve.checks.prepare import prepare
 
     settings = tuple(settings)
     profile, plan = prepare(
@@ -54,6 +55,7 @@ def cleared(
         locked=locked,
         passed=passed,
         node=node,
+        notices=notices,
     )
     if check and starts:
         preflight(
@@ -64,6 +66,7 @@ def cleared(
             devices=devices,
             no_lock=not use_lock,
             offline="HF_HUB_OFFLINE" in plan.env,
+            notices=notices,
         )
     return profile, plan
 
@@ -77,8 +80,9 @@ def preflight(
     devices: str | None = None,
     no_lock: bool = False,
     offline: bool = False,
+    notices: Notices,
 ) -> None:
-    """Check what is to be launched here; says warnings, and what could not be checked. Raises CheckFailed."""
+    """Check what is to be launched here. Raises CheckFailed; `notices` hears warnings and what was not checked."""
     from specserve.checks.run import can_be_passed
     from specserve.profile.texts import recall
 
@@ -93,12 +97,10 @@ def preflight(
         "no_lock": no_lock,
         "offline": offline,
     }
-    answer = _ask(asked)
+    answer = _ask(asked, notices)
     findings = tuple(_finding(item) for item in answer["findings"])
     for reason in answer["missing"]:
-        from specserve.report.findings import told
-
-        say(f"{styled('warning', 'yellow')}: not checked: {told(reason)}")
+        notices.warn(f"not checked: {reason}")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         text = f"`{path}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
@@ -106,15 +108,12 @@ def preflight(
         raise CheckFailed(text, findings=findings, hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
-        from specserve.report.findings import render
-
-        say(render(warnings))
+        notices.show(warnings)
 
 
-def _ask(asked: dict[str, Any]) -> dict[str, Any]:
-    """Run the child, show on a terminal what it is at, return its answer."""
+def _ask(asked: dict[str, Any], notices: Notices) -> dict[str, Any]:
+    """Run the child, pass on what it is doing, return its answer."""
     answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
-    live = is_terminal(sys.stderr)
     with subprocess.Popen(
         [sys.executable, "-c", _CHILD],
         stdin=subprocess.PIPE,
@@ -129,11 +128,9 @@ def _ask(asked: dict[str, Any]) -> dict[str, Any]:
             content = json.loads(line)
             if "tell" not in content:
                 answer = content
-            elif live:
-                sys.stderr.write(f"\r\x1b[K{clean(content['tell'])[:90]} …")
-                sys.stderr.flush()
-    if live:
-        sys.stderr.write("\r\x1b[K")
+            else:
+                notices.progress(content["tell"])
+    notices.progress("")
     return answer
 
 
@@ -167,8 +164,8 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.catalogue import RULES
     from specserve.checks.check import UNREADABLE, unreadable
     from specserve.checks.gather import Wanted, gather
+    from specserve.checks.prepare import on_devices
     from specserve.checks.run import examined_in
-    from specserve.cli.prepare import on_devices
     from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.texts import keep
 
@@ -201,3 +198,21 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
 def _write(content: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(content) + "\n")
     sys.stdout.flush()
+
+
+def refuse_exposed(profile: Profile, *, insecure: bool, notices: Notices) -> None:
+    """Raises CheckFailed if the server would listen beyond loopback without a key; `insecure`: warns instead."""
+    from specserve.checks.arms import is_open
+
+    if profile.server.api_key_env or not is_open(profile):
+        return
+    host = quoted(profile.server.host)
+    text = f"the server listens on {host} without an API key: whoever reaches it can use the model"
+    if insecure:
+        notices.warn(text)
+        return
+    raise CheckFailed(
+        f"{profile.span('server.host')}: {text}",
+        hint="name a variable in `server.api_key_env` (a key guards /v1 and its like; /metrics, /health and "
+        "/invocations stay open), or say `--insecure`",
+    )

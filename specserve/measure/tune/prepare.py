@@ -1,4 +1,4 @@
-"""What the command line of a tune asks for, as candidates, points and launches. Starts nothing."""
+"""A tune before it starts: candidates, points and launches."""
 
 from __future__ import annotations
 
@@ -9,53 +9,29 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specserve.diagnostics import Notices
 from specserve.errors import UsageError
+from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.schedule import most_requests
 
 if TYPE_CHECKING:
-    from specserve.cli.tuneideas import Idea
     from specserve.measure.bench.arms import Fit
+    from specserve.measure.tune.candidates import Idea
     from specserve.measure.tune.plan import Candidate, Fitted, Wish
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
 
+
 _LOADS = {"cpu": (1, 2, 4, 8), "cuda": (1, 4, 16, 64)}
 _WORKLOADS = ("chat", "code")
-MOST_REQUESTS = 256
-"""vLLM's usual `max_num_seqs`; larger accelerators have more, and no machine has less."""
 _PROMPTS, _MAX_TOKENS = 12, {"cpu": 64, "cuda": 256}
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line says."""
-
-    profile: str
-    workloads: tuple[str, ...] = ()
-    concurrency: str | None = None
-    temperature: str | None = None
-    objective: str | None = None
-    drafts: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    runner: str | None = None
-    most_tokens: int | None = None
-    prompts: int | None = None
-    max_tokens: int | None = None
-    budget: str | None = None
-    most_launches: int | None = None
-    confirm: bool = True
-    seed: int = 0
-    settings: tuple[str, ...] = ()
-    alternative: str | None = None
-    devices: str | None = None
-    check: bool = True
-    use_lock: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Everything before the first launch."""
 
-    asked: Asked
+    asked: TuneRequest
     profile: Profile
     wish: Wish
     room: Fit
@@ -74,29 +50,30 @@ class Prepared:
         return self.asked.confirm and TUNED in self.fitted.kept
 
 
-def prepared(asked: Asked, *, starts: bool, most_tokens: Mapping[str, int] | None = None) -> Prepared:
+def prepared(
+    asked: TuneRequest, *, starts: bool, notices: Notices, most_tokens: Mapping[str, int] | None = None
+) -> Prepared:
     """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
 
     `most_tokens`: K_max by candidate, of a run that is gone on with.
     """
-    from specserve.cli.benchpoints import prompts_of, sources
-    from specserve.cli.durations import seconds
-    from specserve.cli.tunecandidates import arm
-    from specserve.cli.tuneideas import situation, unasked
     from specserve.measure.bench.arms import fit
+    from specserve.measure.bench.request import prompts_of, sources
+    from specserve.measure.tune.candidates import arm, unasked
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
-    from specserve.measure.tune.schedule import between
+    from specserve.measure.tune.schedule import between, situation
+    from specserve.measure.values import seconds
 
-    own, plan = _launched(asked, starts=starts)
+    own, plan = _launched(asked, starts=starts, notices=notices)
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
     wanted = _ideas(asked, own, temperatures, plan=plan, most_tokens=most_tokens or {})
-    found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts)
+    found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
-        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts)[0],
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices)[0],
         candidates=tuple(found),
         left_out=(*left_out, *unasked(own, asked, plan=plan)),
         workloads=workloads,
@@ -128,45 +105,48 @@ def prepared(asked: Asked, *, starts: bool, most_tokens: Mapping[str, int] | Non
 
 
 def _ideas(
-    asked: Asked,
+    asked: TuneRequest,
     profile: Profile,
     temperatures: tuple[float, ...],
     *,
     plan: LaunchPlan,
     most_tokens: Mapping[str, int],
 ) -> list[Idea]:
-    from specserve.cli.tuneideas import ideas
+    from specserve.measure.tune.candidates import ideas
 
     found = ideas(profile, asked, temperatures=temperatures, plan=plan)
     return [dataclasses.replace(each, most_tokens=most_tokens.get(each.name)) for each in found]
 
 
 def _candidates(
-    asked: Asked,
+    asked: TuneRequest,
     profile: Profile,
     wanted: list[Idea],
     *,
     loads: tuple[int, ...],
     plan: LaunchPlan,
     starts: bool,
+    notices: Notices,
 ) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
-    from specserve.cli.tunecandidates import candidates
+    from specserve.measure.tune.candidates import candidates
 
-    found, left_out = candidates(profile, asked, wanted, loads=loads, plan=plan, starts=starts)
+    found, left_out = candidates(
+        profile, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices
+    )
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
     return found, left_out
 
 
-def _launched(asked: Asked, *, starts: bool) -> tuple[Profile, LaunchPlan]:
+def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
     """The profile as it is written, and its plan; checked where it is to start."""
-    from specserve.cli.preflight import cleared
-    from specserve.cli.prepare import prepare
+    from specserve.checks.preflight import cleared
+    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile, with_alternative
 
     options: dict[str, Any] = {
         "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
-        "check": asked.check, "use_lock": asked.use_lock,
+        "check": asked.check, "use_lock": asked.use_lock, "notices": notices,
     }  # fmt: skip
     if starts:
         _, plan = cleared(asked.profile, **options)
@@ -196,10 +176,10 @@ def _refuse_old(version: str) -> None:
 
 
 def _points(
-    asked: Asked, profile: Profile, names: tuple[str, ...], *, platform: str
+    asked: TuneRequest, profile: Profile, names: tuple[str, ...], *, platform: str
 ) -> tuple[tuple[str, ...], tuple[float, ...], tuple[int, ...]]:
     """Workloads, temperatures and loads: as asked, else as promised, else the defaults."""
-    from specserve.cli.lists import numbers, whole_numbers
+    from specserve.measure.values import numbers, whole_numbers
     from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
@@ -223,13 +203,7 @@ def _points(
     return workloads, temperatures or (0.0,), kept
 
 
-def most_requests(profile: Profile) -> int:
-    """That a server takes at once, given or assumed."""
-    given = profile.engine.get("max_num_seqs")
-    return given if isinstance(given, int) else MOST_REQUESTS
-
-
-def _objective(asked: Asked, wish: Wish) -> Any:
+def _objective(asked: TuneRequest, wish: Wish) -> Any:
     """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
     from specserve.measure.tune.choose import limits_at
 

@@ -1,25 +1,22 @@
-"""The points of a benchmark from options, promises and defaults. Measures nothing."""
+"""What is asked of a benchmark, and the points and prompts that it means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.cli.lists import numbers, whole_numbers
 from specserve.errors import UsageError
+from specserve.measure.values import numbers, whole_numbers
 
 if TYPE_CHECKING:
-    from specserve.cli.benchprepare import Asked
     from specserve.measure.bench.result import Point
     from specserve.profile.schema import Profile
 
-_CACHES = {"profile": (True,), "off": (False,), "both": (True, False)}
-
 
 def points_of(
-    asked: Asked, profile: Profile | None, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
+    asked: BenchRequest, profile: Profile | None, *, defaults: tuple[tuple[str, ...], tuple[int, ...]]
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
     """What is measured, and the point of each promise. Options win; without any, what is promised is measured.
 
@@ -34,17 +31,16 @@ def points_of(
     rates = numbers(asked.request_rate, "--request-rate", least=0.001, most=100_000.0)
     asked_loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=4096)
     concurrency = asked_loads or (() if rates else ((1,) if asked.quick else loads))
-    caches = _CACHES[asked.prefix_cache]
+    cache = asked.prefix_cache != "off"
     usual = promised_points(
         expect, workload=named[0], concurrency=(concurrency or (1,))[0], temperature=temperatures[0]
     )
     # without a cache a promise is held against what is measured without it: nothing else is there to judge it by
-    promised = tuple(replace(point, prefix_cache=caches[0]) for point in usual)
+    promised = tuple(replace(point, prefix_cache=cache) for point in usual)
     is_open = not (asked.workloads or asked_loads or rates or asked.temperature)
     if promised and is_open and not asked.quick:
-        each = (replace(point, prefix_cache=cache) for cache in caches for point in promised)
-        return tuple(dict.fromkeys(each)), promised
-    every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=caches)
+        return tuple(dict.fromkeys(promised)), promised
+    every = points(named, concurrency=concurrency, rates=rates, temperatures=temperatures, caches=(cache,))
     return every, promised
 
 
@@ -77,3 +73,63 @@ def sources(workloads: Sequence[str]) -> dict[str, str]:
         if found.setdefault(name, text) != text:
             raise UsageError(f"two workloads are called `{name}`", hint="rename one of the files")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest:
+    """What the command line says, as `run.json` keeps it."""
+
+    profile: str | None = None
+    quick: bool = False
+    workloads: tuple[str, ...] = ()
+    concurrency: str | None = None
+    request_rate: str | None = None
+    temperature: str | None = None
+    alternatives: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    blocks: int | None = None
+    restarts: int | None = None
+    budget: str | None = None
+    max_tokens: int | None = None
+    prompts: int | None = None
+    prefix_cache: str = "profile"
+    seed: int = 0
+    ignore_eos: bool = False
+    gpu_hour_price: float | None = None
+    include_prompts: bool = False
+    settings: tuple[str, ...] = ()
+    devices: str | None = None
+    api_key_env: str | None = None
+    check: bool = True
+    locked: bool = False
+    use_lock: bool = True
+
+
+def with_places(asked: BenchRequest) -> BenchRequest:
+    """With absolute names of files, and the URLs of detached servers: the run may be resumed from elsewhere.
+
+    Raises UsageError for stdin.
+    """
+    from specserve.serve.detached.registry import find_server, names
+
+    if asked.profile == "-" or "-" in asked.workloads:
+        raise UsageError("a benchmark is not read from stdin: it could not be resumed", hint="name a file")
+
+    servers = names()
+
+    def placed(text: str) -> str:
+        name, equals, rest = text.rpartition("=")
+        path = Path(rest)
+        if path.is_file():
+            return f"{name}{equals}{path.absolute()}"
+        return f"{name}{equals}{find_server(None, rest, None)[0]}" if rest in servers else text
+
+    assert asked.profile is not None
+    return replace(
+        asked,
+        profile=placed(asked.profile),
+        workloads=tuple(
+            str(Path(each).absolute()) if Path(each).is_file() else each for each in asked.workloads
+        ),
+        others=tuple(map(placed, asked.others)),
+    )

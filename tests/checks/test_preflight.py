@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.preflight import preflight
+from specserve.checks.preflight import preflight
 from specserve.errors import CheckFailed
+from specserve.report.findings import StderrNotices
 from tests.checks.checkpoints import beside
 
 Write = Callable[..., Path]
@@ -30,19 +31,19 @@ def file(write: Write, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_pair_that_agrees_may_start_whatever_its_alternatives_are(file: str) -> None:
-    preflight(file)
+    preflight(file, notices=StderrNotices())
 
 
 def test_the_arm_that_is_launched_is_the_one_that_is_judged(file: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        preflight(file, alternative="broken")
+        preflight(file, alternative="broken", notices=StderrNotices())
     assert [finding.code for finding in caught.value.findings] == ["SD290", "SD302"]
     assert caught.value.exit_code == 1
-    preflight(file, alternative="broken", baseline=True)
+    preflight(file, alternative="broken", baseline=True, notices=StderrNotices())
 
 
 def test_what_could_not_be_read_is_said_and_stops_nothing(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    preflight(str(write("target: {model: some/model-that-nobody-has}")))
+    preflight(str(write("target: {model: some/model-that-nobody-has}")), notices=StderrNotices())
     assert "not checked: " in capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from specserve.diagnostics import Severity
+from specserve.diagnostics import NoNotices, Notices, Severity
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Hardware, Profile
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.nodes import Node
+
+_UNHEARD = NoNotices()
 
 
 def prepare(
@@ -35,6 +37,7 @@ def prepare(
     node: Node | None = None,
     whole: bool = False,
     machine: Machine | None = None,
+    notices: Notices = _UNHEARD,
 ) -> tuple[Profile, LaunchPlan]:
     """The profile and the plan of its launch: by the installed vLLM on this machine, or by a named version.
 
@@ -43,18 +46,18 @@ def prepare(
     `passed`: codes of errors that do not stop it. `node`: which of several this is. `whole`: where none
     is named, the plan of all without the flags of nodes; else that is an error. `machine`: what the plan is for,
     instead of the profile's `hardware`. A plan that is not to be run here, and whose machine has another kind of
-    accelerator than the installed vLLM, is the one of that machine.
+    accelerator than the installed vLLM, is the one of that machine. `notices`: hears the warnings.
     Raises ProfileError for a bad profile, CheckFailed where a rule finds an error, UsageError and FactError.
     """
-    from specserve.cli.locking import at_lock, without_hub
     from specserve.plan.launch import launch, with_port
+    from specserve.plan.locking import at_lock, without_hub
     from specserve.profile.load import load_profile, with_alternative
 
     profile = with_alternative(load_profile(path, settings=settings), alternative, baseline=baseline)
     if devices is not None:
         profile = on_devices(profile, devices)
     if check:
-        _refuse_errors(for_machine(profile, machine), starts=starts, passed=passed)
+        _refuse_errors(for_machine(profile, machine), starts=starts, passed=passed, notices=notices)
     profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
     meant = for_machine(profile, machine)
     is_elsewhere = vllm is not None or (not starts and _is_elsewhere(meant))
@@ -78,20 +81,14 @@ def prepare(
 
             # the port is looked at when it is about to be taken
             host = replace(seen_from(host, plan), taken_ports={})
-            _refuse_errors(profile, plan=plan, host=host, passed=passed)
+            _refuse_errors(profile, plan=plan, host=host, passed=passed, notices=notices)
     if devices is not None and plan.platform == "cpu":
-        _say_without_effect()
+        notices.warn("`--devices` has no effect: this launch runs on the CPU")
     if starts and plan.port == 0:
-        from specserve.serve.process import free_port
+        from specserve.hardware.host import free_port
 
         plan = with_port(plan, free_port(plan.host))
     return meant, plan
-
-
-def _say_without_effect() -> None:
-    from specserve.report.console import say, styled
-
-    say(f"{styled('warning', 'yellow')}: `--devices` has no effect: this launch runs on the CPU")
 
 
 def _on_node(
@@ -124,11 +121,10 @@ def _refuse_errors(
     plan: LaunchPlan | None = None,
     host: Host | None = None,
     passed: Collection[str] = (),
+    notices: Notices,
 ) -> None:
-    """Shows what the static rules find, or with a plan those about this machine; errors end the command."""
+    """Run the static rules, or with a plan those about this machine. Raises CheckFailed for errors."""
     from specserve.checks.run import can_be_passed, examined
-    from specserve.report.console import say
-    from specserve.report.findings import render
 
     everything, _ = examined(profile, plan=plan, host=host)
     # an arm that is not launched cannot stop the launch
@@ -148,7 +144,7 @@ def _refuse_errors(
         raise CheckFailed(message, findings=tuple(findings), hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
     if warnings:
-        say(render(warnings))
+        notices.show(warnings)
 
 
 def on_devices(profile: Profile, text: str) -> Profile:

@@ -1,4 +1,4 @@
-"""One verification for a command: which server is meant, started and stopped where it is a profile, told as it goes."""
+"""The server that a verification is about: one that runs, or one that is started from a profile and stopped."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from specserve.cli.options import refuse_given
-from specserve.cli.rawcommand import remembered
+from specserve.convert.command import remembered
+from specserve.diagnostics import Notices
 from specserve.errors import Interrupted, TrafficError, UsageError
+from specserve.measure.values import refuse_given
 
 if TYPE_CHECKING:
     from specserve.measure.verify.result import Verification
-    from specserve.measure.verify.run import Tell, Wish
+    from specserve.measure.verify.run import Progress, Wish
     from specserve.measure.verify.session import Session
+    from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
     from specserve.serve.client import Client
+    from specserve.serve.events import OnEvent
     from specserve.serve.signals import StopRequest
 
 
+class ProgressView(Protocol):
+    """Shows how far a verification is."""
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it."""
+
+    def finish(self) -> None:
+        """Take away what is shown."""
+
+
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the command line names."""
+class VerifyRequest:
+    """What is to be verified."""
 
     server: str | None
     against: str | None = None
@@ -47,19 +60,29 @@ class Asked:
         return name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
 
 
-def run(asked: Asked, wish: Wish) -> Verification:
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Where a verification says what happens."""
+
+    notices: Notices
+    progress: ProgressView
+    start: Callable[[LaunchPlan], OnEvent]
+    """Shows the start of a profile's server."""
+
+
+def run_verification(asked: VerifyRequest, wish: Wish, *, views: Views) -> Verification:
     """Verify what was asked for. Raises SpecserveError, Interrupted for a signal; nothing is left behind."""
     from specserve.serve.signals import stop_on_signals
 
     if asked.is_profile:
-        return _profile(asked, wish)
+        return _profile(asked, wish, views=views)
     _refuse_profile_options(asked)
     with stop_on_signals() as stop:
         url, key = _place(asked.server, asked.api_key_env)
-        return verified(url, key, wish, stop=stop, asked=asked)
+        return verified(url, key, wish, stop=stop, asked=asked, progress=views.progress)
 
 
-def _refuse_profile_options(asked: Asked) -> None:
+def _refuse_profile_options(asked: VerifyRequest) -> None:
     given = {
         "--set": asked.settings,
         "--alternative": asked.alternative,
@@ -72,13 +95,12 @@ def _refuse_profile_options(asked: Asked) -> None:
 
 def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
     """A URL, the name of a detached server, or the one that is meant without either."""
-    from specserve.cli.where import refuse_file, where
-    from specserve.serve.detached.registry import names
+    from specserve.serve.detached.registry import find_server, names, refuse_file
 
     if server is None:
-        return where(None, None, api_key_env)
+        return find_server(None, None, api_key_env)
     if server in names():
-        return where(None, server, api_key_env)
+        return find_server(None, server, api_key_env)
     if "://" in server or ":" in server:
         return server, api_key_env
     refuse_file(server)
@@ -88,15 +110,12 @@ def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None
     )
 
 
-def _profile(asked: Asked, wish: Wish) -> Verification:
+def _profile(asked: VerifyRequest, wish: Wish, *, views: Views) -> Verification:
     """Start it, verify it, stop it."""
-    from specserve.cli.beside import room_beside
-    from specserve.cli.exposure import refuse_exposed
-    from specserve.cli.preflight import cleared
-    from specserve.cli.up import refuse_taken_port
-    from specserve.report.servers import StartView
+    from specserve.checks.preflight import cleared, refuse_exposed
+    from specserve.serve.detached.observe import room_beside
     from specserve.serve.logs import default_log
-    from specserve.serve.server import running
+    from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
     assert asked.server is not None
@@ -107,22 +126,24 @@ def _profile(asked: Asked, wish: Wish) -> Verification:
         devices=asked.devices,
         alternative=asked.alternative,
         check=asked.check,
+        notices=views.notices,
     )
-    refuse_exposed(source, insecure=False)
+    refuse_exposed(source, insecure=False, notices=views.notices)
     if asked.check:
-        room_beside(source, plan, name=None)
+        room_beside(source, plan, name=None, notices=views.notices)
     refuse_taken_port(plan)
     wish = replace(wish, draft_limit=draft_limit(source))
-    view = StartView(plan)
     with (
         stop_on_signals() as stop,
-        running(plan, log_path=default_log(f"{plan.name}-verify"), on_event=view, stop=stop) as server,
+        running(
+            plan, log_path=default_log(f"{plan.name}-verify"), on_event=views.start(plan), stop=stop
+        ) as server,
     ):
-        return verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked)
+        return verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked, progress=views.progress)
 
 
 def draft_limit(profile: Profile) -> int | None:
-    """The most tokens that a profile's draft model was made for; None where that is not known from a local copy."""
+    """The most tokens that a profile's draft model was made for; None if that is not known from a local copy."""
     from specserve.errors import FactError
     from specserve.models.read import read_model
 
@@ -139,14 +160,19 @@ def draft_limit(profile: Profile) -> int | None:
 
 
 def verified(
-    url: str, key: str | None, wish: Wish, *, stop: StopRequest, asked: Asked, tell: Tell | None = None
+    url: str,
+    key: str | None,
+    wish: Wish,
+    *,
+    stop: StopRequest,
+    asked: VerifyRequest,
+    progress: ProgressView | None,
 ) -> Verification:
     """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted.
 
-    `tell` hears how far it is; by default that goes to stderr.
+    `progress` shows how far it is, if anybody is to see that.
     """
     from specserve.measure.verify.run import Verifier
-    from specserve.report.verify import VerifyProgress
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
@@ -156,13 +182,13 @@ def verified(
                 "interrupted before there was a verdict", signal_number=stop.signal or signal.SIGINT
             )
 
-    progress = VerifyProgress(limit_s=wish.limit_s)
     with ExitStack() as stack:
         client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
         session = connected(client, asked.model, on_tick=tick)
         other = stack.enter_context(_other(asked, tick)) if asked.against is not None else None
-        stack.callback(progress.finish)
-        return Verifier(session, wish, tell=tell or progress, on_tick=tick).run(other=other)
+        if progress is not None:
+            stack.callback(progress.finish)
+        return Verifier(session, wish, tell=progress or (lambda _: None), on_tick=tick).run(other=other)
 
 
 def connected(client: Client, model: str | None, *, on_tick: Callable[[], None]) -> Session:
@@ -174,7 +200,7 @@ def connected(client: Client, model: str | None, *, on_tick: Callable[[], None])
 
 
 @contextmanager
-def _other(asked: Asked, on_tick: Callable[[], None]) -> Iterator[Session]:
+def _other(asked: VerifyRequest, on_tick: Callable[[], None]) -> Iterator[Session]:
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.prepare import prepare
+from specserve.checks.prepare import prepare
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.hardware.accelerators import assume
 from specserve.plan import host
 from specserve.plan.host import Host
 from specserve.plan.nodes import node_at, node_count
-from specserve.report.findings import failure
+from specserve.report.findings import StderrNotices, failure
 from specserve.vllm import versions
 from specserve.vllm.versions import Installed, table
 
@@ -143,7 +143,7 @@ def test_devices_that_have_no_effect_are_said(
     file = str(write("target: {model: a/b}"))
     for version, expected in (("0.32.0+cpu", said), ("0.32.0", "")):
         machine(version)
-        prepare(file, devices="0", starts=False)
+        prepare(file, devices="0", starts=False, notices=StderrNotices())
         assert capsys.readouterr().err == expected
 
 

@@ -1,4 +1,4 @@
-"""Where the runs of a tune lie: the newest one of the same command, or the place for a new one. Locks none."""
+"""Where the runs of a tune lie: the newest one of the same request, or the place for a new one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.cli.tuneprepare import Asked, Prepared, prepared
+from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.rundir import RUN, VERSION
+from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.prepare import Prepared, prepared
 from specserve.serve.files import read_own, state_folder
 
 if TYPE_CHECKING:
     from specserve.measure.tune.plan import Wish
+
 
 KIND = "tune"
 _MOST_BYTES = 1 << 20
@@ -47,33 +50,35 @@ class Found:
         """The day."""
         return str(self.content.get("created", ""))[:10]
 
-    def answers(self, asked: Asked) -> bool:
+    def answers(self, asked: TuneRequest) -> bool:
         """Whether it is complete, and this is asked of it: then nothing is started."""
         return is_answered(self.content, asked)
 
 
-def is_answered(content: Mapping[str, Any], asked: Asked) -> bool:
+def is_answered(content: Mapping[str, Any], asked: TuneRequest) -> bool:
     """Whether a run is complete for what is asked now, a budget that it ran over included."""
     before, now = content.get("asked", {}), asked_json(asked)
     return bool(content.get("is_complete")) and all(before.get(name) == now[name] for name in _ANSWERS)
 
 
-def asked_json(asked: Asked) -> dict[str, Any]:
+def asked_json(asked: TuneRequest) -> dict[str, Any]:
     """As run.json has it."""
     content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(asked)))
     return content
 
 
-def placed(asked: Asked, *, output: str | None, anew: bool, starts: bool) -> tuple[Prepared, Found | None]:
+def placed(
+    asked: TuneRequest, *, output: str | None, anew: bool, starts: bool, notices: Notices
+) -> tuple[Prepared, Found | None]:
     """What is to be done, with the K_max of the run of the same command, and that run where there is one.
 
     Raises UsageError where `output` holds another run, and what `prepared` raises.
     """
-    ready = prepared(asked, starts=starts)
+    ready = prepared(asked, starts=starts, notices=notices)
     found = _found(ready, output, anew=anew)
     if found is None or found.content.get("layout") == ready.wish.layout:
         return ready, found
-    again = prepared(asked, starts=starts, most_tokens=found.content.get("most_tokens", {}))
+    again = prepared(asked, starts=starts, notices=notices, most_tokens=found.content.get("most_tokens", {}))
     if again.wish.layout == found.content.get("layout"):
         return again, found
     if output is not None:
@@ -120,7 +125,7 @@ def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
     return Found(path, content)
 
 
-def _difference(content: Mapping[str, Any], asked: Asked) -> str:
+def _difference(content: Mapping[str, Any], asked: TuneRequest) -> str:
     """What was asked for otherwise; where nothing was, what else a run is told apart by."""
     before, now = content.get("asked", {}), asked_json(asked)
     found = [

@@ -11,19 +11,30 @@ from typing import Any, cast
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.benching import _as_begun, _kept, _refuse_other_vllm
-from specserve.cli.benchprepare import Asked, Prepared, new_directory, prepared
+from specserve.diagnostics import NoNotices
 from specserve.errors import Interrupted, UsageError
+from specserve.measure.bench.benchmark import Outlet, _as_begun, _kept, _refuse_other_vllm
 from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.prepare import Prepared, new_directory, prepared
+from specserve.measure.bench.request import BenchRequest
+from specserve.measure.bench.result import result_text
 from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.schedule import blocks
 from specserve.measure.workloads.load import load
 from specserve.plan.launchplan import as_json
+from specserve.report.benchplan import BenchView
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import planned, request
 
+OUTLET = Outlet(NoNotices(), BenchView, lambda result: {"result.json": result_text(result)})
 NOTE = "`b` does not take `cache_salt`"
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Servers that run on this machine are none of a test's business."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
 
 
 @pytest.fixture
@@ -32,10 +43,11 @@ def ready(tmp_path: Path) -> Prepared:
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(3)))
     return prepared(
-        Asked(
+        BenchRequest(
             profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),),
             concurrency="1", blocks=2,
-        )
+        ),
+        notices=NoNotices(),
     )  # fmt: skip
 
 
@@ -112,12 +124,12 @@ def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
 ) -> None:
     stopped = Interrupted("stopped by SIGINT", signal_number=2)
     with resume(run) as directory:
-        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped)
+        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 5
     assert not json.loads((run / "result.json").read_text())["is_complete"]
     resumed(run, capsys)
     with resume(run) as directory:
-        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped)
+        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 10
     assert json.loads((run / "result.json").read_text())["is_complete"]
 

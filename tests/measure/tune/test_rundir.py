@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from specserve.cli.tuneprepare import Asked, Prepared, prepared
-from specserve.cli.tuneruns import Found, asked_json, new_place, placed
-from specserve.cli.tunewrite import write_choice
-from specserve.cli.tuning import _directory
+from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
+from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.prepare import Prepared, prepared
+from specserve.measure.tune.rundir import Found, asked_json, new_place, placed
+from specserve.measure.tune.session import open_directory
+from specserve.measure.tune.write import write_choice
 from specserve.profile.load import load_profile
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_result import example
 
 PROFILE = """\
@@ -27,14 +29,20 @@ engine: {max_num_seqs: 16, enforce_eager: true, kv_cache_memory_bytes: 64M}
 """
 
 
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs of this machine are none of a test's business."""
+    monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path_factory.mktemp("state")))
+
+
 @pytest.fixture
-def asked(tmp_path: Path) -> Asked:
+def asked(tmp_path: Path) -> TuneRequest:
     file = tmp_path / "p.yaml"
     file.write_text(PROFILE, encoding="utf-8")
-    return Asked(str(file), workloads=("code",), concurrency="1,4", check=False)
+    return TuneRequest(str(file), workloads=("code",), concurrency="1,4", check=False)
 
 
-def changed(asked: Asked, *pairs: str) -> Asked:
+def changed(asked: TuneRequest, *pairs: str) -> TuneRequest:
     """The same command after these words of the profile became those."""
     text = PROFILE
     for before, after in zip(pairs[::2], pairs[1::2], strict=True):
@@ -44,23 +52,25 @@ def changed(asked: Asked, *pairs: str) -> Asked:
     return asked
 
 
-def found(asked: Asked, *, output: str | None = None, anew: bool = False) -> tuple[Prepared, Found | None]:
-    return placed(asked, output=output, anew=anew, starts=False)
+def found(
+    asked: TuneRequest, *, output: str | None = None, anew: bool = False
+) -> tuple[Prepared, Found | None]:
+    return placed(asked, output=output, anew=anew, starts=False, notices=NoNotices())
 
 
-def begun(asked: Asked, *, output: str | None = None, anew: bool = False, **fields: Any) -> Path:
+def begun(asked: TuneRequest, *, output: str | None = None, anew: bool = False, **fields: Any) -> Path:
     """A run of this command, as it lies there after an interruption."""
     ready, there = found(asked, output=output, anew=anew)
-    with _directory(ready, there, output) as directory:
+    with open_directory(ready, there, output) as directory:
         directory.update(**fields)
         return directory.path
 
 
-def ending(asked: Asked) -> str:
-    return prepared(asked, starts=False).wish.digest
+def ending(asked: TuneRequest) -> str:
+    return prepared(asked, starts=False, notices=NoNotices()).wish.digest
 
 
-def test_the_same_command_finds_its_run(asked: Asked) -> None:
+def test_the_same_command_finds_its_run(asked: TuneRequest) -> None:
     assert found(asked)[1] is None
     path = begun(asked)
     there = found(asked)[1]
@@ -69,7 +79,7 @@ def test_the_same_command_finds_its_run(asked: Asked) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 8])
-def test_what_write_changes_in_the_profile_is_no_other_run(asked: Asked, tokens: int) -> None:
+def test_what_write_changes_in_the_profile_is_no_other_run(asked: TuneRequest, tokens: int) -> None:
     before, path = ending(asked), begun(asked)
     result = example()
     speculation = {
@@ -96,16 +106,16 @@ def test_what_write_changes_in_the_profile_is_no_other_run(asked: Asked, tokens:
         ("model: small, ", "model: small, revision: 0123456789012345678901234567890123456789, "),
     ],
 )
-def test_another_model_or_argument_is_another_run(asked: Asked, before: str, after: str) -> None:
+def test_another_model_or_argument_is_another_run(asked: TuneRequest, before: str, after: str) -> None:
     one = ending(asked)
     assert ending(changed(asked, before, after)) != one
 
 
-def test_another_candidate_is_another_run(asked: Asked) -> None:
+def test_another_candidate_is_another_run(asked: TuneRequest) -> None:
     assert ending(asked) != ending(replace(asked, methods=("ngram",)))
 
 
-def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(asked: Asked) -> None:
+def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(asked: TuneRequest) -> None:
     """By default K_max is the profile's own K where that is more than 8."""
     path = begun(changed(asked, "tokens: 5", "tokens: 12"))
     ready, there = found(changed(asked, "tokens: 5", "tokens: 3"))
@@ -114,7 +124,7 @@ def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(
     assert begun(asked) == path
 
 
-def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: Asked) -> None:
+def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: TuneRequest) -> None:
     path = begun(asked)
     ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
     assert there is None
@@ -122,7 +132,7 @@ def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: 
     assert new_place(ready.wish, None) == path.with_name(f"{path.name}-2")
 
 
-def test_the_head_of_a_model_keeps_its_block(asked: Asked) -> None:
+def test_the_head_of_a_model_keeps_its_block(asked: TuneRequest) -> None:
     mtp = "speculation: {method: mtp, num_speculative_tokens: "
     own = "speculation: {method: draft_model, model: small, num_speculative_tokens: "
     path = begun(changed(asked, f"{own}5", f"{mtp}3"))
@@ -131,7 +141,7 @@ def test_the_head_of_a_model_keeps_its_block(asked: Asked) -> None:
     assert ready.kept[0].most_tokens == 3
 
 
-def test_a_fresh_run_is_the_one_that_is_found_from_then_on(asked: Asked) -> None:
+def test_a_fresh_run_is_the_one_that_is_found_from_then_on(asked: TuneRequest) -> None:
     first = begun(asked, is_complete=True)
     second = begun(asked, anew=True)
     third = begun(asked, anew=True)
@@ -142,25 +152,25 @@ def test_a_fresh_run_is_the_one_that_is_found_from_then_on(asked: Asked) -> None
     assert begun(asked).name == f"{first.name}-10"
 
 
-def test_a_run_that_is_not_used_is_not_locked(asked: Asked) -> None:
+def test_a_run_that_is_not_used_is_not_locked(asked: TuneRequest) -> None:
     ready, _ = found(asked)
-    with _directory(ready, None, None) as first:
+    with open_directory(ready, None, None) as first:
         second = begun(asked, anew=True)
         assert second != first.path
         assert begun(asked) == second
         assert found(asked)[1] is not None
 
 
-def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: Asked) -> None:
+def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: TuneRequest) -> None:
     ready, _ = found(asked)
-    with _directory(ready, None, None):
+    with open_directory(ready, None, None):
         ready, there = found(asked)
         with pytest.raises(UsageError, match=r"another .* is writing"):
-            _directory(ready, there, None)
+            open_directory(ready, there, None)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": "tune", "version": 1}', '{"kind": "bench"}'])
-def test_what_is_no_run_is_left_as_it_is(asked: Asked, text: str) -> None:
+def test_what_is_no_run_is_left_as_it_is(asked: TuneRequest, text: str) -> None:
     path = begun(asked)
     (path / "run.json").write_text(text, encoding="utf-8")
     assert found(asked)[1] is None
@@ -168,7 +178,7 @@ def test_what_is_no_run_is_left_as_it_is(asked: Asked, text: str) -> None:
     assert (path / "run.json").read_text(encoding="utf-8") == text
 
 
-def test_a_folder_that_was_named_is_gone_on_with(asked: Asked, tmp_path: Path) -> None:
+def test_a_folder_that_was_named_is_gone_on_with(asked: TuneRequest, tmp_path: Path) -> None:
     output = str(tmp_path / "mine")
     assert begun(asked, output=output) == Path(output)
     assert begun(asked, output=output) == Path(output)
@@ -190,7 +200,7 @@ def test_a_folder_that_was_named_is_gone_on_with(asked: Asked, tmp_path: Path) -
     ],
 )
 def test_a_folder_of_another_command_says_what_was_asked_for_there(
-    asked: Asked, tmp_path: Path, other: dict[str, Any], told: str
+    asked: TuneRequest, tmp_path: Path, other: dict[str, Any], told: str
 ) -> None:
     output = str(tmp_path / "mine")
     begun(asked, output=output)
@@ -201,7 +211,7 @@ def test_a_folder_of_another_command_says_what_was_asked_for_there(
     assert raised.value.hint == "another `-o`, or none"
 
 
-def test_where_the_same_was_asked_for_the_profile_was_another(asked: Asked, tmp_path: Path) -> None:
+def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest, tmp_path: Path) -> None:
     output = str(tmp_path / "mine")
     begun(asked, output=output)
     with pytest.raises(UsageError, match=r"the profile, a model, .* or vLLM is not what it was"):
@@ -212,7 +222,7 @@ def test_where_the_same_was_asked_for_the_profile_was_another(asked: Asked, tmp_
         found(replace(asked, profile=str(copy)), output=output)
 
 
-def test_a_folder_of_something_else_is_left_alone(asked: Asked, tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 1}', encoding="utf-8")
     with pytest.raises(UsageError, match="no run of `specserve tune`"):
@@ -230,7 +240,9 @@ def test_a_folder_of_something_else_is_left_alone(asked: Asked, tmp_path: Path) 
         ({"most_launches": 2}, False),
     ],
 )
-def test_a_complete_run_answers_what_it_was_asked(asked: Asked, other: dict[str, Any], answers: bool) -> None:
+def test_a_complete_run_answers_what_it_was_asked(
+    asked: TuneRequest, other: dict[str, Any], answers: bool
+) -> None:
     content = {"created": "2026-11-22T10:00:00", "is_complete": True, "asked": asked_json(asked)}
     there = Found(Path("x"), json.loads(json.dumps(content)))
     assert there.answers(replace(asked, **other)) is answers

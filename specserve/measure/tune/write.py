@@ -1,4 +1,4 @@
-"""`specserve tune --write`: the choice into the profile, read back before it takes the old one's place."""
+"""The choice of a tune written into its profile, read back before it takes the old one's place."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from specserve.errors import FactError, SpecserveError, UsageError
 if TYPE_CHECKING:
     from specserve.measure.tune.result import TuneResult
 
+
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -28,11 +29,10 @@ def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
         raise UsageError("`--write` changes what the file says, and `--set speculation…` stands over it")
 
 
-def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> None:
-    """Change `speculation` in the file. Raises UsageError where it cannot be, FactError where it cannot be written."""
+def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> str:
+    """Change `speculation` in the file; returns what was done. Raises UsageError if it cannot be, and FactError."""
     from specserve.plan.writer import with_speculation
     from specserve.profile.load import load_profile
-    from specserve.report.console import say
 
     file = Path(path)
     refuse_unwritable(path, settings=settings)
@@ -49,10 +49,9 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
     before = "".join(_plain(line) for line in written)
     after = with_speculation(before, profile, wanted, remark=remark(result))
     if after == before:
-        say(f"{path} says so already")
-        return
+        return f"{path} says so already"
     _exchange(file, _with_ends(after, written), wanted=wanted)
-    say(f"{path}: `speculation` was changed; `git diff` shows it")
+    return f"{path}: `speculation` was changed; `git diff` shows it"
 
 
 def remark(result: TuneResult) -> str:

@@ -1,75 +1,64 @@
-"""One benchmark for a command: planned, run in its directory, resumed, told as it goes, gated at the end."""
+"""One benchmark from a request to its result: run in its directory, resumed, kept when it is interrupted."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import typer
-
-from specserve.cli.benchprepare import BUDGET, Asked, Prepared, new_directory, obstacle, prepared, with_places
-from specserve.cli.benchshow import give, refuse_taken, write
+from specserve.diagnostics import Notices
 from specserve.errors import FactError, Interrupted, SpecserveError, UsageError
+from specserve.measure.bench.prepare import BUDGET, Prepared, new_directory, prepared, refuse_silent
+from specserve.measure.bench.request import BenchRequest, with_places
 
 if TYPE_CHECKING:
     from specserve.measure.bench.arms import Arm
     from specserve.measure.bench.result import Result
     from specserve.measure.bench.run import Bench
-    from specserve.measure.bench.rundir import RunDirectory
+    from specserve.measure.bench.rundir import News, RunDirectory
+
+
+class View(Protocol):
+    """Shows how far a run is."""
+
+    def begin(self, ready: Prepared, directory: Path) -> None:
+        """Show what is about to run, and where it is kept."""
+
+    def __call__(self, what: News) -> None:
+        """Show one event."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """What is done with the result."""
+class Outlet:
+    """Where a run says what happens, and how its result is written."""
 
-    format: str
-    strict: bool = False
-    share: str | None = None
-    """A file for what may be given away."""
+    notices: Notices
+    open_view: Callable[[], AbstractContextManager[View]]
+    files: Callable[[Result], Mapping[str, str]]
+    """The files of a result by name."""
 
 
-def run(asked: Asked, *, output: str | None, resume: str | None, dry_run: bool, ending: Ending) -> None:
-    """Do what was asked for. Raises SpecserveError, typer.Exit(1) for a promise that is missed."""
-    if ending.share is not None:
-        refuse_taken(ending.share)
-    from specserve.cli.bencharms import refuse_silent
-
+def run_benchmark(
+    asked: BenchRequest, *, output: str | None, resume: str | None, outlet: Outlet
+) -> tuple[Result, Path]:
+    """The result and its directory: of a new run, or of the one to resume. Raises SpecserveError."""
     if resume is not None:
-        _resumed(asked, resume, output=output, dry_run=dry_run, ending=ending)
-        return
-    if asked.profile is None:
-        raise UsageError("no profile is given", hint="`specserve bench configs/demo.yaml --quick`")
-    asked = with_places(asked)
-    if dry_run:
-        from specserve.report.benchplan import show
-
-        show(prepared(asked, starts=False), format=ending.format, obstacle=obstacle(asked))
-        return
-    ready = prepared(asked)
+        return _resumed(asked, resume, outlet=outlet)
+    ready = prepared(with_places(asked), notices=outlet.notices)
     refuse_silent(ready.wish.arms)
-    _run(ready, new_directory(ready, output), ending=ending)
+    directory = new_directory(ready, output)
+    return _run(ready, directory, outlet=outlet), directory.path
 
 
-def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, ending: Ending) -> None:
+def _resumed(asked: BenchRequest, place: str, *, outlet: Outlet) -> tuple[Result, Path]:
     """Go on with a run as it was asked for; other options would make it another one."""
     from specserve.measure.bench.run import is_measured
     from specserve.measure.bench.rundir import resume
-    from specserve.report.console import say
 
-    changed = [
-        field.name
-        for field in dataclasses.fields(asked)
-        if getattr(asked, field.name) != field.default and field.name not in ("budget", "gpu_hour_price")
-    ]
-    if changed or output is not None or dry_run:
-        raise UsageError(
-            "`--resume` goes on with a run as it was asked for, and takes no options of what to run",
-            hint="only `--budget`, `--gpu-hour-price` and what is done with the result may be given",
-        )
     directory = resume(Path(place))
     try:
         kept = _read_asked(directory.content["asked"])
@@ -83,7 +72,7 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
         budget=asked.budget or kept.budget,
         gpu_hour_price=asked.gpu_hour_price if asked.gpu_hour_price is not None else kept.gpu_hour_price,
     )
-    ready = prepared(kept, at_once=at_once)
+    ready = prepared(kept, at_once=at_once, notices=outlet.notices)
     marks = {arm.name: arm.plan.fingerprint for arm in ready.wish.arms if arm.plan is not None}
     before = {arm["name"]: arm["fingerprint"] for arm in directory.content["arms"] if "fingerprint" in arm}
     if marks != before:
@@ -94,13 +83,27 @@ def _resumed(asked: Asked, place: str, *, output: str | None, dry_run: bool, end
         )
     if not is_measured(ready.wish, directory.passes()):
         _refuse_other_vllm(ready, directory)
-        return _run(ready, directory, ending=ending)
-    say("all of it is measured already: nothing is started")
+        return _run(ready, directory, outlet=outlet), directory.path
+    outlet.notices.say("all of it is measured already: nothing is started")
     told = _complete(directory.path)
     if told is None or asked.gpu_hour_price is not None:
-        return _run(ready, directory, ending=ending)
+        return _run(ready, directory, outlet=outlet), directory.path
     with directory:
-        return _end(told, directory.path, ending=ending)
+        return told, directory.path
+
+
+def refuse_changes(asked: BenchRequest, *, others: bool) -> None:
+    """Raises UsageError for options that would make a resumed run another one; `others`: one outside the request."""
+    changed = [
+        field.name
+        for field in dataclasses.fields(asked)
+        if getattr(asked, field.name) != field.default and field.name not in ("budget", "gpu_hour_price")
+    ]
+    if changed or others:
+        raise UsageError(
+            "`--resume` goes on with a run as it was asked for, and takes no options of what to run",
+            hint="only `--budget`, `--gpu-hour-price` and what is done with the result may be given",
+        )
 
 
 def _refuse_other_vllm(ready: Prepared, directory: RunDirectory) -> None:
@@ -128,73 +131,63 @@ def _complete(path: Path) -> Result | None:
     return found if found.is_complete else None
 
 
-def _read_asked(content: dict[str, Any]) -> Asked:
+def _read_asked(content: dict[str, Any]) -> BenchRequest:
     """Back from run.json. Raises TypeError where it has other fields."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content.items()
     }
-    return Asked(**fields)
+    return BenchRequest(**fields)
 
 
-def _run(ready: Prepared, directory: RunDirectory, *, ending: Ending) -> None:
+def _run(ready: Prepared, directory: RunDirectory, *, outlet: Outlet) -> Result:
     from specserve.measure.bench.run import Bench
-    from specserve.report.benchplan import BenchView
     from specserve.serve.signals import stop_on_signals
 
     began = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(directory)
         stop = stack.enter_context(stop_on_signals())
-        view = stack.enter_context(BenchView())
+        view = stack.enter_context(outlet.open_view())
         view.begin(ready, directory.path)
         bench = Bench(ready.wish, directory, view, stop)
         try:
             bench.run()
         except SpecserveError as error:
-            _kept(ready, bench, began, error)
+            _kept(ready, bench, began, error, outlet=outlet)
             raise
-        result = _write(ready, bench, began, is_complete=True)
-    _end(result, directory.path, ending=ending)
+        return _write(ready, bench, began, is_complete=True, files=outlet.files)
 
 
-def _end(result: Result, path: Path, *, ending: Ending) -> None:
-    """The report, and the exit code that it stands for."""
-    from specserve.measure.bench.outcome import is_missed, is_open
-    from specserve.report.console import say
-
-    if ending.share is not None:
-        give(result, ending.share)
-    write(result, format=ending.format)
-    say(f"raw data, logs, result.json and report.html: {path}")
-    if is_missed(result) or (ending.strict and is_open(result)):
-        raise typer.Exit(1)
-
-
-def _kept(ready: Prepared, bench: Bench, began: float, error: SpecserveError) -> None:
+def _kept(ready: Prepared, bench: Bench, began: float, error: SpecserveError, *, outlet: Outlet) -> None:
     """What was measured stays; the error says how to go on."""
-    from specserve.report.console import say
-
     path = bench.directory.path
     if bench.passes and _complete(path) is None:
-        _write(ready, bench, began, is_complete=False)
+        _write(ready, bench, began, is_complete=False, files=outlet.files)
     else:  # a result of fewer blocks that is whole says more than one of some points
         _spend(bench.directory, began)
     if isinstance(error, Interrupted) or error.hint is not None:
-        say(f"{len(bench.passes)} measured blocks are kept: `specserve bench --resume {path}` goes on")
+        outlet.notices.say(
+            f"{len(bench.passes)} measured blocks are kept: `specserve bench --resume {path}` goes on"
+        )
     else:
         error.hint = f"`specserve bench --resume {path}` goes on with what was measured"
 
 
-def _write(ready: Prepared, bench: Bench, began: float, *, is_complete: bool) -> Result:
+def _write(
+    ready: Prepared,
+    bench: Bench,
+    began: float,
+    *,
+    is_complete: bool,
+    files: Callable[[Result], Mapping[str, str]],
+) -> Result:
     from specserve.measure.bench.outcome import outcome
-    from specserve.measure.bench.result import result_text
-    from specserve.report.benchhtml import html_report
 
     directory = bench.directory
     _spend(directory, began)
     result = outcome(_basis(ready, bench, is_complete=is_complete), bench.passes)
-    directory.write("result.json", result_text(result))
-    directory.write("report.html", html_report(result))
+    for name, text in files(result).items():
+        directory.write(name, text)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What `specserve tune --estimate` does: models' facts and an accelerator's rates to a table. Needs no vLLM."""
+"""An estimate from models' facts and an accelerator's rates, without vLLM."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.hardware.accelerators import CPU, Machine
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.tune.choose import LONGEST
-from specserve.measure.tune.estimated import DEFAULT_CONTEXT, Chance, estimate
+from specserve.measure.tune.estimated import DEFAULT_CONTEXT, Chance, Estimate, estimate
 from specserve.measure.tune.walk import geometric_rate
 from specserve.profile.schema import Profile, world_size
-from specserve.report.console import out
 
 if TYPE_CHECKING:
     from specserve.checks.gather import Unread
     from specserve.checks.rule import Arm
-    from specserve.cli.tuneprepare import Asked
+    from specserve.measure.tune.plan import TuneRequest
+
 
 _FORMS = (
     "`--acceptance 0.7` is that of each draft token, given the one before; `3.6@4` a mean acceptance length at "
@@ -34,7 +34,7 @@ DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_TOKENS = 8
 
 
-def refuse(*, accelerator: str | None, acceptance: str | None) -> None:
+def refuse_estimate_options(*, accelerator: str | None, acceptance: str | None) -> None:
     """Raises UsageError where options of an estimate were given without it."""
     given = [
         f"`{name}`"
@@ -46,22 +46,20 @@ def refuse(*, accelerator: str | None, acceptance: str | None) -> None:
         raise UsageError(f"only `--estimate` takes {' and '.join(given)}", hint=hint)
 
 
-def run(
-    asked: Asked,
+def estimate_request(
+    asked: TuneRequest,
     *,
     machine: str | None,
     chance: str | None,
     others: Mapping[str, object],
-    as_json: bool,
-) -> None:
-    """Print the estimate. `machine`, `chance`: as given; `others`: options that only a measurement has.
+) -> tuple[str, Estimate]:
+    """The profile's name and the estimate. `machine`, `chance`: as given; `others`: options of a measurement.
 
     Raises UsageError, and FactError where a model cannot be read.
     """
     from specserve.checks.gather import Wanted, gather
     from specserve.memory.situation import situation
     from specserve.profile.load import load_profile, with_alternative
-    from specserve.report.tuneplan import estimate_json, estimate_text
     from specserve.vllm.versions import known_versions
 
     _refuse_measuring(asked, others)
@@ -86,7 +84,7 @@ def run(
         speculation=arm.speculation,
         draft=arm.draft,
     )
-    found = estimate(
+    return profile.name, estimate(
         s,
         chance=accepted,
         concurrency=_loads(asked, profile, most=s.settings.max_num_seqs),
@@ -94,11 +92,9 @@ def run(
         context_tokens=_context(profile, s.settings.max_model_len),
         ranks=world_size(profile),
     )
-    name = profile.name
-    out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=asked.profile))
 
 
-def _refuse_measuring(asked: Asked, others: Mapping[str, object]) -> None:
+def _refuse_measuring(asked: TuneRequest, others: Mapping[str, object]) -> None:
     """Raises UsageError with all that was given and would do nothing."""
     options = {
         "workload": asked.workloads,
@@ -160,9 +156,9 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _loads(asked: Asked, profile: Profile, *, most: int) -> Sequence[int]:
+def _loads(asked: TuneRequest, profile: Profile, *, most: int) -> Sequence[int]:
     """As asked, else the defaults that are served. Raises UsageError for more than run at once."""
-    from specserve.cli.lists import whole_numbers
+    from specserve.measure.values import whole_numbers
 
     loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=65536)
     if any(load > most for load in loads):

@@ -1,84 +1,82 @@
-"""One tune for a command: planned, run in its directory, gone on with, told as it goes, written at the end."""
+"""One tune from what was prepared to its result: run in its directory, gone on with, confirmed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specserve.cli.tuneprepare import Asked, Prepared
-from specserve.cli.tuneruns import KIND, Found, asked_json, is_answered, new_place, placed
+from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
+from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.prepare import Prepared
+from specserve.measure.tune.rundir import KIND, Found, asked_json, is_answered, new_place
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.rundir import RunDirectory
+    from specserve.measure.bench.rundir import News, RunDirectory
     from specserve.measure.tune.assemble import Known
     from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
 
 
-def run(
-    asked: Asked,
-    *,
-    output: str | None,
-    anew: bool,
-    dry_run: bool,
-    write: bool,
-    explain: bool,
-    as_json: bool,
-) -> None:
-    """The whole command. Raises SpecserveError; what was measured stays."""
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a run says what happens, and how its result is written."""
+
+    notices: Notices
+    open_view: Callable[[], AbstractContextManager[Callable[[News], None]]]
+    files: Callable[[TuneResult], Mapping[str, str]]
+    """The files of a result by name."""
+
+
+def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
+    """Raises UsageError for a profile from stdin, and with `write` for one that could not be changed."""
     if asked.profile == "-":
         raise UsageError("a tune is not read from stdin: it could not be gone on with", hint="name a file")
     if write:
-        from specserve.cli.tunewrite import refuse_unwritable
+        from specserve.measure.tune.write import refuse_unwritable
 
         refuse_unwritable(asked.profile, settings=asked.settings)
-    ready, found = placed(asked, output=output, anew=anew, starts=not dry_run)
-    if dry_run:
-        from specserve.report.console import out
-        from specserve.report.tuneplan import plan_json, plan_text
 
-        out((plan_json if as_json else plan_text)(ready, found))
-        return
+
+def run_tune(
+    ready: Prepared, found: Found | None, *, output: str | None, anew: bool, outlet: Outlet
+) -> tuple[TuneResult, Path, SpecserveError | None]:
+    """The result, where its raw data lies, and why the choice could not be confirmed, where it could not.
+
+    Raises UsageError if the limits leave no two launches, SpecserveError; what was measured stays.
+    """
     if not ready.fitted.fits:
         raise UsageError(
             "two launches are needed at least, one without speculation and one with it, which is more than "
             f"{ready.fitted.exceeded}",
             hint="raise it; `--dry-run` tells what each takes",
         )
-    result, path, failure = _measured(ready, found, output=output, anew=anew)
-    _show(result, path, explain=explain, as_json=as_json)
-    if failure is not None:
-        raise _unconfirmed(failure, anew=anew, write=write)
-    if write:
-        from specserve.cli.tunewrite import write_choice
-
-        write_choice(asked.profile, result, settings=asked.settings)
+    return _measured(ready, found, output=output, anew=anew, outlet=outlet)
 
 
 def _measured(
-    ready: Prepared, found: Found | None, *, output: str | None, anew: bool
+    ready: Prepared, found: Found | None, *, output: str | None, anew: bool, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
-    """The result, where its raw data lies, and why the choice could not be confirmed, where it could not."""
     from specserve.measure.tune.run import Tune
-    from specserve.report.benchplan import BenchView
-    from specserve.report.console import in_one_line, say
     from specserve.serve.signals import stop_on_signals
 
     began = time.monotonic()
-    directory = _directory(ready, found, output)
+    directory, say = open_directory(ready, found, output), outlet.notices.say
     with ExitStack() as stack:
         stack.enter_context(directory)
-        is_told = found is not None and _is_told(ready, directory, anew="--fresh" if output is None else "-o")
+        is_told = found is not None and _is_told(
+            ready, directory, anew="--fresh" if output is None else "-o", notices=outlet.notices
+        )
         stop = stack.enter_context(stop_on_signals())
-        view = stack.enter_context(BenchView())
+        view = stack.enter_context(outlet.open_view())
         names = ", ".join(each.name for each in ready.kept)
         say(f"{len(ready.wish.points())} points on baseline, {names}; K up to {ready.kept[0].most_tokens}")
-        say(f"run directory: {in_one_line(str(directory.path))}")
+        say(f"run directory: {directory.path}")
         tune = Tune(
             ready.wish,
             directory,
@@ -90,7 +88,7 @@ def _measured(
         )
         try:
             with tune:
-                result, failure = _tuned(ready, tune, began, is_told=is_told)
+                result, failure = _tuned(ready, tune, began, is_told=is_told, outlet=outlet)
         except SpecserveError as error:
             if tune.passes:
                 error.hint = error.hint or f"{_again(anew=anew)} goes on with what was measured"
@@ -110,7 +108,7 @@ def _again(*, anew: bool) -> str:
     return "the same command without `--fresh`" if anew else "the same command"
 
 
-def _unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> SpecserveError:
+def unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> SpecserveError:
     """The same error as that of a command whose choice was to be confirmed."""
     rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
     ways = f"{_again(anew=anew)} tries it again, {rather}"
@@ -120,13 +118,11 @@ def _unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> Specserve
 
 
 def _tuned(
-    ready: Prepared, tune: Tune, began: float, *, is_told: bool
+    ready: Prepared, tune: Tune, began: float, *, is_told: bool, outlet: Outlet
 ) -> tuple[TuneResult, SpecserveError | None]:
     """The result, and why the choice could not be confirmed. `is_told`: all was measured, nothing is started."""
     from specserve.measure.tune.choose import choose
     from specserve.measure.tune.outcome import outcome
-    from specserve.report.tune import as_json_text
-    from specserve.report.tunehtml import tune_html
 
     if is_told:
         tune.recall()
@@ -139,7 +135,9 @@ def _tuned(
             hint="longer answers (`--max-tokens`), or another workload",
         )
     choice = choose([each.ready for each in known], objective=ready.wish.objective)
-    choice, confirmed, failure = _confirmed(ready, tune, known, choice, is_told=is_told)
+    choice, confirmed, failure = _confirmed(
+        ready, tune, known, choice, is_told=is_told, notices=outlet.notices
+    )
     spent_s = _spent_s(tune.directory, began)
     duration_s = float(tune.directory.content.get("duration_s", spent_s)) if is_told else spent_s
     result = outcome(
@@ -151,8 +149,8 @@ def _tuned(
         fitted=ready.fitted,
         duration_s=duration_s,
     )
-    tune.directory.write("result.json", as_json_text(result))
-    tune.directory.write("report.html", tune_html(result))
+    for name, text in outlet.files(result).items():
+        tune.directory.write(name, text)
     tune.directory.update(
         is_complete=failure is None,
         duration_s=duration_s,
@@ -179,7 +177,13 @@ def _known(ready: Prepared, tune: Tune) -> list[Known]:
 
 
 def _confirmed(
-    ready: Prepared, tune: Tune, known: Sequence[Known], choice: Choice, *, is_told: bool
+    ready: Prepared,
+    tune: Tune,
+    known: Sequence[Known],
+    choice: Choice,
+    *,
+    is_told: bool,
+    notices: Notices,
 ) -> tuple[Choice, tuple[Confirmed, ...], SpecserveError | None]:
     """The choice once it was measured on other prompts, what was measured, and why it could not be."""
     from specserve.measure.tune.assemble import confirmed_of
@@ -188,21 +192,23 @@ def _confirmed(
     if not choice.speculates or not ready.confirms:
         return choice, (), None
     launch = tune.launch_of(choice, first=len(ready.wish.candidates) + 1)
-    failure = None if is_told else _confirm(ready, tune, choice, launch)
+    failure = None if is_told else _confirm(ready, tune, choice, launch, notices)
     mine = next(each for each in known if each.candidate.name == choice.candidate)
     confirmed = confirmed_of(ready.wish, tune.passes, choice, mine, launch=launch)
     return after(choice, confirmed, objective=ready.wish.objective), confirmed, failure
 
 
-def _confirm(ready: Prepared, tune: Tune, choice: Choice, launch: int) -> SpecserveError | None:
+def _confirm(
+    ready: Prepared, tune: Tune, choice: Choice, launch: int, notices: Notices
+) -> SpecserveError | None:
     """Launch the choice beside the server without speculation; why that failed."""
-    from specserve.cli.tunecandidates import tuned
+    from specserve.measure.tune.candidates import tuned
     from specserve.measure.tune.plan import TUNED
 
     if tune.is_late():
         tune.notes.append("the budget was used up before the choice could be confirmed at every point")
         return None
-    server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED)
+    server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED, notices=notices)
     try:
         tune.confirm(server, launch=launch)
     except (LaunchError, TrafficError) as error:
@@ -211,7 +217,7 @@ def _confirm(ready: Prepared, tune: Tune, choice: Choice, launch: int) -> Specse
     return None
 
 
-def _directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
+def open_directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
     """A new run, or the one of the same command."""
     from specserve.measure.bench.rundir import create, resume
 
@@ -231,25 +237,15 @@ def _directory(ready: Prepared, found: Found | None, output: str | None) -> RunD
     return create(new_place(wish, output), content)
 
 
-def _is_told(ready: Prepared, directory: RunDirectory, *, anew: str) -> bool:
+def _is_told(ready: Prepared, directory: RunDirectory, *, anew: str, notices: Notices) -> bool:
     """Whether the run is complete for what is asked, so that nothing is measured again; says which run it is.
 
     `anew`: the option that begins another one.
     """
-    from specserve.report.console import say
-
     begun = str(directory.content["created"])[:10]
     if is_answered(directory.content, ready.asked):
-        say(f"measured on {begun} already; `{anew}` measures anew")
+        notices.say(f"measured on {begun} already; `{anew}` measures anew")
         return True
-    say(f"goes on with the run of {begun}; `{anew}` measures anew")
+    notices.say(f"goes on with the run of {begun}; `{anew}` measures anew")
     directory.update(asked=asked_json(ready.asked), is_complete=False)
     return False
-
-
-def _show(result: TuneResult, path: Path, *, explain: bool, as_json: bool) -> None:
-    from specserve.report.console import out, say
-    from specserve.report.tune import as_json_text, text
-
-    out(as_json_text(result) if as_json else text(result, explain=explain))
-    say(f"raw data, logs, result.json and report.html: {path}")

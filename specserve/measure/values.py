@@ -1,0 +1,58 @@
+"""Values as people write them in an option: lists of numbers, times."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from specserve.errors import UsageError
+
+
+def numbers(text: str | None, option: str, *, least: float, most: float) -> tuple[float, ...]:
+    """The numbers, each once, in their order; none of None. Raises UsageError."""
+    if text is None:
+        return ()
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"`{option}` is no list of numbers: {text!r}", hint=f"such as {_example(least, most)}"
+        ) from None
+    if not all(least <= value <= most for value in found):
+        raise UsageError(f"`{option}` is {text}, and each must be {least:g} to {most:g}")
+    return tuple(dict.fromkeys(found))
+
+
+def _example(least: float, most: float) -> str:
+    return "1,4,16" if most >= 16 >= least else "0,0.7"
+
+
+def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tuple[int, ...]:
+    """The same for whole numbers. Raises UsageError."""
+    found = numbers(text, option, least=least, most=most)
+    if any(value != int(value) for value in found):
+        raise UsageError(f"`{option}` takes whole numbers", hint="such as 1,4,16")
+    return tuple(int(value) for value in found)
+
+
+def refuse_given(given: Mapping[str, object], *, command: str) -> None:
+    """Raises UsageError where an option of a profile was given, and what is asked is a server that runs."""
+    for option, value in given.items():
+        if value:
+            hint = f"`specserve {command} PROFILE` starts one"
+            raise UsageError(f"`{option}` is for a profile; a server that runs is as it is", hint=hint)
+
+
+_UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 86400.0) -> float:
+    """The time in seconds. Raises UsageError where it is none, or not within the limits."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)", text.strip())
+    if found is None:
+        raise UsageError(f"`{option}` is no time: {text!r}", hint="such as 30s, 5m, 1h")
+    value = float(found[1]) * _UNITS[found[2]]
+    if not least_s <= value <= most_s:
+        most = f"{most_s / 86400:g} days" if most_s >= 86400 else f"{most_s:g} s"
+        raise UsageError(f"`{option}` is {text}, and must be {least_s:g} s to {most}")
+    return value
