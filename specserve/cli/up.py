@@ -31,13 +31,13 @@ from specserve.profile.schema import Profile
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 from specserve.report.servers import JsonView, TextView
-from specserve.serve.detached.observe import Room, room_beside
-from specserve.serve.detached.registry import Arm
-from specserve.serve.server import Server, refuse_taken_port
-from specserve.serve.signals import StopRequest
 
 if TYPE_CHECKING:
     from specserve.plan.nodes import Node
+    from specserve.serve.detached.observe import Room
+    from specserve.serve.detached.registry import Arm
+    from specserve.serve.server import Server
+    from specserve.serve.signals import StopRequest
 
 
 class LogFormat(StrEnum):
@@ -143,6 +143,8 @@ def up(
     if dry_run:
         show(plan, format=format or PlanFormat.SHELL)
         return
+    from specserve.serve.detached.observe import room_beside
+
     refuse_exposed(source, insecure=insecure, notices=notices)
     called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)
@@ -221,7 +223,7 @@ def launch(
     `gate`: called when it answers; what it raises ends the server.
     """
     from specserve.serve.logs import default_log
-    from specserve.serve.server import supervise
+    from specserve.serve.server import refuse_taken_port, supervise
     from specserve.serve.signals import stop_on_signals
 
     view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan)
@@ -241,6 +243,7 @@ def launch(
 def become(plan: LaunchPlan) -> None:
     """Replace this process by vLLM; returns only by an error."""
     from specserve.serve.process import resolve_env
+    from specserve.serve.server import refuse_taken_port
 
     env = resolve_env(plan.env)
     if "NOTIFY_SOCKET" in os.environ:
@@ -258,6 +261,8 @@ _TOLD = frozenset({"name", "target", "speculation", "alternatives", "expect", "h
 
 def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
     """What has to be known later of the command line, to tell what the server promises."""
+    from specserve.serve.detached.registry import Arm
+
     kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _TOLD)
     return Arm(alternative, tuple(kept))
 
@@ -284,8 +289,10 @@ def leave(
     `room`: what it declares to take, where that was judged. `arm`: as `arm_of` makes it.
     """
     from specserve.serve.detached.launch import launch, refuse_running
+    from specserve.serve.detached.observe import Room
     from specserve.serve.detached.registry import folder_of
     from specserve.serve.logs import default_log
+    from specserve.serve.server import refuse_taken_port
     from specserve.serve.signals import stop_on_signals
 
     folder_of(name)  # what cannot be a name ends it before anything starts
