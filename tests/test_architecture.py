@@ -7,6 +7,7 @@ import functools
 import re
 from pathlib import Path
 
+import grimp
 import pytest
 
 from specserve.vllm.versions import known_versions, table
@@ -110,6 +111,16 @@ def test_only_the_view_of_vllm_compares_versions() -> None:
                 if any(asks.search(ast.unparse(side)) for side in sides):
                     found.append(f"{name(file)}:{node.lineno} {ast.unparse(node)}")
     assert found == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("specserve", cache_dir=None)
+    circles = [
+        module
+        for module in graph.modules
+        if graph.find_upstream_modules(module) & graph.find_downstream_modules(module)
+    ]
+    assert sorted(circles) == []
 
 
 def test_only_the_engine_child_prints() -> None:
