@@ -161,8 +161,7 @@ def child() -> None:
 
 
 def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
-    from specserve.checks.catalogue import RULES
-    from specserve.checks.check import UNREADABLE, unreadable
+    from specserve.checks.check import unreadable
     from specserve.checks.gather import Wanted, gather
     from specserve.checks.prepare import on_devices
     from specserve.checks.run import examined_in
@@ -187,12 +186,11 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     )
     known = gather(profile, wanted=wanted)
     broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
-    found, _ = examined_in(known.context, problems=list(filter(None, broken)))
-    codes = {rule.code for rule in RULES if rule.needs in ("models", "hardware")} | {UNREADABLE.code}
+    found, _ = examined_in(known.context, problems=list(filter(None, broken)), needs=("models", "hardware"))
     missing = [
         item.error.message for item in known.unread if unreadable(item.error, profile, path=item.path) is None
     ]
-    return [finding for finding in found if finding.code in codes], missing
+    return found, missing
 
 
 def _write(content: dict[str, Any]) -> None:

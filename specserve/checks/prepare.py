@@ -13,6 +13,7 @@ from specserve.profile.schema import Hardware, Profile
 from specserve.vllm.table import VllmTable
 
 if TYPE_CHECKING:
+    from specserve.checks.rule import Need
     from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
     from specserve.plan.nodes import Node
@@ -126,16 +127,14 @@ def _refuse_errors(
     """Run the static rules, or with a plan those about this machine. Raises CheckFailed for errors."""
     from specserve.checks.run import can_be_passed, examined
 
-    everything, _ = examined(profile, plan=plan, host=host)
+    needs: tuple[Need, ...] = ("nothing",) if plan is None else ("host",)
+    everything, _ = examined(profile, plan=plan, host=host, here=starts, needs=needs)
     # an arm that is not launched cannot stop the launch
     findings = [
         finding
         for finding in everything
         if not finding.span.path.startswith("alternatives.") and finding.code not in passed
     ]
-    if plan is not None:
-        static, _ = examined(profile)
-        findings = [finding for finding in findings if finding not in static]
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
         count = f"{errors} error{'s' if errors > 1 else ''}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.checks.rule import Context, Hit, Rule
+from specserve.checks.rule import Context, Hit, Need, Rule
 from specserve.checks.static import STATIC
 from specserve.diagnostics import Code, Finding, Related, Report, Severity, Span, Verdict
 from specserve.profile.fingerprint import fingerprint
@@ -152,20 +152,25 @@ def examined(
     problems: Iterable[Finding] = (),
     plan: LaunchPlan | None = None,
     host: Host | None = None,
+    here: bool = False,
+    needs: Collection[Need] | None = None,
 ) -> tuple[list[Finding], int]:
     """What is left of a profile's findings after its ignore comments, in file order, and how many they hide.
 
-    With a plan and a host, the rules about this machine run too.
+    With a plan and a host, the rules about this machine run too. `here`: the installed vLLM is judged as well.
+    `needs`: only the rules that look at these.
     """
-    return examined_in(context_of(profile, plan=plan, host=host), problems=problems)
+    return examined_in(context_of(profile, plan=plan, host=host, here=here), problems=problems, needs=needs)
 
 
-def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[list[Finding], int]:
+def examined_in(
+    context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
+) -> tuple[list[Finding], int]:
     """The same for all that is known of a profile."""
     profile = context.profile
     parents = {span.file for span in profile.spans.values()} - {profile.file}
-    rules = rules_for(context)
-    more, codes = _run(context)
+    rules = rules_for(context, needs=needs)
+    more, codes = _run(context, rules)
     found = [*problems, *_without_repeats(more)]
     if profile.file == COMMAND:
         found = _by_vllm(found, rules)
@@ -174,10 +179,12 @@ def examined_in(context: Context, *, problems: Iterable[Finding] = ()) -> tuple[
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
 
 
-def context_of(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> Context:
+def context_of(
+    profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None, here: bool = False
+) -> Context:
     """What a rule may look at where no model was read."""
     try:
-        versions: Any = judged_versions(profile.vllm, here=plan is not None)
+        versions: Any = judged_versions(profile.vllm, here=here or plan is not None)
     except UnreadableValue:
         versions = profile.vllm  # what needs the versions cannot run either
     return Context(profile, versions, plan=plan, host=host)
@@ -190,19 +197,19 @@ def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None
 
 def judged(context: Context) -> list[Finding]:
     """What the rules find that have what they need."""
-    return _run(context)[0]
+    return _run(context, rules_for(context))[0]
 
 
 def stopped(context: Context) -> tuple[str, ...]:
     """The codes of the rules that a value which cannot be read keeps from running."""
-    return _run(context)[1]
+    return _run(context, rules_for(context))[1]
 
 
-def _run(context: Context) -> tuple[list[Finding], tuple[str, ...]]:
+def _run(context: Context, rules: Iterable[Rule]) -> tuple[list[Finding], tuple[str, ...]]:
     """What the rules find, and the codes of those that met a value which cannot be read."""
     found: list[Finding] = []
     codes: list[str] = []
-    for rule in rules_for(context):
+    for rule in rules:
         try:
             found.extend(_stamped(rule, rule.check(context), context.profile))
         except UnreadableValue:
@@ -237,8 +244,8 @@ def _in_command(finding: Finding, *, is_policy: bool) -> Finding:
     return replace(finding, help="; ".join(ways) or None)
 
 
-def rules_for(context: Context) -> tuple[Rule, ...]:
-    """The rules that have what they need."""
+def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
+    """The rules that have what they need, or those of them that look at `needs`."""
     there = {
         "nothing": True,
         "models": context.target is not None,
@@ -247,10 +254,10 @@ def rules_for(context: Context) -> tuple[Rule, ...]:
         "vllm": bool(context.vllm),
     }
     if not any(there[need] for need in ("models", "hardware", "host", "vllm")):
-        return STATIC
+        return STATIC if needs is None or "nothing" in needs else ()
     from specserve.checks.catalogue import RULES
 
-    return tuple(rule for rule in RULES if there[rule.needs])
+    return tuple(rule for rule in RULES if there[rule.needs] and (needs is None or rule.needs in needs))
 
 
 def can_be_passed(findings: Iterable[Finding]) -> bool:
