@@ -153,11 +153,6 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
     return rows
 
 
-def is_listed(model_type: str) -> bool:
-    """Whether the reader knows the defaults of this model type."""
-    return model_type in _table()
-
-
 def text_fields(model: str, config: Mapping[str, Any]) -> tuple[Fields, str]:
     """The language model's part of a config.json with its defaults, and its model type by the family's name.
 
