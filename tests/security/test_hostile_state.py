@@ -181,7 +181,7 @@ ODD = st.one_of(
 KEYS = sorted(set(record_of()) - {"version", "name"})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=ODD)
 def test_no_value_of_a_state_makes_ps_fail(
     key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]
@@ -193,7 +193,7 @@ def test_no_value_of_a_state_makes_ps_fail(
         assert "\x1b" not in told(capsys)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(["at_s", "exit_code", "message", "cause", "hint", "removed"]), value=ODD)
 def test_no_value_of_how_it_ended_makes_ps_fail(
     key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]

@@ -94,7 +94,7 @@ def texts_in(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
 def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
     place: str, text: str, tmp_path: Path

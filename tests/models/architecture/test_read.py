@@ -205,7 +205,7 @@ _VALUES = st.recursive(
 _NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(_NAMES), st.data())
 def test_any_value_at_any_key_gives_a_shape_or_an_error_that_says_what_is_wrong(
     name: str, data: st.DataObject
