@@ -61,7 +61,7 @@ def at_lock(profile: Profile) -> Profile:
 
 def fetch(profile: Profile, *, everything: bool = False) -> None:
     """Download what a profile needs and the cache does not have. Raises FactError."""
-    from specserve.models.download import fetch_files, refuse_full_disk
+    from specserve.models.hub import fetch_files, refuse_full_disk
     from specserve.plan.uses import cache_of, downloads
 
     cache = cache_of(profile)

@@ -8,7 +8,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -191,6 +191,7 @@ def _tensor(text: object) -> Tensor:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_SIZE = 1 << 62
+_MAX_NAME = 500
 
 
 def to_record(facts: ModelFacts) -> dict[str, Any]:
@@ -246,15 +247,6 @@ def from_record(record: object, *, origin: Origin) -> ModelFacts:
     )
 
 
-def with_paths(facts: ModelFacts, folder: Path) -> ModelFacts:
-    """The facts with the place of each file that stands in a folder."""
-    files = {
-        name: replace(file, path=folder / name) if (folder / name).is_file() else file
-        for name, file in facts.files.items()
-    }
-    return replace(facts, files=files)
-
-
 def _file(record: object, name: str) -> ModelFile:
     values = _mapping(record, f"files.{name[:80]}")
     size = values.get("size")
@@ -267,11 +259,18 @@ def _file(record: object, name: str) -> ModelFile:
     return ModelFile(size, hashes[0], header_sha256=hashes[1])
 
 
+def is_file_name(name: object) -> bool:
+    """Whether it names a file inside of a folder, and cannot lead out of it."""
+    if not isinstance(name, str) or len(name) > _MAX_NAME or "\0" in name:
+        return False
+    is_text = name.encode(errors="replace").decode() == name
+    return is_text and {"", ".", ".."}.isdisjoint(name.split("/"))
+
+
 def _file_name(name: object) -> str:
-    text = _text(name, "a file name")
-    if not text or text.startswith("/") or "\0" in text or not {".", "..", ""}.isdisjoint(text.split("/")):
-        raise FactError(f"`{text[:80]}` is no name of a file in a repository")
-    return text
+    if not is_file_name(name):
+        raise FactError(f"`{str(name)[:80]}` is no name of a file in a repository")
+    return str(name)
 
 
 def _commit(value: object) -> str | None:

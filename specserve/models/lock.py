@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specserve.errors import FactError
-from specserve.models.bounded import open_regular, parse_object, read_regular, reason
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
+from specserve.models.files import is_small, open_regular, parse_object, read_regular, reason
 from specserve.models.hubcache import COMMIT
 from specserve.models.tokenizercompare import Difference, TokenizerComparison, TokenizerVerdict
-from specserve.models.weights import is_small
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -211,7 +210,9 @@ def hashed(facts: ModelFacts) -> ModelFacts:
 
 
 def _hashed(file: ModelFile, *, whole: bool) -> ModelFile:
-    if file.sha256 or file.path is None or not whole:
+    if file.sha256:
+        return replace(file, path=None, header_sha256=None)
+    if file.path is None or not whole:
         return replace(file, path=None)
     return replace(file, sha256=sha256(file.path), path=None)
 
@@ -276,7 +277,7 @@ class Drift:
 
 def changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
     """How the files of a directory differ from those of its lock. Raises FactError where it cannot be read."""
-    from specserve.models.assemble import read_folder
+    from specserve.models.read import read_folder
 
     now = hashed(read_folder(Path(model), model=model, origin="directory", need_config=False))
     return differences(entry.files, now.files)

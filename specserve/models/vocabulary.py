@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specserve.errors import FactError
-from specserve.models.bounded import json_problem, read_regular
 from specserve.models.config import text_fields
 from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.files import json_problem, read_regular
 
 Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken", "vocab.txt"]
 

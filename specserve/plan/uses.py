@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specserve.errors import FactError, ModelNotFound, NotCached
-from specserve.models.assemble import read_folder
-from specserve.models.download import Download, plan_download
+from specserve.models.hub import Download, plan_download
 from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline
-from specserve.models.read import local_path, refuse_no_hub_id
+from specserve.models.read import local_path, read_folder, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import OWN_LAYERS
 

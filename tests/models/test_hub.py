@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -139,9 +137,6 @@ def test_a_gated_model_says_what_to_do_and_opens_to_the_token(
         read_model("org/m")
     monkeypatch.delenv("HF_TOKEN")
     (tmp_path / "no-token").write_text("good\n")  # where `hf auth login` writes it
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     assert read_model("org/m").tensors
 
 
@@ -184,27 +179,32 @@ def test_an_endpoint_that_is_none_is_unreachable(monkeypatch: pytest.MonkeyPatch
         read_model("org/m")
 
 
-@pytest.mark.parametrize("on", ["/api/", "/resolve/", "/cdn/"])
 @pytest.mark.parametrize(
-    "fault", ["500", "stall", "stall-body", "endless", "reset", "short", "trickle", "truncated"]
+    ("fault", "on"),
+    [
+        ("500", "/api/"),
+        ("stall", "/api/"),
+        ("reset", "/api/"),
+        ("truncated", "/api/"),
+        ("trickle", "/api/"),  # never silent for long: the library would wait for ever
+        ("endless", "/api/"),  # the library would take it all into memory
+        ("endless", "/resolve/"),  # the library would write it all to the disk
+        ("short", "/resolve/"),
+        ("stall-body", "/cdn/"),
+        ("reset", "/cdn/"),
+        ("endless", "/cdn/"),
+    ],
 )
 def test_a_hub_that_fails_is_unreachable_in_bounded_time(
     model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, fault: str, on: str
 ) -> None:
-    monkeypatch.delenv("HF_HUB_DOWNLOAD_TIMEOUT")
-    monkeypatch.setattr("specserve.models.hubclient.DEFAULT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("specserve.models.hubclient._TOTAL", 2)
+    monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
+    monkeypatch.setattr("specserve.models.hub._ANSWERS", 5)
     hub.repositories["org/m"].fault, hub.repositories["org/m"].on = fault, on
-    begin = time.monotonic()
-    if on == "/cdn/" and fault in ("endless", "trickle"):
-        # a range was asked for: what comes after it is not read
-        with suppress(HubUnreachable):
-            read_model("org/m")
-    else:
-        with pytest.raises(HubUnreachable) as error:
-            read_model("org/m")
-        assert "`org/m`" in error.value.message
-    assert time.monotonic() - begin < 120
+    with pytest.raises(HubUnreachable) as error:
+        read_model("org/m")
+    assert "`org/m`" in error.value.message
+    assert hub.sent(on)
 
 
 def test_a_passing_error_is_passed_over(model: Path, hub: HubServer) -> None:
@@ -226,14 +226,8 @@ def test_a_hub_that_lies_about_sizes_is_not_believed(model: Path, hub: HubServer
 
 def test_a_small_file_of_another_size_is_not_believed(tmp_path: Path, hub: HubServer) -> None:
     hub.add("org/t", write_model(tmp_path / "t", tensors=None), fault="wrong-size")
-    with pytest.raises(HubUnreachable, match=r"bytes of `.*json` and promised"):
+    with pytest.raises(HubUnreachable, match=r"number of bytes of `.*json` than it promised"):
         read_model("org/t")
-
-
-def test_an_answer_of_any_length_is_not_read_whole(model: Path, hub: HubServer) -> None:
-    hub.repositories["org/m"].answer = b" " * (33 << 20)
-    with pytest.raises(HubUnreachable, match="is larger than 32 MiB"):
-        read_model("org/m")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +243,7 @@ def test_a_listing_that_is_none_is_a_clear_error(model: Path, hub: HubServer, an
 
 
 def test_a_broken_header_on_the_hub_is_the_models_fault(tmp_path: Path, hub: HubServer) -> None:
-    hub.add("org/b", write_model(tmp_path / "b", files={"model.safetensors": safetensors()[:-3]}))
+    hub.add("org/b", write_model(tmp_path / "b", files={"model.safetensors": safetensors()[:-900]}))
     facts = read_model("org/b")
     assert facts.tensors is None and "cut short" in facts.broken["model.safetensors"]
 
@@ -263,19 +257,20 @@ def test_a_fact_cache_that_lost_a_file_fetches_it_again(model: Path, hub: HubSer
 
 def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
     facts = read_model("org/m")
-    record = tmp_path / "own" / "models" / "org--m" / f"{COMMIT}.json"
+    record = tmp_path / "own" / "hub" / "models--org--m" / "facts" / f"{COMMIT}.json"
     for text in ("", "{", '{"format": 99}', '{"format": 1, "facts": {"model": "org/other"}}'):
         record.write_text(text)
         assert read_model("org/m") == facts
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
+def test_a_cache_that_cannot_be_written_is_named_and_no_fault_of_the_model(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "file"))
-    path = read_model("org/m").files["tokenizer.json"].path
-    assert path and path.read_bytes() == (model / "tokenizer.json").read_bytes()
+    with pytest.raises(HubUnreachable, match="cannot be written") as error:
+        read_model("org/m")
+    assert "SPECSERVE_CACHE_DIR" in (error.value.hint or "")
 
 
 def test_branches_that_cannot_both_be_files_do_no_harm(model: Path, hub: HubServer) -> None:
