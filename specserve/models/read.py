@@ -10,7 +10,7 @@ from typing import Any
 
 from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
 from specserve.models.config import as_hugging_face
-from specserve.models.facts import ModelFacts, ModelFile, Origin
+from specserve.models.facts import ModelFacts, ModelFile, Origin, Tensor
 from specserve.models.files import (
     CONFIG,
     GENERATION,
@@ -155,53 +155,30 @@ def assemble(
     `header_of`: of the weight file of a name, raises FactError; `spread`: applies it, perhaps several at a time.
     """
 
-    def object_in(name: str) -> Mapping[str, Any]:
-        path = files[name].path
-        if path is None:
-            raise FactError(f"`{name}` is too large to be read")
-        return read_object(path)
-
-    def header(name: str) -> Header | FactError:
-        try:
-            return header_of(name) if name in files else FactError(f"`{name}` is missing")
-        except FactError as error:
-            return error
-
-    needs_config = need_config or CONFIG in files
-    config = _config(files, place=place, object_in=object_in) if needs_config else {}
+    config = _config(files, place=place) if need_config or CONFIG in files else {}
     notes: list[str] = []
     broken: dict[str, str] = {}
-    generation: Mapping[str, Any] | None = None
+    generation = _generation(files, broken)
     weights: tuple[str, ...] = ()
-    if GENERATION in files:
-        try:
-            generation = object_in(GENERATION)
-        except FactError as error:
-            broken[GENERATION] = error.message
     try:
-        weights = weight_files(files, read_index=object_in)
+        weights = weight_files(files, read_index=lambda name: _object(files, name))
     except FactError as error:
         notes.append(error.message)
     names = [name for name in weights if name.endswith(".safetensors")]
-    results = dict(zip(names, spread(header, names), strict=True))
-    headers = {name: result for name, result in results.items() if isinstance(result, Header)}
-    for name, result in results.items():
-        if isinstance(result, UnknownType):
-            notes.append(result.message)
-        elif isinstance(result, FactError):
-            broken[name] = result.message
-    tensors = {key: tensor for found in headers.values() for key, tensor in found.tensors.items()}
+    headers = dict(zip(names, spread(lambda name: _header(files, name, header_of), names), strict=True))
+    for name, found in headers.items():
+        if isinstance(found, UnknownType):
+            notes.append(found.message)
+        elif isinstance(found, FactError):
+            broken[name] = found.message
     return ModelFacts(
         model=model,
         origin=origin,
         config=config,
         commit=commit,
         generation_config=generation,
-        files={
-            name: replace(file, header_sha256=headers[name].sha256) if name in headers else file
-            for name, file in files.items()
-        },
-        tensors=tensors if names and len(headers) == len(names) else None,
+        files={name: _with_hash(file, headers.get(name)) for name, file in files.items()},
+        tensors=_tensors(headers),
         notes=(*notes, *broken.values()),
         config_format="hf" if CONFIG in files or not config else "mistral",
         weight_files=weights,
@@ -209,13 +186,49 @@ def assemble(
     )
 
 
-def _config(
-    files: Mapping[str, ModelFile], *, place: str, object_in: Callable[[str], Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def _generation(files: Mapping[str, ModelFile], broken: dict[str, str]) -> Mapping[str, Any] | None:
+    try:
+        return _object(files, GENERATION) if GENERATION in files else None
+    except FactError as error:
+        broken[GENERATION] = error.message
+        return None
+
+
+def _header(
+    files: Mapping[str, ModelFile], name: str, header_of: Callable[[str], Header]
+) -> Header | FactError:
+    try:
+        return header_of(name) if name in files else FactError(f"`{name}` is missing")
+    except FactError as error:
+        return error
+
+
+def _with_hash(file: ModelFile, header: Header | FactError | None) -> ModelFile:
+    return replace(file, header_sha256=header.sha256) if isinstance(header, Header) else file
+
+
+def _tensors(headers: Mapping[str, Header | FactError]) -> dict[str, Tensor] | None:
+    """Every tensor of the safetensors files; None without any, or if one of them could not be read."""
+    tensors: dict[str, Tensor] = {}
+    for header in headers.values():
+        if isinstance(header, FactError):
+            return None
+        tensors.update(header.tensors)
+    return tensors if headers else None
+
+
+def _object(files: Mapping[str, ModelFile], name: str) -> Mapping[str, Any]:
+    path = files[name].path
+    if path is None:
+        raise FactError(f"`{name}` is too large to be read")
+    return read_object(path)
+
+
+def _config(files: Mapping[str, ModelFile], *, place: str) -> Mapping[str, Any]:
     if CONFIG in files:
-        return object_in(CONFIG)
+        return _object(files, CONFIG)
     if PARAMS in files:
-        return as_hugging_face(object_in(PARAMS))
+        return as_hugging_face(_object(files, PARAMS))
     weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
     hint = "it holds weights without their configuration" if weights else "is it the right place?"
     raise FactError(f"`{place}` has no {CONFIG}", hint=hint)

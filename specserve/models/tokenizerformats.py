@@ -11,7 +11,6 @@ from typing import Any
 from specserve.models.facts import ModelFacts
 from specserve.models.vocabulary import (
     LARGEST_ID,
-    Kind,
     Unreadable,
     Vocabulary,
     checked,
@@ -252,22 +251,9 @@ def _count(value: Any) -> int:
     return value
 
 
-NO_FILES = (
-    "`{}` ships no tokenizer file that is read here: tokenizer.json, vocab.json, tokenizer.model, tekken.json"
-)
-
-
-def source(facts: ModelFacts) -> tuple[str, Kind]:
-    """The file of the vocabulary. Raises Unreadable where there is none."""
-    found = vocabulary_file(facts)
-    if found is None:
-        raise Unreadable(NO_FILES.format(facts.model))
-    return found
-
-
 def read_vocabulary(facts: ModelFacts) -> Vocabulary:
     """What each id of a model's tokenizer means. Raises Unreadable."""
-    name, kind = source(facts)
+    name, kind = vocabulary_file(facts)
     data = content(needed(facts, name))
     special: frozenset[int] = frozenset()
     match kind:
@@ -280,6 +266,4 @@ def read_vocabulary(facts: ModelFacts) -> Vocabulary:
         case "sentencepiece":
             texts, special = pieces(data, source=name)
             vocab = listed(texts, source=name)
-        case "vocab.txt":
-            vocab = listed(data.decode("utf-8", errors="replace").splitlines(), source=name)
     return with_added(vocab, additions(facts), source=name, special=special)

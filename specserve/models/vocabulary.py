@@ -15,7 +15,7 @@ from specserve.models.config import text_fields
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.files import json_problem, read_regular
 
-Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken", "vocab.txt"]
+Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken"]
 
 LARGEST_BYTES = 64 * 2**20
 """Above this a file is not read. The largest public tokenizer.json (262,144 entries) has 33 MB."""
@@ -24,30 +24,30 @@ LARGEST_SMALL_BYTES = 8 * 2**20
 MOST_VALUES = 8_000_000
 """Commas and brackets in a JSON file that is parsed: a bound on the memory that its values take."""
 
-_NAMES: tuple[tuple[str, Kind], ...] = (
-    ("tokenizer.json", "tokenizer.json"),
-    ("vocab.json", "vocab.json"),
-    ("tokenizer.model", "sentencepiece"),
-    ("tekken.json", "tekken"),
-    ("spiece.model", "sentencepiece"),
-    ("sentencepiece.bpe.model", "sentencepiece"),
-    ("vocab.txt", "vocab.txt"),
-)
+_KINDS: dict[str, Kind] = {
+    "tokenizer.json": "tokenizer.json",
+    "vocab.json": "vocab.json",
+    "tokenizer.model": "sentencepiece",
+    "tekken.json": "tekken",
+}
 
 
 class Unreadable(Exception):
     """A tokenizer file cannot be used; the text says which, and why."""
 
 
-def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind] | None:
+def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind]:
     """The file that holds the vocabulary, in the order of transformers and of vLLM's Mistral mode.
 
-    None: the model ships none that is known. Source: vllm/tokenizers/registry.py and transformers'
+    Raises Unreadable without one that is known. Source: vllm/tokenizers/registry.py and transformers'
     tokenization_utils_tokenizers.py, vLLM 0.32.
     """
     if "tekken.json" in facts.files and any(name.startswith("consolidated") for name in facts.files):
         return "tekken.json", "tekken"
-    return next(((name, kind) for name, kind in _NAMES if name in facts.files), None)
+    for name, kind in _KINDS.items():
+        if name in facts.files:
+            return name, kind
+    raise Unreadable(f"`{facts.model}` ships no tokenizer file that is read here: {', '.join(_KINDS)}")
 
 
 def same_bytes(left: ModelFile, right: ModelFile) -> bool:
@@ -225,7 +225,7 @@ def tokenizer_family(model: str) -> str | None:
 
 
 @cache
-def alphabet() -> dict[int, str]:
+def _alphabet() -> dict[int, str]:
     """Byte to character, as GPT-2 has it: printable Latin-1 stands for itself, the rest is moved above 255.
 
     Source: tokenizers 0.23, `bytes_char`.
@@ -235,20 +235,17 @@ def alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(moved)}
 
 
+@cache
+def _bytes() -> dict[str, int]:
+    return {char: byte for byte, char in _alphabet().items()}
+
+
 def written(data: bytes) -> str:
     """Bytes as byte-level BPE writes them."""
-    return data.decode("latin-1").translate(alphabet())
-
-
-@cache
-def _bytes() -> dict[int, int]:
-    return {ord(char): byte for byte, char in alphabet().items()}
+    return data.decode("latin-1").translate(_alphabet())
 
 
 def spelled(token: str) -> bytes | None:
-    """The bytes of a token that byte-level BPE wrote; None where it holds another character."""
+    """The bytes of a token that byte-level BPE wrote; None if it holds another character."""
     table = _bytes()
-    try:
-        return bytes(table[ord(char)] for char in token)
-    except KeyError:
-        return None
+    return bytes(map(table.__getitem__, token)) if table.keys() >= {*token} else None

@@ -176,6 +176,7 @@ def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: st
         ({"num_attention_heads": 5000}, "`num_attention_heads` in config.json of `org/model` is more than"),
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` in config.json of `org/model` is 1: expected true"),
         ({"layer_types": ["sliding_attention"], "sliding_window": 5}, "names the kinds of 1 layers of 32"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "`no_rope_layers` in config.json of `org/model` names"),
         ({"layer_types": "full"}, "`layer_types` in config.json of `org/model` is 'full': expected a list of names"),
         ({"model_type": 3}, "`model_type` in config.json of `org/model` is 3: expected text"),
         ({"model_type": "gemma3", "text_config": []}, "`text_config` in config.json of `org/model` is []: expected"),

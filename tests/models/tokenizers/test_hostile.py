@@ -61,7 +61,7 @@ def test_any_json_gets_a_verdict(model: Make, made: Any, config: Any, decoder: A
 @fresh
 @given(
     data=st.binary(max_size=200),
-    name=st.sampled_from(["tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt"]),
+    name=st.sampled_from(["tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"]),
 )
 def test_any_bytes_get_a_verdict(model: Make, data: bytes, name: str) -> None:
     hostile = model(**{name.replace(".", "__"): data})
