@@ -46,7 +46,7 @@ class ModelFile:
     sha256: str | None = None
     """Known for large files of the Hub, and for files of a lock."""
     path: Path | None = None
-    """Where it lies on this machine, where it does."""
+    """Its place on this machine, if it has one."""
     header_sha256: str | None = None
     """Of a safetensors header: what a lock knows of weights that lie in a directory."""
 
@@ -67,7 +67,7 @@ class ModelFacts:
     files: Mapping[str, ModelFile] = field(default_factory=dict, repr=False)
     """By name; small ones (json, tokenizer files) have a `path` to read."""
     tensors: Mapping[str, Tensor] | None = field(default=None, repr=False)
-    """Every tensor of the safetensors files; None where there are none, or they could not be read."""
+    """Every tensor of the safetensors files; None if there are none, or they could not be read."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
     config_format: Literal["hf", "mistral"] = "hf"

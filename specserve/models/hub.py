@@ -151,7 +151,7 @@ _MAX_TREE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class ModelDownload:
     """The files of one model that vLLM reads, and those of them that the cache does not have."""
 
     model: str
@@ -173,20 +173,20 @@ class Download:
         return sum(file.size_bytes or 0 for file in self.files.values())
 
 
-def plan_download(facts: ModelFacts, *, cache: Path) -> Download:
+def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
     """What is to be fetched of a model that was read on the Hub."""
     assert facts.commit is not None
     folder = repository_folder(facts.model, cache=cache) / "snapshots" / facts.commit
     files = {name: file for name, file in facts.files.items() if _is_read(name) or name in facts.weight_files}
     missing = tuple(name for name, file in files.items() if not is_there(folder / name, file))
-    return Download(facts.model, facts.commit, facts.revision, folder, files, missing)
+    return ModelDownload(facts.model, facts.commit, facts.revision, folder, files, missing)
 
 
 def _is_read(name: str) -> bool:
     return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ)
 
 
-def refuse_full_disk(downloads: Iterable[Download], *, cache: Path) -> None:
+def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None:
     """Raises FactError if the disk of the cache cannot take these downloads."""
     needed = sum(download.missing_bytes for download in downloads)
     place = next((folder for folder in (cache, *cache.parents) if folder.exists()), Path("/"))
@@ -198,7 +198,7 @@ def refuse_full_disk(downloads: Iterable[Download], *, cache: Path) -> None:
         )
 
 
-def fetch_files(download: Download, *, cache: Path, stall_s: float) -> None:
+def fetch_files(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
     """Downloads what is missing, with the Hub library's progress on a terminal.
 
     `stall_s`: gives up when no byte is written for so long.
@@ -221,7 +221,7 @@ def fetch_files(download: Download, *, cache: Path, stall_s: float) -> None:
         _listing_file(download.folder).unlink(missing_ok=True)
 
 
-def _fetch(download: Download, *, cache: Path, stall_s: float) -> None:
+def _fetch(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
     sizes = [download.files[name].size_bytes for name in download.missing]
     request = {
         "work": "fetch",
@@ -240,7 +240,7 @@ def _fetch(download: Download, *, cache: Path, stall_s: float) -> None:
     )
     if "commit" not in answer:
         words = answer.get("message", f"nothing came for {stall_s:.0f} s")
-        again = {"hint": "run it again: it goes on where it stopped"}
+        again = {"hint": "run it again: it continues where it stopped"}
         is_final = answer.get("cause") in ("gated", "not_found")
         raise _error(
             answer if is_final else again, message=f"the download of `{download.model}` failed: {words}"
@@ -257,7 +257,7 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _note_revision(download: Download, *, cache: Path) -> None:
+def _note_revision(download: ModelDownload, *, cache: Path) -> None:
     """Lets an offline start find the commit by its branch, as the Hub library does; a ref that is there stays."""
     ref = repository_folder(download.model, cache=cache) / "refs" / (download.revision or DEFAULT_REVISION)
     if not COMMIT.fullmatch(ref.name) and not ref.exists():

@@ -25,7 +25,7 @@ _TRUE = {"1", "ON", "YES", "TRUE"}
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class CachedSnapshot:
     """One commit of a repository in a cache; some of its files may be absent."""
 
     folder: Path
@@ -53,7 +53,7 @@ def repository_folder(model: str, *, cache: Path) -> Path:
     return cache / ("models--" + model.replace("/", "--"))
 
 
-def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Snapshot | None:
+def find_snapshot(model: str, *, revision: str | None, cache: Path) -> CachedSnapshot | None:
     """The cached snapshot of a Hub id at a commit, or at the commit that a branch had when it was fetched.
 
     Source: huggingface_hub 2.4, file_download.py, `try_to_load_from_cache`.
@@ -61,7 +61,7 @@ def find_snapshot(model: str, *, revision: str | None, cache: Path) -> Snapshot 
     repository = repository_folder(model, cache=cache)
     commit = _commit_of(repository, revision)
     folder = repository / "snapshots" / str(commit)
-    return Snapshot(folder, commit) if commit and folder.is_dir() else None
+    return CachedSnapshot(folder, commit) if commit and folder.is_dir() else None
 
 
 def _commit_of(repository: Path, revision: str | None) -> str | None:

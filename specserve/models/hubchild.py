@@ -224,8 +224,8 @@ def _problem(error: Exception) -> FactError:
     words = next(iter(str(error).strip().splitlines()), kind)
     if "header value" in words:  # it would show the token
         words = "a header cannot hold the token"
-    told = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {words}"
-    return HubUnreachable(f"the Hub at {_endpoint() or 'huggingface.co'} {told}")
+    words = "did not answer in time" if "Timeout" in kind else f"cannot be asked: {words}"
+    return HubUnreachable(f"the Hub at {_endpoint() or 'huggingface.co'} {words}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
 from specserve.models.files import is_small, open_regular, parse_object, read_regular, reason
 from specserve.models.hubcache import COMMIT
-from specserve.models.tokenizercompare import Difference, TokenizerComparison, TokenizerVerdict
+from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, TokenizerVerdict
 
 VERSION = 1
 MAX_BYTES = 64 << 20
@@ -62,7 +62,7 @@ class Lock:
         return Path(os.path.normpath(self.file.parent / model))
 
     def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
-        """How the tokenizers of two of its models compare, where that was recorded."""
+        """How the tokenizers of two of its models compare, if that was recorded."""
         pair = self.entry(*target), self.entry(*draft)
         names = [label(entry.model, entry.revision) for entry in pair if entry]
         return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
@@ -86,7 +86,7 @@ def lock_path(profile_file: str) -> Path | None:
 
 
 def read_lock(file: Path) -> Lock | None:
-    """The lock in a file, None where there is none. Raises FactError for one that cannot be used."""
+    """The lock in a file, None if there is none. Raises FactError for one that cannot be used."""
     if not os.path.lexists(file):
         return None
     try:
@@ -136,8 +136,8 @@ def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
         raise FactError("a comparison names a `target` and a `draft`")
     first = values.get("first_difference")
     try:
-        values["first_difference"] = None if first is None else Difference(**first)
-        values["template_ids"] = tuple(Difference(**item) for item in values.get("template_ids", []))
+        values["first_difference"] = None if first is None else TokenDifference(**first)
+        values["template_ids"] = tuple(TokenDifference(**item) for item in values.get("template_ids", []))
         values["reasons"] = tuple(values.get("reasons", []))
         found = TokenizerComparison(**values)
     except (TypeError, ValueError):  # another key than `asdict` writes, or no mapping where one belongs
@@ -195,17 +195,17 @@ def hashed(facts: ModelFacts) -> ModelFacts:
     """The facts with the files that vLLM reads, and no others, each with its hash. Raises FactError."""
     code = ".py" if facts.origin == "directory" else "\0"  # on the Hub the commit speaks for it
     files = {
-        name: _hashed(file, whole=name not in facts.weight_files)
+        name: _hashed(file, is_hashed=name not in facts.weight_files)
         for name, file in facts.files.items()
         if is_small(name) or name in facts.weight_files or name.endswith(code)
     }
     return replace(facts, files=files)
 
 
-def _hashed(file: ModelFile, *, whole: bool) -> ModelFile:
+def _hashed(file: ModelFile, *, is_hashed: bool) -> ModelFile:
     if file.sha256:
         return replace(file, path=None, header_sha256=None)
-    if file.path is None or not whole:
+    if file.path is None or not is_hashed:
         return replace(file, path=None)
     return replace(file, sha256=sha256(file.path), path=None)
 

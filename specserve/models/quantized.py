@@ -1,6 +1,6 @@
 """The tensors of a quantised checkpoint, from those of the model and its `quantization_config`. Knows no sharding.
 
-For checkpoints whose headers are not known. None where the format is not: nothing is guessed.
+For checkpoints whose headers are not known. None for a format that is not known: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ONLINE = {"fp8": "F8_E4M3"}
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`quantization_config`, wherever config.json has it; empty where it has none."""
+    """`quantization_config`, wherever in config.json; empty without one."""
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping):
             for key in ("quantization_config", "compression_config"):

@@ -46,14 +46,14 @@ class State:
     """Channels of the convolution; 0 without one."""
     conv_kernel: int
     groups: int = 0
-    """Groups of B and C (Mamba 2), which are repeated where there are fewer than GPUs."""
+    """Groups of B and C (Mamba 2), which are repeated if there are fewer than GPUs."""
     group_dim: int = 0
     recurrent: tuple[int, ...] = ()
     """The first is sharded."""
     recurrent_dtype: str | None = None
     """None: that of the convolution."""
     checkpoints: int = 0
-    """States more that a request holds where prefixes are cached."""
+    """Further states that a request holds if prefixes are cached."""
     grows_with_drafts: bool = True
     """Whether the convolution keeps one more column for each draft token."""
 
@@ -71,7 +71,7 @@ class Shape:
     vocab_size: int
     is_tied: bool
     dtype: str | None
-    """As config.json says: `bfloat16`; None where it does not."""
+    """As config.json says: `bfloat16`; None if it does not."""
     layers: tuple[tuple[Mixer, ...], ...]
     mxfp4_expert: tuple[int, int] | None = None
     """Hidden and intermediate size of an expert in MXFP4, which accelerators pad; None: no expert is."""
@@ -91,7 +91,7 @@ LATENT_TYPES = frozenset({
     "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2",
     "longcat_flash", "pangu_ultra_moe",
 })  # fmt: skip
-"""Model types that vLLM runs with latent attention where config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
+"""Model types that vLLM runs with latent attention if config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
 _WINDOW_PATTERN = {"gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
 """Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
 SHARING = frozenset({"gemma3n_text", "gemma4_text"})
@@ -132,7 +132,7 @@ def _kv_heads(fields: Fields, model_type: str, *, heads: int) -> int:
 
 
 def windows(fields: Fields, *, model_type: str, count: int) -> list[int | None]:
-    """The sliding window of each layer, None where it sees all tokens."""
+    """The sliding window of each layer, None if it sees all tokens."""
     window = fields.optional("sliding_window", least=0) or None
     if window is None or not fields.flag("use_sliding_window", default=not model_type.startswith("qwen")):
         return [None] * count

@@ -47,7 +47,7 @@ FEW_SHARED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """The first id that means different things; None: it has no token there."""
 
     id: int
@@ -65,9 +65,9 @@ class TokenizerComparison:
     """Share 0-1 of the draft's tokens that the target has; None when not computed."""
     mismatch_by_occurrence: float | None = None
     """Share 0-1 of the sample text's tokens whose id means another token to the draft."""
-    first_difference: Difference | None = None
+    first_difference: TokenDifference | None = None
     differing_ids: int | None = None
-    template_ids: tuple[Difference, ...] = ()
+    template_ids: tuple[TokenDifference, ...] = ()
     """Ids that the target's chat template uses and that differ."""
     target_vocab_size: int | None = None
     """`vocab_size` of config.json: what vLLM compares."""
@@ -190,8 +190,8 @@ def _graded(
     of the chat template.
     """
 
-    def difference(index: int) -> Difference:
-        return Difference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
+    def difference(index: int) -> TokenDifference:
+        return TokenDifference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
 
     mismatch = _share(counts, differing) if counts else 0.0
     kept = _share(counts, shared) if counts else 1.0
@@ -256,7 +256,7 @@ def spaced(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
-    """The character for a space: that of ` a` encoded, where it is one token; else both that are known."""
+    """The character for a space: that of ` a` encoded, if it is one token; else both that are known."""
     both = frozenset((BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE))
     prefix = _written_space(vocabulary)
     if prefix is None or prefix + "a" not in vocabulary.tokens.values():
@@ -265,7 +265,7 @@ def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def _written_space(vocabulary: Vocabulary) -> str | None:
-    """How a space is written before the model sees it; None where a second one is put before it."""
+    """How a space is written before the model sees it; None if a second one is put before it."""
     kinds = step_kinds(vocabulary.pipeline.get("normalizer")) | step_kinds(
         vocabulary.pipeline.get("pre_tokenizer")
     )
@@ -323,7 +323,7 @@ def _joined(value: Any) -> str | None:
 
 
 def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ...]:
-    """Reasons, one for all steps that differ; none where a file does not say them."""
+    """Reasons, one for all steps that differ; none if a file does not say them."""
     if not target.pipeline or not draft.pipeline:
         return ()
     names = [name for name in PIPELINE if target.pipeline.get(name) != draft.pipeline.get(name)]
@@ -335,7 +335,7 @@ def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ..
 
 
 def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
-    """A reason where both have a chat template, and not the same one. Raises Unreadable."""
+    """A reason if both have a chat template, and not the same one. Raises Unreadable."""
     ours, theirs = template(target), template(draft)
     if ours is None or theirs is None or ours.split() == theirs.split():
         return ()

@@ -100,7 +100,7 @@ def read_huggingface(
 
 
 def added_texts(data: bytes, *, source: str = "tokenizer.json") -> frozenset[str]:
-    """The added tokens alone, where the file names them before its model, as all writers do; else none."""
+    """The added tokens alone, if the file names them before its model, as all writers do; else none."""
     head = data[: 2**22].decode("utf-8", errors="replace")
     start, model = _ADDED.search(head), _MODEL.search(head)
     if not start or (model and model.start() < start.start()):
@@ -113,7 +113,7 @@ def added_texts(data: bytes, *, source: str = "tokenizer.json") -> frozenset[str
 
 
 def _document(data: bytes, *, source: str) -> tuple[Any, bytes | None]:
-    """The document without its merges, and the text of these: half the time, where they stand at the end."""
+    """The document without its merges, and the text of these: half the time, if they stand at the end."""
     starts = [match.end() for match in _MERGES.finditer(data)]
     end = _END.search(data, max(len(data) - 200, 0))
     if len(starts) == 1 and end and starts[0] <= end.start():
@@ -139,7 +139,7 @@ def _added_texts(added: Any, *, source: str) -> list[str]:
 MOST_PIECES = 1_000_000
 _NORMAL = 1
 _SPECIAL = frozenset({2, 3, 4})
-"""Unknown, control, and those that the trainer was told."""
+"""Unknown, control, and those that were given to the trainer."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 

@@ -60,7 +60,7 @@ def same_bytes(left: ModelFile, right: ModelFile) -> bool:
 
 
 def content(path: Path, *, most_bytes: int = LARGEST_BYTES) -> bytes:
-    """The bytes of a regular file. Raises Unreadable where it is larger than that, or cannot be read."""
+    """The bytes of a regular file. Raises Unreadable if it is larger than that, or cannot be read."""
     try:
         return read_regular(path, limit_bytes=most_bytes)
     except FactError as error:
@@ -70,7 +70,7 @@ def content(path: Path, *, most_bytes: int = LARGEST_BYTES) -> bytes:
 
 
 def needed(facts: ModelFacts, name: str) -> Path:
-    """Where a file of a model lies. Raises Unreadable where it is not on this machine."""
+    """Where a file of a model lies. Raises Unreadable if it is not on this machine."""
     file = facts.files.get(name)
     if file is None or file.path is None:
         raise Unreadable(f"`{name}` of `{facts.model}` is not on this machine")
@@ -88,7 +88,7 @@ def parsed(data: bytes, *, name: str) -> Any:
 
 
 def small_json(facts: ModelFacts, name: str) -> dict[str, Any]:
-    """A small JSON object beside the vocabulary; empty where there is none. Raises Unreadable."""
+    """A small JSON object beside the vocabulary; empty if there is none. Raises Unreadable."""
     file = facts.files.get(name)
     if file is None:
         return {}
@@ -112,7 +112,7 @@ class Vocabulary:
     added: frozenset[int] = field(default=frozenset(), repr=False)
     """Ids of added tokens: special ones, and others that are matched before the vocabulary is."""
     pipeline: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """How text becomes tokens, where the file says it: `normalizer`, `pre_tokenizer`, …"""
+    """How text becomes tokens, if the file says it: `normalizer`, `pre_tokenizer`, …"""
     merges: bytes | None = field(default=None, repr=False)
     """The JSON list of BPE merges as it stands in the file; half of the file, and hardly ever asked for."""
 
@@ -145,7 +145,7 @@ def with_added(
 
 
 def checked(vocab: Any, *, source: str) -> dict[str, int]:
-    """A mapping of token to id. Raises Unreadable where it is none."""
+    """A mapping of token to id. Raises Unreadable if it is none."""
     if not isinstance(vocab, dict):
         raise Unreadable(f"the vocabulary in `{source}` is not a mapping of token to id")
     if not vocab:
@@ -158,7 +158,7 @@ def checked(vocab: Any, *, source: str) -> dict[str, int]:
 
 
 def listed(pieces: Any, *, source: str) -> dict[str, int]:
-    """A list of tokens, or of pairs of token and score, by place. Raises Unreadable where it is none."""
+    """A list of tokens, or of pairs of token and score, by place. Raises Unreadable if it is none."""
     if not isinstance(pieces, list) or not pieces:
         raise Unreadable(f"the vocabulary in `{source}` is not a list of tokens")
     texts = [piece[0] if isinstance(piece, list) and piece else piece for piece in pieces]
@@ -177,7 +177,7 @@ def step_kinds(value: Any) -> set[str]:
 
 
 def vocab_size(facts: ModelFacts) -> int | None:
-    """The language model's vocabulary; None where config.json does not tell.
+    """The language model's vocabulary; None if config.json does not say it.
 
     Source: vllm/transformers_utils/model_arch_config_convertor.py, `get_vocab_size`, 0.32.
     """

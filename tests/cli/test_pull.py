@@ -236,7 +236,7 @@ def test_a_download_that_fails_says_that_it_can_go_on(
     hub.repositories["org/target"].fault, hub.repositories["org/target"].on = fault, "/resolve/"
     file.write_text("target: {model: org/target}\nserver: {stall_timeout_s: 1}\n")
     assert pull(file) == 2
-    assert "run it again: it goes on where it stopped" in capsys.readouterr().err
+    assert "run it again: it continues where it stopped" in capsys.readouterr().err
 
 
 def test_offline_nothing_is_pulled(

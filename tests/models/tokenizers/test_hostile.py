@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.models import sample, vocabulary
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.tokenizercompare import Difference, compare
+from specserve.models.tokenizercompare import TokenDifference, compare
 from tests.models.tokenizers.made import document, special
 
 Make = Callable[..., ModelFacts]
@@ -196,6 +196,6 @@ def test_half_a_character_and_an_endless_token_can_be_printed(model: Make) -> No
     }
     data = json.dumps(hostile).encode()
     result = compare(model(made), model(tokenizer__json=data))
-    assert result.first_difference == Difference(300, None, "?")
+    assert result.first_difference == TokenDifference(300, None, "?")
     assert max(map(len, result.reasons)) < 200
     "".join(result.reasons).encode()
