@@ -20,15 +20,18 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _TOO_DEEP = "it is nested too deep"
 
 
-def read_regular(path: Path, *, limit_bytes: int) -> bytes:
-    """A regular file's bytes. Raises FactError for anything else, and for one that is larger than the limit."""
+def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> bytes:
+    """A regular file's bytes. Raises FactError for anything else, and for one that is larger than the limit.
+
+    `where`: its name in messages, by default its path.
+    """
     try:
         with os.fdopen(open_regular(path), "rb") as stream:
             data = stream.read(limit_bytes + 1)
     except OSError as error:
-        raise FactError(f"cannot read `{path}`: {reason(error)}") from error
+        raise FactError(f"cannot read `{where or path}`: {reason(error)}") from error
     if len(data) > limit_bytes:
-        raise FactError(f"`{path}` is larger than {limit_bytes >> 20} MiB")
+        raise FactError(f"`{where or path}` is larger than {limit_bytes >> 20} MiB")
     return data
 
 
@@ -62,7 +65,7 @@ def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
 
 def _is_deep(value: object) -> bool:
     """Whether it is nested deeper than anybody means it, and than it could be written again."""
-    level = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = [item.values() if isinstance(item, dict) else item for item in level]
         level = [item for items in inner for item in items if isinstance(item, (dict, list))]
@@ -103,10 +106,10 @@ _NOT_SMALL = (
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model. Raises FactError."""
+def read_object(path: Path, *, where: str) -> dict[str, Any]:
+    """The JSON object in a file of a model, which is called `where` in messages. Raises FactError."""
     limit = _MAX_INDEX_BYTES if path.name in _INDEX.values() else _MAX_OBJECT_BYTES
-    return parse_object(read_regular(path, limit_bytes=limit), where=str(path))
+    return parse_object(read_regular(path, limit_bytes=limit, where=where), where=where)
 
 
 def is_small(name: str) -> bool:

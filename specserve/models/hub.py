@@ -33,6 +33,8 @@ from specserve.models.hubcache import (
 )
 
 _DEFAULT_TIMEOUT_S = 10
+_MEMORY_BYTES = 2 << 30
+"""For reading facts: the library takes an answer of any length into memory."""
 _ANSWERS = 12
 """Reading one model may take as long as so many answers that come at the last moment."""
 
@@ -73,39 +75,42 @@ def current_commit(model: str, *, revision: str | None = None) -> str:
 def _ask_about(work: str, model: str, revision: str | None, **request: Any) -> str:
     """The commit that the child's answer is about. Raises FactError with the model in front."""
     limit_s = _ANSWERS * timeout_s()
-    request |= {"work": work, "model": model, "revision": revision, "largest_bytes": MAX_SMALL_BYTES}
-    answer = _ask(request, patience_s=limit_s, is_quiet=True)
+    request |= {"work": work, "model": model, "revision": revision}
+    request |= {"largest_bytes": MAX_SMALL_BYTES, "memory_bytes": _MEMORY_BYTES}
+    # Xet is for weights, and reserves more memory than there may be
+    env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+    answer = _ask(request, patience_s=limit_s, env=env)
     if "commit" in answer:
         return str(answer["commit"])
     at = f" at `{revision}`" if revision else ""
-    slow = f"the Hub is too slow: not everything was read in {limit_s:.0f} s"
-    raise _error(answer, message=f"`{model}`{at}: {answer.get('message', slow)}")
+    text = str(answer.get("message") or f"the Hub is too slow: not everything was read in {limit_s:.0f} s")
+    raise _error(answer, message=text if f"`{model}" in text else f"`{model}`{at}: {text}")
 
 
 def _error(answer: Mapping[str, Any], *, message: str) -> FactError:
     kinds = {kind.cause: kind for kind in (FactError, GatedModel, ModelNotFound)}
-    hint = answer.get("hint") or "check the network and HF_ENDPOINT, or use `--offline`"
-    return kinds.get(str(answer.get("cause")), HubUnreachable)(message, hint=hint)
+    kind = kinds.get(str(answer.get("cause")), HubUnreachable)
+    hint = "check the network and HF_ENDPOINT, or use `--offline`" if kind is HubUnreachable else None
+    return kind(message, hint=answer.get("hint") or hint)
 
 
 def _ask(
     request: Mapping[str, Any],
     *,
     patience_s: float,
-    is_quiet: bool,
+    env: Mapping[str, str],
     written: Callable[[], int] = lambda: 0,
 ) -> dict[str, Any]:
-    """The child's answer; empty if it died, or if `written` did not change for that long.
+    """The child's answer; empty if `written` did not change for that long.
 
     The child is killed when its time is over, and when this process is interrupted.
     """
-    env = {**os.environ, **({"HF_HUB_DISABLE_PROGRESS_BARS": "1"} if is_quiet else {})}
     with subprocess.Popen(
         [sys.executable, "-m", "specserve.models.hubchild"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if is_quiet else None,
-        env=env,
+        stderr=subprocess.DEVNULL if env else None,
+        env={**os.environ, **env},
         start_new_session=True,
     ) as child:
         assert child.stdin and child.stdout
@@ -114,7 +119,7 @@ def _ask(
             child.stdin.flush()
             if not _ends(child, written, patience_s=patience_s):
                 return {}
-            answer: dict[str, Any] = json.loads(child.stdout.read() or "{}")
+            answer: dict[str, Any] = json.loads(child.stdout.read() or '{"message": "its reader died"}')
             return answer
         except (OSError, ValueError) as error:
             return {"message": str(error)}
@@ -229,13 +234,14 @@ def _fetch(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
         "revision": download.commit,
         "cache": str(cache),
         "names": download.missing,
+        "memory_bytes": None,
         "largest_bytes": None if None in sizes else max(MAX_SMALL_BYTES, *map(int, filter(None, sizes))),
     }
     blobs = repository_folder(download.model, cache=cache) / "blobs"
     answer = _ask(
         request,
         patience_s=stall_s,
-        is_quiet=not sys.stderr.isatty(),
+        env={} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
         written=lambda: _bytes_in(blobs),
     )
     if "commit" not in answer:

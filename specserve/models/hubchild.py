@@ -30,8 +30,6 @@ from specserve.models.hubcache import COMMIT, DEFAULT_REVISION, keep, own_cache,
 from specserve.models.read import assemble
 from specserve.models.safetensors import LENGTH_BYTES, Header, tensors_of
 
-_LARGEST_MEMORY_BYTES = 2 << 30
-"""Of a child that reads facts: the library takes an answer of any length into memory."""
 _RETRY_PAUSE_S = 0.3
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 """Answers that a second request may not meet."""
@@ -62,11 +60,8 @@ def _end_with_parent() -> None:
 
 
 def _limit(request: Mapping[str, Any]) -> None:
-    limits = [(resource.RLIMIT_FSIZE, request["largest_bytes"])]
-    if request["work"] != "fetch":
-        os.environ["HF_HUB_DISABLE_XET"] = "1"  # for weights; it reserves more memory than there may be
-        limits.append((resource.RLIMIT_AS, _LARGEST_MEMORY_BYTES))
-    for kind, most in limits:
+    limits = {resource.RLIMIT_FSIZE: request["largest_bytes"], resource.RLIMIT_AS: request["memory_bytes"]}
+    for kind, most in limits.items():
         if most is not None:
             with suppress(ValueError, OSError):  # a tighter limit is in force, or the system knows none
                 resource.setrlimit(kind, (most, most))
@@ -220,6 +215,8 @@ def _problem(error: Exception) -> FactError:
     if status == 401:
         hint = "`hf auth login` writes a new one; see HF_TOKEN"
         return GatedModel("the Hub does not accept the token", hint=hint)
+    if isinstance(error, MemoryError):
+        return HubUnreachable("the Hub sends more than an answer can be")
     kind = type(error).__name__
     words = next(iter(str(error).strip().splitlines()), kind)
     if "header value" in words:  # it would show the token

@@ -217,18 +217,20 @@ def _tensors(headers: Mapping[str, Header | FactError]) -> dict[str, Tensor] | N
     return tensors if headers else None
 
 
-def _object(files: Mapping[str, ModelFile], name: str) -> Mapping[str, Any]:
+def _object(files: Mapping[str, ModelFile], name: str, *, place: str = "") -> Mapping[str, Any]:
+    """The JSON object in a file. Messages have no path by default: notes go into locks, which know no machine."""
     path = files[name].path
+    where = f"{place}/{name}" if place else name
     if path is None:
-        raise FactError(f"`{name}` is too large to be read")
-    return read_object(path)
+        raise FactError(f"`{where}` is too large to be read")
+    return read_object(path, where=where)
 
 
 def _config(files: Mapping[str, ModelFile], *, place: str) -> Mapping[str, Any]:
     if CONFIG in files:
-        return _object(files, CONFIG)
+        return _object(files, CONFIG, place=place)
     if PARAMS in files:
-        return as_hugging_face(_object(files, PARAMS))
+        return as_hugging_face(_object(files, PARAMS, place=place))
     weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
     hint = "it holds weights without their configuration" if weights else "is it the right place?"
     raise FactError(f"`{place}` has no {CONFIG}", hint=hint)

@@ -110,7 +110,9 @@ def tensors_of(
 def _tensor(value: Any, *, key: str, name: str) -> tuple[Tensor, int, int]:
     """One entry of a header, and where its bytes begin and end."""
     entry: dict[str, Any] = value if isinstance(value, dict) else {}
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
     if not (isinstance(dtype, str) and _numbers(shape) and _numbers(offsets) and len(offsets) == 2):
         raise FactError(f"`{name}` does not say type, shape and place of {_quoted(key)} as it must")
     if dtype not in BITS:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound, NotCached
@@ -187,12 +190,9 @@ def test_an_endpoint_that_is_none_is_unreachable(monkeypatch: pytest.MonkeyPatch
         ("reset", "/api/"),
         ("truncated", "/api/"),
         ("trickle", "/api/"),  # never silent for long: the library would wait for ever
-        ("endless", "/api/"),  # the library would take it all into memory
-        ("endless", "/resolve/"),  # the library would write it all to the disk
         ("short", "/resolve/"),
         ("stall-body", "/cdn/"),
         ("reset", "/cdn/"),
-        ("endless", "/cdn/"),
     ],
 )
 def test_a_hub_that_fails_is_unreachable_in_bounded_time(
@@ -205,6 +205,35 @@ def test_a_hub_that_fails_is_unreachable_in_bounded_time(
         read_model("org/m")
     assert "`org/m`" in error.value.message
     assert hub.sent(on)
+
+
+@pytest.mark.parametrize(
+    ("on", "words"),
+    [
+        ("/api/", "sends more than an answer can be"),  # the library would take it all into memory
+        ("/cdn/", "sends more than an answer can be"),
+        ("/resolve/", "File too large"),  # and a file to the disk
+    ],
+)
+def test_an_answer_without_end_is_not_taken(
+    model: Path, hub: HubServer, monkeypatch: pytest.MonkeyPatch, on: str, words: str
+) -> None:
+    monkeypatch.setattr("specserve.models.hub._MEMORY_BYTES", 1 << 30)
+    monkeypatch.setattr("specserve.models.hub.MAX_SMALL_BYTES", 1 << 20)
+    hub.repositories["org/m"].fault, hub.repositories["org/m"].on = "endless", on
+    with pytest.raises(HubUnreachable, match=words):
+        read_model("org/m")
+
+
+def test_who_asks_the_hub_is_gone_when_its_parent_is(model: Path, hub: HubServer) -> None:
+    hub.repositories["org/m"].fault = "stall"
+    code = "from specserve.models.hub import current_commit; current_commit('org/m')"
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        while not hub.sent("/api/"):
+            time.sleep(0.05)
+        (child,) = psutil.Process(parent.pid).children()
+        parent.kill()
+    child.wait(timeout=60)
 
 
 def test_a_passing_error_is_passed_over(model: Path, hub: HubServer) -> None:
