@@ -106,7 +106,7 @@ def _ask(
     The child is killed when its time is over, and when this process is interrupted.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", "specserve.models.hubchild"],
+        [sys.executable, "-P", "-m", "specserve.models.hubchild"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if env else None,

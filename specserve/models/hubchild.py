@@ -1,6 +1,6 @@
 """The child that asks the Hub, by the Hub library, within bounds on memory and on the size of a file.
 
-    python -m specserve.models.hubchild
+    python -P -m specserve.models.hubchild
 
 One JSON line in; one out: the commit that it is about, or what went wrong. It ends with its parent.
 """

@@ -257,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server_of
         self.close_connection = True
         half = body[: len(body) // 2]
-        self._plain(status, half, headers, length=1 << 40 if fault in ("endless", "trickle") else len(body))
+        self._plain(status, half, headers, length=1 << 35 if fault in ("endless", "trickle") else len(body))
         self.wfile.flush()
         while fault == "endless" and not hub.closed.is_set():
             self.wfile.write(bytes(1 << 16))
