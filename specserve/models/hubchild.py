@@ -44,7 +44,7 @@ def main() -> None:
     try:
         _limit(request)
         work = {"commit": _commit, "read": _read, "fetch": _fetch}[request["work"]]
-        answer = {"commit": work(request)}
+        answer: dict[str, str | None] = {"commit": work(request)}
     except Exception as error:
         problem = _problem(error)
         answer = {"cause": problem.cause, "message": problem.message, "hint": problem.hint}

@@ -198,7 +198,7 @@ def test_a_hub_that_fails_is_unreachable(
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
     monkeypatch.setattr("specserve.models.hub._ANSWERS", 600)  # it is the library that gives up
     hub.repositories["org/m"].fault, hub.repositories["org/m"].on = fault, on
-    with pytest.raises(HubUnreachable, match="`org/m`.* the Hub at http"):
+    with pytest.raises(HubUnreachable, match=r"`org/m`.* the Hub at http"):
         read_model("org/m")
     assert hub.sent(on)
 
@@ -268,7 +268,7 @@ def test_a_small_file_of_another_size_is_not_believed(tmp_path: Path, hub: HubSe
 @pytest.mark.parametrize(
     "answer",
     [b"<html>busy</html>", b"[]", b"{}", b'{"sha": "x"}', b"[" * 99999,
-     b'{"id": "org/m", "sha": "' + b"1" * 40 + b'", "siblings": [{"rfilename": "../x"}, {"rfilename": "/etc/passwd"}]}'],
+     b'{"id": "org/m", "sha": "' + b"1" * 40 + b'", "siblings": [{"rfilename": "../x"}, {"rfilename": "/etc/x"}]}'],
 )  # fmt: skip
 def test_a_listing_that_is_none_is_a_clear_error(model: Path, hub: HubServer, answer: bytes) -> None:
     hub.repositories["org/m"].answer = answer
