@@ -183,6 +183,8 @@ def comparison(**changes: Any) -> bytes:
         (comparison(reasons=[3]), "comparison of"),
         (comparison(first_difference=[]), "comparison of"),
         (comparison(template_ids=[{}]), "comparison of"),
+        (comparison(template_ids=[{"id": "4", "target": None, "draft": None}]), "comparison of"),
+        (comparison(template_ids=[{"id": 4, "target": 4, "draft": None}]), "comparison of"),
         (comparison(unknown=1), "comparison of"),
     ],
 )

@@ -130,6 +130,18 @@ def test_a_smaller_vocabulary_of_the_same_kind_overlaps(model: Make) -> None:
     assert result.kept_by_occurrence is not None and 0.1 < result.kept_by_occurrence < 1
 
 
+def test_a_draft_that_has_rare_tokens_alone_still_overlaps(model: Make) -> None:
+    made = document(size=1000)
+    rare = sorted(made["model"]["vocab"], key=made["model"]["vocab"].__getitem__)[-200:]
+    other = {
+        **made,
+        "model": {**made["model"], "vocab": {text: n for n, text in enumerate(rare)}, "merges": []},
+    }
+    result = compare(model(made), model(other))
+    assert (result.verdict, result.overlap) == ("overlap", 1.0)
+    assert result.kept_by_occurrence is not None and result.kept_by_occurrence < 0.5
+
+
 def test_scripts_that_share_no_token_are_incompatible(model: Make) -> None:
     made = document()
     vocab = {f"<{index}>": index for index in range(800)}
