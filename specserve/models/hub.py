@@ -63,7 +63,7 @@ def read_from_hub(
     commit = _ask_about("read", model, revision, need_config=need_config, cache=str(cache))
     facts = recall(model, revision=commit, cache=cache)
     if facts is None:
-        raise FactError(f"`{own}` does not hold what was written to it")
+        raise HubUnreachable(f"`{model}`: the Hub does not answer as it must", hint="see HF_ENDPOINT")
     return replace(facts, origin="hub", revision=revision)
 
 

@@ -292,9 +292,14 @@ def test_a_fact_cache_that_lost_a_file_fetches_it_again(model: Path, hub: HubSer
 def test_a_spoiled_fact_cache_is_read_anew(model: Path, hub: HubServer, tmp_path: Path) -> None:
     facts = read_model("org/m")
     record = tmp_path / "own" / "hub" / "models--org--m" / "facts" / f"{COMMIT}.json"
-    for text in ("", "{", '{"format": 99}', '{"format": 1, "facts": {"model": "org/other"}}'):
+    good = record.read_text()
+    other_model = good.replace('"model": "org/m"', '"model": "org/x"')
+    other_commit = good.replace(f'"commit": "{COMMIT}"', f'"commit": "{"2" * 40}"')
+    assert good not in (other_model, other_commit)
+    for text in ("{", good.replace('"format": "', '"format": "9'), other_model, other_commit):
         record.write_text(text)
         assert read_model("org/m") == facts
+        assert record.read_text() == good
 
 
 def test_a_cache_that_cannot_be_written_is_named_and_no_fault_of_the_model(
