@@ -12,8 +12,8 @@ from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError
-from specserve.models.download import missing_of_listing
 from specserve.models.facts import ModelFacts
+from specserve.models.hub import missing_of_listing
 from specserve.models.hubcache import find_snapshot, hub_cache
 from specserve.models.lock import (
     Drift,

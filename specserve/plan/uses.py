@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specserve.errors import FactError, ModelNotFound, NotCached
-from specserve.models.assemble import read_folder
-from specserve.models.download import Download, plan_download
+from specserve.models.hub import ModelDownload, plan_download
 from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline
-from specserve.models.read import local_path, refuse_no_hub_id
+from specserve.models.read import local_path, read_folder, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import OWN_LAYERS
 
@@ -74,12 +73,12 @@ def _blocks(profile: Profile, *, alternatives: bool) -> Iterator[tuple[str, Spec
 
 def downloads(
     profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> tuple[Download, ...]:
+) -> tuple[ModelDownload, ...]:
     """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
 
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
-    found: dict[tuple[str, str], Download] = {}
+    found: dict[tuple[str, str], ModelDownload] = {}
     by_branch = set(_asked_by_branch(profile))
     for use in model_uses(profile, alternatives=alternatives):
         place = local_path(use.model)

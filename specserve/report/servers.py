@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
-from specserve.models.assemble import model_note
+from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
 from specserve.serve import events

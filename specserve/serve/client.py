@@ -146,7 +146,7 @@ class Client:
 
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server runs on this host and serves a folder."""
-        from specserve.models.assemble import model_note
+        from specserve.models.read import model_note
 
         root = self._about(model).get("root") if self._endpoint.is_loopback else None
         return model_note(Path(root)) if isinstance(root, str) else None
