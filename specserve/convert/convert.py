@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specserve.convert.given import Given, Setting
 from specserve.convert.options import wrong_value
@@ -15,13 +16,13 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.writer import yaml_text
 from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node, meaning
 from specserve.profile.validate import validate
+from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.table import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
 
@@ -35,6 +36,7 @@ _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", 
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
 _KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
 """What is never cut: the target, and what makes a block of speculation."""
+_ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SGLANG_PORT = 30_000
@@ -77,12 +79,29 @@ def converted(given: Given, *, origin: str) -> Converted:
         head.append(f"A launch adds {words}: see `specserve plan`.")
     comments = _comments(tree, notes)
     head += [f"- {text}" for text in comments.pop("", [])]
-    return Converted(yaml_text(tree, head=head, comments=comments), tuple(notes), tuple(found))
+    sections = tree.mapping or {}
+    ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
+    text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
+    return Converted(text, tuple(notes), tuple(found))
+
+
+def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
+    """The values of a tree, each with its comments."""
+    if isinstance(node.value, list):
+        return [_commented(item, "", {}) for item in node.value]
+    if node.mapping is None:
+        return node.value
+    values = {}
+    for key, child in node.mapping.items():
+        place = f"{path}.{key}" if path else key
+        value = _commented(child, place, comments)
+        values[key] = Commented("\n".join(comments[place]), value) if place in comments else value
+    return values
 
 
 def _harmless(text: str) -> str:
     """A text without secrets, and without the marks of what the source leaves open."""
-    return hushed(_PRIVATE_USE.sub("…", readable(text)))
+    return " ".join(hushed(_PRIVATE_USE.sub("…", readable(text))).splitlines())
 
 
 def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:

@@ -10,7 +10,7 @@ from typing import Literal
 from specserve.deploy.compose import compose
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.deploy.kubernetes import kubernetes
-from specserve.deploy.monitoring import PROMETHEUS_URL, groups, observing
+from specserve.deploy.monitoring import PROMETHEUS_URL, alert_groups, observing
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError
@@ -42,7 +42,7 @@ def _monitoring(made: Deployment, place: Place) -> tuple[Artifact, ...]:
 
 TARGETS: Mapping[str, Callable[[Deployment, Place], tuple[Artifact, ...]]] = {
     "compose": _compose,
-    "kubernetes": lambda made, _place: kubernetes(made, groups=groups(made)),
+    "kubernetes": lambda made, _place: kubernetes(made, groups=alert_groups(made.profile)),
     "systemd": lambda made, place: systemd(made, host=place.host),
     "ray": lambda made, _place: ray(made),
     "monitoring": _monitoring,

@@ -103,15 +103,20 @@ class Builder:
 
 def _scalar(node: yaml.ScalarNode, span: Span) -> Node:
     text = str(node.value)
-    if node.style or (node.tag == _TEXT and _implicit_tag(text) != _TEXT):
+    if node.style or (node.tag == _TEXT and not _is_text(text)):
         return Node(text, span)  # quoted, a block, or tagged !!str
     return Node(meaning(text), span, raw=text)
 
 
-def _implicit_tag(text: str) -> str:
-    """The tag that YAML 1.1 gives a plain scalar by itself."""
+def _is_text(text: str) -> bool:
+    """Whether YAML 1.1 reads a plain scalar as a text."""
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return tag
+    return tag == _TEXT
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether every reader takes the text for one without quotes: YAML of any version, and a person."""
+    return _is_text(text) and type(meaning(text)) is str and text.lower() not in ("y", "n")
 
 
 MAX_BYTES = 1_000_000  # far above any profile, far below what hurts
