@@ -19,7 +19,7 @@ from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
-from specserve.profile.validate import validate
+from specserve.profile.validate import read_profile
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 
 _LAUNCH = ("plan", "up", "verify", "render")
@@ -54,7 +54,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     env = {name: word.node() for name, word in start.env.items()}
     tree = profile_tree(given, place=start.start.span, table=newest(), env=env, found=found)
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
-    profile, more = validate(tree, file=COMMAND)
+    profile, more = read_profile(tree, file=COMMAND)
     if profile:
         profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []

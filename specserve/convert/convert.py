@@ -21,7 +21,7 @@ from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node, meaning
-from specserve.profile.validate import validate
+from specserve.profile.validate import read_profile
 from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.table import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
@@ -207,9 +207,9 @@ def _without(
 def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:
     """The tree without the values that no profile, or this vLLM, would take, each noted; None if an error is left."""
     for _ in range(_ROUNDS):
-        profile, findings = validate(tree, file=FILE)
+        profile, findings = read_profile(tree, file=FILE)
         wrong = [(finding.span.path, finding.message, finding.span) for finding in findings]
-        if profile:
+        if profile and not findings:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
         cut = {path.partition("[")[0]: (message, span) for path, message, span in wrong if path not in _KEPT}

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from specserve.convert.given import Given
 from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, readable, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, argv_words, readable, unknown
 from specserve.profile.codes import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
@@ -69,6 +69,11 @@ def starts(words: Sequence[Word], around: Given | None = None, *, nested: int = 
 def invocation(words: Sequence[Word]) -> Given | None:
     """The engine that one command starts, or None if it starts none."""
     return next(iter(starts(words)), None)
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether arguments are the words of one command that starts an engine."""
+    return len(words) > 1 and invocation(argv_words(words)[1]) is not None
 
 
 def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:

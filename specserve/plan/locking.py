@@ -316,20 +316,11 @@ def _write(
     return Locked(file, models, changed=True)
 
 
-def drifts(profile: Profile, *, ask_hub: bool) -> tuple[Drift, ...]:
-    """Each model that is not as the profile's lock says, in the order of the profile; nothing without a lock.
-
-    `ask_hub`: whether branches have moved is asked; FactError is raised where the Hub does not answer.
-    """
-    try:
-        lock = lock_of(profile)
-    except FactError as error:
-        return (Drift("target.model", "unreadable", "the lock", (error.message,)),)
-    return drifts_from(profile, lock, ask_hub=ask_hub) if lock else ()
-
-
 def drifts_from(profile: Profile, lock: Lock, *, ask_hub: bool) -> tuple[Drift, ...]:
-    """The same for a lock that was read. Raises FactError."""
+    """Each model that is not as the lock says, in the order of the profile. Raises FactError.
+
+    `ask_hub`: whether branches have moved is asked.
+    """
     seen: dict[tuple[str, str | None], Drift | None] = {}
     for use in model_uses(profile):
         key = (use.model, use.revision)

@@ -132,14 +132,17 @@ _BRACKETS = re.compile(
 _HELP = "a profile needs `target.model`"
 
 
-def parse(data: bytes, *, file: str) -> tuple[Node | None, list[Finding]]:
-    """The tree of a YAML document and every problem of its form; None where there is no tree to use."""
+def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | None, list[Finding]]:
+    """The tree of a YAML document and every problem of its form; None if there is no tree to use.
+
+    `is_value`: the document is one value of a profile, of any kind.
+    """
     findings: list[Finding] = []
     try:
         text = _decoded(data, file=file)
         root = _composed(text, file=file)
         tree = Builder(file, findings).build(root)
-        if not isinstance(tree.value, dict):
+        if tree.mapping is None and not is_value:
             found = "a list" if isinstance(tree.value, list) else "a single value"
             raise Stop(problem("SD003", f"a profile is a mapping of keys, this is {found}", tree.span))
     except Stop as stop:
