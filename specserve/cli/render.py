@@ -14,7 +14,6 @@ from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Artifact, Deployment
-    from specserve.profile.schema import Profile
 
 
 class Target(StrEnum):
@@ -28,7 +27,7 @@ class Target(StrEnum):
 
 
 class Format(StrEnum):
-    """How they are written where there is no folder."""
+    """How they are written if there is no folder."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,7 +46,7 @@ def render(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 where the files in DIR are stale.")
+        bool, typer.Option("--check", help="Write nothing; exit code 1 if the files in DIR are stale.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite files that specserve did not write.")
@@ -86,77 +85,49 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.checks.prepare import prepare
-    from specserve.deploy.targets import Place
+    from specserve.deploy.deployment import deployment, locked_weights_bytes
     from specserve.deploy.targets import render as rendered
+    from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
+    from specserve.vllm.versions import in_range, known_versions, table
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
     if format is Format.JSON and output is not None:
         raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
-    version = vllm or _version(profile, settings=settings or ())
+    if vllm is None:
+        wanted = load_profile(profile, settings=settings or ()).vllm
+        vllm = (in_range(wanted or "") or known_versions())[-1]
     source, plan = prepare(
         profile,
         settings=settings or (),
         alternative=alternative,
         baseline=baseline,
-        vllm=version,
+        vllm=vllm,
         check=not no_check,
         starts=False,
         whole=True,
         use_lock=not no_lock,
         notices=StderrNotices(),
     )
-    made = _deployment(source, version=version, platform=plan.platform, image=image, use_lock=not no_lock)
-    folder = output or (Path(source.file).parent if source.file != "-" else Path())
-    artifacts = rendered(to.value, made, Place(str(folder.absolute()), source.server.host))
-    if check and output is not None:
-        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
-    elif output is not None:
-        _write(artifacts, output, force=force)
-        _notes(made, to)
-    else:
-        _print(artifacts, to, format)
-        _notes(made, to)
-
-
-def _version(path: str, *, settings: object) -> str:
-    """The newest known minor that the profile is for."""
-    from specserve.profile.load import load_profile
-    from specserve.vllm.versions import in_range, known_versions
-
-    profile = load_profile(path, settings=settings)  # type: ignore[arg-type]
-    return (in_range(profile.vllm or "") or known_versions())[-1]
-
-
-def _deployment(
-    profile: Profile, *, version: str, platform: str, image: str | None, use_lock: bool
-) -> Deployment:
-    from specserve.deploy.deployment import deployment
-    from specserve.vllm.versions import table
-
-    weights = _weights_bytes(profile) if use_lock else None
-    return deployment(
-        profile, table=table(version), version=version, platform=platform, image=image, weights_bytes=weights
+    made = deployment(
+        source,
+        table=table(vllm),
+        version=vllm,
+        platform=plan.platform,
+        image=image,
+        weights_bytes=None if no_lock else locked_weights_bytes(source),
     )
-
-
-def _weights_bytes(profile: Profile) -> float | None:
-    """What the lock says that target and draft weigh on disk; None where it does not know both."""
-    from specserve.plan.locking import lock_of
-    from specserve.plan.uses import model_uses
-
-    lock = lock_of(profile)
-    total = 0
-    for use in model_uses(profile, alternatives=False) if lock else ():
-        if use.tokenizer_only:
-            continue
-        facts = lock.find(use.model, revision=use.revision) if lock else None
-        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
-        if None in sizes:
-            return None
-        total += sum(size or 0 for size in sizes)
-    return total or None
+    folder = output or (Path(source.file).parent if source.file != "-" else Path())
+    artifacts = rendered(to.value, made, folder=str(folder.absolute()))
+    if output is None:
+        _print(artifacts, to, format)
+    elif check:
+        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
+        return
+    else:
+        _write(artifacts, output, force=force)
+    _notes(made, to)
 
 
 def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
@@ -192,11 +163,7 @@ def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> Non
     changed = put(artifacts, folder)
     for one in artifacts:
         out(clean(str(folder / one.path)))
-    say(
-        f"{_files(len(artifacts))}, {changed} of them changed"
-        if changed
-        else f"{_files(len(artifacts))}, none changed"
-    )
+    say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
 
 
 def _files(count: int) -> str:
@@ -204,7 +171,7 @@ def _files(count: int) -> str:
 
 
 def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
-    """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
+    """Exit code 1 if a file is missing, differs, or is left over from another rendering."""
     from specserve.deploy.targets import stale
     from specserve.report.console import clean, out, say, styled
 

@@ -15,18 +15,20 @@ from specserve.deploy.deployment import (
     question,
     staging,
 )
+from specserve.deploy.monitoring import monitoring_files
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.writer import Commented, yaml_text
 
 PROMETHEUS = "prom/prometheus:v3.7.3"
+PROMETHEUS_URL = "http://prometheus:9090"
 GRAFANA = "grafana/grafana:12.3.0"
 _START = """\
 docker compose up --wait          (first: export HF_TOKEN=… for gated models)
 docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"""
 
 
-def compose(made: Deployment, *, folder: str, monitoring: tuple[Artifact, ...] = ()) -> tuple[Artifact, ...]:
+def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     """compose.yaml, and what Prometheus and Grafana read. `folder`: where it is to lie, for relative paths.
 
     Raises UsageError for a server that spans several hosts.
@@ -40,13 +42,11 @@ def compose(made: Deployment, *, folder: str, monitoring: tuple[Artifact, ...] =
     if made.downloads:
         services["stage"] = _stage(made)
     services["vllm"] = _server(made, folder=folder)
-    volumes: dict[str, Any] = {"home": {}}
-    if monitoring:
-        services |= _monitoring()
-        volumes |= {"prometheus": {}, "grafana": {}}
+    services |= _monitoring()
+    volumes: dict[str, Any] = {"home": {}, "prometheus": {}, "grafana": {}}
     content = {"name": made.name, "services": services, "volumes": volumes}
-    head = f"{made.head}\n\n{_START if monitoring else _START.splitlines()[0]}"
-    return (Artifact("compose.yaml", yaml_text(content, head=head)), *monitoring)
+    observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
+    return (Artifact("compose.yaml", yaml_text(content, head=f"{made.head}\n\n{_START}")), *observing)
 
 
 def _server(made: Deployment, *, folder: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.deploy.deployment import Artifact, Deployment
+from specserve.deploy.monitoring import alert_groups
 from specserve.deploy.pods import disruption_budget, metadata, pool_name, selector, workload
 from specserve.profile.writer import Commented, yaml_text
 
@@ -165,13 +166,13 @@ def pod_monitor(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
     }
 
 
-def prometheus_rule(made: Deployment, groups: list[Any]) -> dict[str, Any]:
+def prometheus_rule(made: Deployment) -> dict[str, Any]:
     """The alerts, for the operator."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": metadata(made, made.name),
-        "spec": {"groups": groups},
+        "spec": {"groups": alert_groups(made.profile)},
     }
 
 
@@ -189,8 +190,8 @@ _SHARED = (
 )
 
 
-def kubernetes(made: Deployment, *, groups: list[Any]) -> tuple[Artifact, ...]:
-    """The manifests. `groups`: the groups of alert rules, as Prometheus reads them."""
+def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
+    """The manifests: the server alone, and components to put on top."""
     several = made.nodes > 1
     objects: dict[str, list[dict[str, Any]]] = {
         "claims.yaml": claims(made),
@@ -203,7 +204,7 @@ def kubernetes(made: Deployment, *, groups: list[Any]) -> tuple[Artifact, ...]:
     components = {
         "monitoring": {
             "podmonitor.yaml": pod_monitor(made),
-            "prometheusrule.yaml": prometheus_rule(made, groups),
+            "prometheusrule.yaml": prometheus_rule(made),
         },
         "autoscaling": {"autoscaler.yaml": autoscaler(made)},
     }

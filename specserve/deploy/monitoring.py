@@ -209,11 +209,14 @@ def _alert(
     }
 
 
-PROMETHEUS_URL = "http://prometheus:9090"
+def monitoring(made: Deployment) -> tuple[Artifact, ...]:
+    """Prometheus and Grafana on the machine of a server that runs already."""
+    target = f"{made.reached_host}:{made.plan.port}"
+    return monitoring_files(made, target=target, prometheus_url="http://127.0.0.1:9090")
 
 
-def observing(made: Deployment, *, target: str, prometheus_url: str) -> tuple[Artifact, ...]:
-    """The files. `target`: host and port at which Prometheus finds the server."""
+def monitoring_files(made: Deployment, *, target: str, prometheus_url: str) -> tuple[Artifact, ...]:
+    """What Prometheus and Grafana read. `target`: host and port at which Prometheus finds the server."""
     rules = alert_rules(made.profile)
     return (
         Artifact("prometheus/prometheus.yml", _prometheus(made, target=target), alone=False),
