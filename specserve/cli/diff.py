@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specserve.plan.compare import Comparison, Side
 
 
-class Format(StrEnum):
+class DiffFormat(StrEnum):
     """How the differences are written."""
 
     TEXT = "text"
@@ -61,7 +61,7 @@ def diff(
             help="B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How the differences are written.")] = Format.TEXT,
+    format: Annotated[DiffFormat, typer.Option(help="How the differences are written.")] = DiffFormat.TEXT,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit code 1 if there is a difference.")
     ] = False,
@@ -94,14 +94,14 @@ def diff(
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
         for item, side in zip(taken, sides, strict=True)
     )
-    if format is Format.JSON:
+    if format is DiffFormat.JSON:
         out(difference_json(one, two, comparison))
     elif comparison.count:
         out(difference_text(one, two, comparison))
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         say(f"models and memory are not compared: {clean(unknown[0])}{more}")
-    if format is Format.TEXT:
+    if format is DiffFormat.TEXT:
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")
     raise typer.Exit(1 if exit_code and comparison.count else 0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specserve.deploy.deployment import Artifact, Deployment
 
 
-class Target(StrEnum):
+class RenderTarget(StrEnum):
     """What the files are for."""
 
     COMPOSE = "compose"
@@ -26,7 +26,7 @@ class Target(StrEnum):
     MONITORING = "monitoring"
 
 
-class Format(StrEnum):
+class RenderFormat(StrEnum):
     """How they are written if there is no folder."""
 
     TEXT = "text"
@@ -38,7 +38,7 @@ def render(
         str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
     ],
     *,
-    to: Annotated[Target, typer.Option("--to", help="What the files are for.", show_default=False)],
+    to: Annotated[RenderTarget, typer.Option("--to", help="What the files are for.", show_default=False)],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -69,8 +69,8 @@ def render(
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
-        Format, typer.Option(help="Without DIR: the text, or JSON of all files.")
-    ] = Format.TEXT,
+        RenderFormat, typer.Option(help="Without DIR: the text, or JSON of all files.")
+    ] = RenderFormat.TEXT,
 ) -> None:
     """Write a profile's launch for production, as files.
 
@@ -93,7 +93,7 @@ def render(
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
-    if format is Format.JSON and output is not None:
+    if format is RenderFormat.JSON and output is not None:
         raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
     if vllm is None:
         wanted = load_profile(profile, settings=settings or ()).vllm
@@ -130,10 +130,10 @@ def render(
     _notes(made, to)
 
 
-def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
+def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
     from specserve.report.console import out, say
 
-    if format is Format.JSON:
+    if format is RenderFormat.JSON:
         files = [{"path": one.path, "text": one.text} for one in artifacts]
         out(json.dumps({"version": 1, "target": to.value, "files": files}, indent=2, ensure_ascii=False))
         return
@@ -144,7 +144,7 @@ def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
             f"`--to {to.value}` is several files: {names}",
             hint="`-o DIR` writes them, `--format json` prints them",
         )
-    between = "" if to is Target.SYSTEMD else "---\n"
+    between = "" if to is RenderTarget.SYSTEMD else "---\n"
     out(between.join(one.text for one in alone).rstrip("\n"))
     if len(alone) < len(artifacts):
         say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
@@ -170,7 +170,7 @@ def _files(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"
 
 
-def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
+def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: RenderTarget, *, again: str) -> None:
     """Exit code 1 if a file is missing, differs, or is left over from another rendering."""
     from specserve.deploy.targets import stale
     from specserve.report.console import clean, out, say, styled
@@ -186,18 +186,18 @@ def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again
     raise typer.Exit(1)
 
 
-def _notes(made: Deployment, to: Target) -> None:
+def _notes(made: Deployment, to: RenderTarget) -> None:
     """What the files rest on that a profile, a lock or an option would fix."""
     from specserve.deploy.deployment import CORRUPTED_TEXT
     from specserve.report.console import say
 
     if made.corrupts_text:
         say(f"warning: {CORRUPTED_TEXT}")
-    if to in (Target.COMPOSE, Target.KUBERNETES) and not made.image.is_pinned:
+    if to in (RenderTarget.COMPOSE, RenderTarget.KUBERNETES) and not made.image.is_pinned:
         say(f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it")
     unpinned = [one.model for one in made.downloads if not one.revision]
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
         say(f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits")
-    if to in (Target.KUBERNETES, Target.RAY) and not made.has_key:
+    if to in (RenderTarget.KUBERNETES, RenderTarget.RAY) and not made.has_key:
         say("note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.convert.given import Given, Setting
+from specserve.convert.given import EngineStart, Setting
 from specserve.convert.options import wrong_value
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
@@ -54,7 +54,7 @@ class Converted:
     """Errors about values that the source does not say; none of them stands in the text."""
 
 
-def converted(given: Given, *, origin: str) -> Converted:
+def converted(given: EngineStart, *, origin: str) -> Converted:
     """The profile of one start of an engine. `origin` names the text.
 
     Raises UsageError if the text names no model.
@@ -104,7 +104,7 @@ def _harmless(text: str) -> str:
     return " ".join(hushed(_PRIVATE_USE.sub("…", readable(text))).splitlines())
 
 
-def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
+def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
@@ -246,7 +246,7 @@ def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
     return comments
 
 
-def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]:
+def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str | None]:
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
     image = given.image
     if image is None:
@@ -271,7 +271,9 @@ def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None
     return newest(), None
 
 
-def _keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:
+def _keep_on_loopback(
+    server: dict[str, Node], given: EngineStart, settings: Mapping[str, Setting]
+) -> list[Note]:
     """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
     if given.is_call or "uds" in settings:
         return []

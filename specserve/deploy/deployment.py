@@ -109,7 +109,7 @@ CORRUPTED_TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class StagedModel:
     """A repository of the Hub that must be there before vLLM starts."""
 
     step: str
@@ -138,7 +138,7 @@ class Deployment:
     devices: tuple[int | str, ...]
     """The accelerators of one host, by index or UUID, where the profile names them."""
     mounts: tuple[Mount, ...]
-    downloads: tuple[Download, ...]
+    downloads: tuple[StagedModel, ...]
     weights_bytes: float | None
     """Of target and draft together, by the lock; None where there is none."""
     memory_bytes: float | None
@@ -325,14 +325,14 @@ def _memory_bytes(profile: Profile) -> float | None:
     return known[0].total_bytes * hardware.count * hardware.nodes if hardware and known else None
 
 
-def _downloads(profile: Profile) -> tuple[Download, ...]:
+def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
     """The repositories of the Hub, each once at each revision."""
-    found: dict[tuple[str, str | None], Download] = {}
+    found: dict[tuple[str, str | None], StagedModel] = {}
     for use in model_uses(profile, alternatives=False):
         key = (use.model, use.revision)
         if not use.model.startswith(".") and key not in found:
             step = "tokenizer" if use.tokenizer_only else "draft" if found else "target"
-            found[key] = Download(step, *key, tokenizer_only=use.tokenizer_only)
+            found[key] = StagedModel(step, *key, tokenizer_only=use.tokenizer_only)
     return tuple(found.values())
 
 
@@ -356,7 +356,7 @@ def environment(made: Deployment, *, cache: str) -> dict[str, str]:
     return {**own, **values}
 
 
-def staging(download: Download) -> list[str]:
+def staging(download: StagedModel) -> list[str]:
     """The command that brings one repository into the cache; `hf` comes with vLLM."""
     words = ["hf", "download", download.model]
     if download.revision:

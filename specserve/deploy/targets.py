@@ -29,14 +29,14 @@ def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...
     return TARGETS[target](replace(made, target=target), folder)
 
 
-State = Literal["missing", "stale", "left over"]
+FileState = Literal["missing", "stale", "left over"]
 _MARK = "Rendered by `specserve render --to {target}` from "
 
 
-def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, State]]:
+def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, FileState]]:
     """Files that are not as they would be rendered now, by path; and those of an earlier rendering for `target`."""
     wanted = {one.path: one.text for one in artifacts}
-    found: list[tuple[str, State]] = []
+    found: list[tuple[str, FileState]] = []
     for path, text in wanted.items():
         there = _read(folder / path)
         if there != text:
