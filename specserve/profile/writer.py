@@ -120,9 +120,10 @@ def _text(text: str) -> Any:
 
 def _yaml() -> Any:
     """ruamel's YAML, which writes null as `null` and no number that YAML 1.1 takes for a text."""
-    from ruamel.yaml import YAML, RoundTripRepresenter
+    from ruamel.yaml import YAML
+    from ruamel.yaml.representer import RoundTripRepresenter
 
-    class Representer(RoundTripRepresenter):  # type: ignore[misc]  # ruamel has no types
+    class Representer(RoundTripRepresenter):
         pass
 
     def number(representer: Any, value: float) -> Any:
@@ -168,7 +169,7 @@ def with_section(
     above = re.search(r"(#.*\n)*\Z", before)
     assert above is not None
     kept = re.sub(rf"^{earlier}:.*\n(#   .*\n)*", "", above[0], flags=re.M)
-    told = comment(f"- {remark}").replace("# - ", "# ", 1)
+    told = comment(f"- {remark}").replace("# - ", "# ", 1)  # its further lines are indented: they go with it
     return f"{before[: above.start()]}{kept}{told}{new}{after}"
 
 
@@ -178,6 +179,7 @@ _SECTION = r"^{name}[ ]*:.*\n(?:(?:[ ]*(?:#.*)?\n)*[ ]+[^ \n].*\n|[-\]}}].*\n)*"
 
 def _changed(old: str, name: str, wanted: Mapping[str, Any], inherited: Mapping[str, Any]) -> str | None:
     """The block with the wanted values, its comments kept; None if it is for another method."""
+    from ruamel.yaml.comments import CommentedMap
     from ruamel.yaml.error import YAMLError
     from ruamel.yaml.util import load_yaml_guess_indent
 
@@ -186,10 +188,11 @@ def _changed(old: str, name: str, wanted: Mapping[str, Any], inherited: Mapping[
         data, sequence, offset = load_yaml_guess_indent(old, yaml=yaml)
     except YAMLError as error:
         raise ValueError(f"`{name}` cannot be changed: {error}") from error
-    block: Any = data[name]
-    if not isinstance(block, dict) or inherited.get("method") != wanted.get("method"):
+    block = data[name]
+    if not isinstance(block, CommentedMap) or inherited.get("method") != wanted.get("method"):
         return None
-    yaml.indent(sequence=sequence, offset=offset)
+    width = re.search(r"\n( +)\S", old)
+    yaml.indent(mapping=len(width[1]) if width else None, sequence=sequence, offset=offset)
     for key in dict.fromkeys((*inherited, *wanted)):
         value = wanted.get(key)
         if inherited.get(key) != value:
@@ -202,8 +205,10 @@ def _changed(old: str, name: str, wanted: Mapping[str, Any], inherited: Mapping[
 
 def _comment_behind(holder: Any, key: Any) -> Any:
     """What stands behind a value up to the next key: ruamel hangs it on the last item of a list."""
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
     value = holder[key]
-    while isinstance(value, (list, dict)) and value and not getattr(value, "fa").flow_style():  # noqa: B009
-        holder, key = value, len(value) - 1 if isinstance(value, list) else next(reversed(value))
+    while isinstance(value, (CommentedMap, CommentedSeq)) and value and not value.fa.flow_style():
+        holder, key = value, len(value) - 1 if isinstance(value, CommentedSeq) else next(reversed(value))
         value = holder[key]
     return next((item for item in holder.ca.items.get(key, ()) if item), None)

@@ -65,6 +65,12 @@ def test_a_text_that_yaml_would_read_as_something_else_is_quoted(text: str) -> N
     assert yaml.safe_load(yaml_text({"a": text, text: [text]})) == {"a": text, text: [text]}
 
 
+def test_what_some_readers_take_for_numbers_or_keys_is_in_double_quotes() -> None:
+    assert yaml_text({"a": "0,1", "b": "8000:80", "c": "0?", "d": "1.2.3"}) == (
+        'a: "0,1"\nb: "8000:80"\nc: "0?"\nd: 1.2.3\n'
+    )
+
+
 def test_comments_stand_above_what_they_are_about() -> None:
     values = {"a": Commented("why", {"b": [Commented("which", {"c": Commented("what", 1)})]})}
     written = yaml_text(values, head="top\n\nmore")
@@ -72,9 +78,12 @@ def test_comments_stand_above_what_they_are_about() -> None:
 
 
 def test_a_short_value_below_a_section_stands_on_one_line_unless_a_comment_is_in_it() -> None:
-    values = {"a": {"b": {"c": [1, 2], "d": "x"}, "e": {"f": Commented("why", 1)}, "g": {"h": "x" * 99}}}
+    values = {
+        "a": {"b": {"c": [1, 2], "d": "x"}, "e": {"f": Commented("why", 1)}, "g": {"h": "x" * 99}},
+        "s": {"t": 1},
+    }
     assert yaml_text(values, flow=True) == (
-        "a:\n  b: {c: [1, 2], d: x}\n  e:\n    # why\n    f: 1\n  g:\n    h: " + "x" * 99 + "\n"
+        "a:\n  b: {c: [1, 2], d: x}\n  e:\n    # why\n    f: 1\n  g:\n    h: " + "x" * 99 + "\ns:\n  t: 1\n"
     )
 
 
@@ -214,6 +223,19 @@ def test_an_inherited_block_is_left_alone_and_written_over_in_the_child(tmp_path
     after = rewritten(tmp_path, "extends: _base.yaml\n", wanted)
     assert after.startswith("extends: _base.yaml\n")
     assert (tmp_path / "_base.yaml").read_text() == dedent(FLOW)
+
+
+@pytest.mark.parametrize("items", ["    - [1, 4, 5]", "      - [1, 4, 5]", "        -   [1, 4, 5]"])
+def test_an_indentation_of_its_own_stays(tmp_path: Path, items: str) -> None:
+    keys = "    method: draft_model\n    model: small\n"
+    ranges = f"    num_speculative_tokens_per_batch_size:\n{items}\n"
+    text = f"target: {{model: big}}\nspeculation:\n{keys}{ranges}    num_speculative_tokens: 5\n"
+    wanted = {
+        "method": "draft_model", "model": "small", "num_speculative_tokens_per_batch_size": [[1, 4, 5]],
+        "num_speculative_tokens": 7,
+    }  # fmt: skip
+    after = rewritten(tmp_path, text, wanted)
+    assert after.replace(f"# {REMARK}\n", "") == text.replace("tokens: 5", "tokens: 7")
 
 
 LISTED = """\
