@@ -7,10 +7,10 @@ from typing import Any
 
 from specserve.checks.arms import judged, on_cpu, on_gpu, only_in
 from specserve.checks.rule import Context, Hit, rule
-from specserve.convert.options import refused_spellings
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
 from specserve.profile.schema import Profile
+from specserve.profile.texts import COMMAND
 from specserve.vllm.table import Section
 from specserve.vllm.versions import table, versions_with
 
@@ -20,7 +20,12 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
     seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
     for version in judged(ctx):
         known = table(version)
-        for problem in (*problems(ctx.profile, known), *refused_spellings(ctx.profile, known)):
+        found_now = [*problems(ctx.profile, known)]
+        if ctx.profile.file == COMMAND:
+            from specserve.convert.options import refused_spellings
+
+            found_now += refused_spellings(ctx.profile, known)
+        for problem in found_now:
             if problem.kind in kinds:
                 seen.setdefault(problem.path, (problem, []))[1].append(version)
     for path, (problem, found) in seen.items():

@@ -17,7 +17,7 @@ from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.plan.nodes import Node
+    from specserve.plan.nodes import LaunchNode
 
 _CHILD = "from specserve.checks.preflight import child; child()"
 
@@ -35,7 +35,7 @@ def cleared(
     use_lock: bool = True,
     locked: bool = False,
     passed: Collection[str] = (),
-    node: Node | None = None,
+    node: LaunchNode | None = None,
     notices: Notices,
 ) -> tuple[Profile, LaunchPlan]:
     """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""

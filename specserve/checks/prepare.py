@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Need
     from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
-    from specserve.plan.nodes import Node
+    from specserve.plan.nodes import LaunchNode
 
 _UNHEARD = NoNotices()
 
@@ -35,7 +35,7 @@ def prepare(
     use_lock: bool = True,
     locked: bool = False,
     passed: Collection[str] = (),
-    node: Node | None = None,
+    node: LaunchNode | None = None,
     whole: bool = False,
     machine: Machine | None = None,
     notices: Notices = _UNHEARD,
@@ -93,7 +93,7 @@ def prepare(
 
 
 def _on_node(
-    plan: LaunchPlan, profile: Profile, table: VllmTable, node: Node | None, *, whole: bool
+    plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
 ) -> LaunchPlan:
     """The share of one node. Raises UsageError where there are several and none is named, or the other way round."""
     hardware = profile.hardware

@@ -33,7 +33,7 @@ from specserve.report.findings import StderrNotices
 from specserve.report.servers import JsonView, TextView
 
 if TYPE_CHECKING:
-    from specserve.plan.nodes import Node
+    from specserve.plan.nodes import LaunchNode
     from specserve.serve.detached.observe import Room
     from specserve.serve.detached.registry import Arm
     from specserve.serve.server import Server
@@ -185,7 +185,7 @@ def _refuse_contradictions(
         )
 
 
-def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) -> Node | None:
+def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) -> LaunchNode | None:
     """The node that is to be started; None where there is one. Raises UsageError."""
     if rank is None:
         if address is not None:

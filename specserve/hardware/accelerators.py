@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from specserve.errors import UsageError
@@ -76,7 +76,7 @@ def entries() -> tuple[CatalogueEntry, ...]:
     """The catalogue with its sources, in the order of the file."""
     import tomllib
 
-    text = (resources.files(__package__) / "accelerators.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("accelerators.toml").read_text(encoding="utf-8")
     found = []
     for name, row in tomllib.loads(text).items():
         major, minor = row.get("capability", (0, 0))

@@ -14,7 +14,6 @@ from specserve.models.hub import missing_of_listing
 from specserve.models.hubcache import hub_cache
 from specserve.models.read import read_model
 from specserve.plan.locking import lock_of, offline_problems
-from specserve.plan.uses import not_here
 from specserve.profile.load import load_profile
 from tests.models.tiny import safetensors, write_model
 
@@ -89,16 +88,6 @@ def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path)
     hub.close()
     assert read_model("org/target", offline=True).origin == "cache"
     assert read_model("org/draft", offline=True).tensors
-
-
-def test_whether_something_is_to_be_pulled_is_known_without_the_hub(hub: HubServer, file: Path) -> None:
-    profile = load_profile(file)
-    assert not_here(profile) == ("org/target", "org/draft")
-    assert pull(file) == 0
-    hub.requests.clear()
-    assert not_here(profile) == () and hub.requests == []
-    (snapshot("draft", "b") / "model.safetensors").unlink()
-    assert not_here(profile) == ("org/draft",)
 
 
 def test_an_alternative_and_all_of_them(hub: HubServer, file: Path) -> None:

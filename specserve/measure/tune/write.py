@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,9 +13,6 @@ from specserve.errors import FactError, SpecserveError, UsageError
 
 if TYPE_CHECKING:
     from specserve.measure.tune.result import TuneResult
-
-
-_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
@@ -31,8 +25,9 @@ def refuse_unwritable(path: str, *, settings: Iterable[str]) -> None:
 
 def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ()) -> str:
     """Change `speculation` in the file; returns what was done. Raises UsageError if it cannot be, and FactError."""
-    from specserve.plan.writer import with_speculation
+    from specserve.profile.fingerprint import jsonable
     from specserve.profile.load import load_profile
+    from specserve.profile.writer import with_section
 
     file = Path(path)
     refuse_unwritable(path, settings=settings)
@@ -45,12 +40,15 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
             "`--write` changes `speculation` alone, and the choice needs another model runner",
             hint=f"write `env: {{{lines}}}` and the values above into `{path}`",
         )
-    written = _LINE.findall(_read(file))
-    before = "".join(_plain(line) for line in written)
-    after = with_speculation(before, profile, wanted, remark=remark(result))
+    before = _read(file)
+    now = jsonable(profile.speculation.keys) if profile.speculation else {}
+    try:
+        after = with_section(before, "speculation", jsonable(wanted), inherited=now, remark=remark(result))
+    except ValueError as error:
+        raise _unchangeable(file) from error
     if after == before:
         return f"{path} says so already"
-    _exchange(file, _with_ends(after, written), wanted=wanted)
+    _exchange(file, after, wanted=wanted)
     return f"{path}: `speculation` was changed; `git diff` shows it"
 
 
@@ -72,32 +70,15 @@ def remark(result: TuneResult) -> str:
 
 
 def _read(file: Path) -> str:
-    """The file as it is, line ends included. Raises FactError."""
+    """The file's text. Raises FactError."""
     try:
-        return file.read_bytes().decode()
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise FactError(f"cannot read `{file}`: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _plain(line: str) -> str:
-    """A line that ends as lines do here."""
-    bare = line.rstrip("\r\n")
-    return bare if bare == line else f"{bare}\n"
-
-
-def _with_ends(text: str, lines: Sequence[str]) -> str:
-    """The new text: lines that stay end as they did, new ones as most of the others do."""
-    ends = Counter(line[len(line.rstrip("\r\n")) :] for line in lines if line.endswith(("\r", "\n")))
-    usual = ends.most_common(1)[0][0] if ends else "\n"
-    new = _LINE.findall(text)
-    matcher = SequenceMatcher(None, [_plain(line) for line in lines], new, autojunk=False)
-    found: list[str] = []
-    for kind, first, last, begin, end in matcher.get_opcodes():
-        if kind == "equal":
-            found += lines[first:last]
-        else:
-            found += [line[:-1] + usual if line.endswith("\n") else line for line in new[begin:end]]
-    return "".join(found)
+def _unchangeable(file: Path) -> FactError:
+    return FactError(f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand")
 
 
 def _exchange(file: Path, text: str, *, wanted: object) -> None:
@@ -110,18 +91,16 @@ def _exchange(file: Path, text: str, *, wanted: object) -> None:
     except OSError as error:
         raise FactError(f"cannot write beside `{file}`: {error.strerror}") from error
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as handle:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)
         shutil.copymode(file, name)
         found = load_profile(name).speculation
         if jsonable(dict(found.keys) if found else None) != jsonable(wanted):
-            raise FactError(
-                f"`{file}` is written in a way that `--write` cannot change", hint="change it by hand"
-            )
+            raise _unchangeable(file)
         Path(name).replace(file.resolve())
-    except SpecserveError:
+    except SpecserveError as error:
         Path(name).unlink(missing_ok=True)
-        raise
+        raise _unchangeable(file) from error
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise FactError(f"cannot write `{file}`: {error.strerror}") from error

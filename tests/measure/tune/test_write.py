@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
 from specserve.measure.tune.write import refuse_unwritable, remark, write_choice
 from specserve.profile.load import load_profile
 
@@ -96,35 +96,27 @@ def test_a_choice_that_was_not_confirmed_is_called_predicted() -> None:
     assert "measured" in remark(example())
 
 
-@pytest.mark.parametrize("speculates", [True, False])
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_lines_end_as_the_file_s_do(file: Path, *, end: str, speculates: bool) -> None:
-    file.write_bytes(PROFILE.replace("\n", end).encode())
-    write_choice(str(file), example(speculates=speculates))
-    after = file.read_bytes().decode()
-    assert "specserve tune:" in after
-    assert after.count(end) == after.count("\n")
-    assert ("\r" in after) is (end == "\r\n")
-    once = file.read_bytes()
-    if speculates:
-        write_choice(str(file), example())
-        assert file.read_bytes() == once
-
-
-def test_every_line_that_is_not_the_choice_stays_to_the_byte(file: Path) -> None:
-    lines = [
-        b"# a pair\n",
-        b"target: {model: big}\r\n",
-        b"\r\n",
-        b"speculation:\r\n",
-        b"  method: draft_model\n",
-    ]
-    lines += [b"  model: small\r\n", b"  num_speculative_tokens: 7\r\n", b"env: {A: 'b'}"]
-    file.write_bytes(b"".join(lines))
+def test_a_second_writing_of_one_choice_changes_nothing(file: Path) -> None:
     write_choice(str(file), example())
-    after = file.read_bytes().splitlines(keepends=True)
-    changed = lines[6]
-    assert changed not in after
-    assert [line for line in lines if line is not changed] == [line for line in after if line in lines]
-    new = [line for line in after if line not in lines]
-    assert new and all(line.endswith(b"\r\n") for line in new)  # as most of them do
+    once = file.read_bytes()
+    assert write_choice(str(file), example()).endswith("says so already")
+    assert file.read_bytes() == once
+
+
+def test_every_line_that_is_not_the_choice_stays_as_it_was(file: Path) -> None:
+    before = "# a pair\ntarget: {model:   big}\n\nspeculation:\n  method: draft_model\n  model:    small\n"
+    tail = "\n# about it\nenv: {A: 'b',  C: \"d\"}"
+    file.write_text(f"{before}  num_speculative_tokens: 7\n{tail}")
+    write_choice(str(file), example())
+    after = file.read_text()
+    assert after.startswith("# a pair\ntarget: {model:   big}\n\n# specserve tune:")
+    assert after.endswith(f"{tail}\n") and "num_speculative_tokens: 7" not in after
+
+
+def test_a_profile_that_cannot_be_changed_stays_as_it_is(file: Path) -> None:
+    text = "{target: {model: big}, speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 2}}"
+    file.write_text(text)
+    with pytest.raises(FactError, match="cannot change"):
+        write_choice(str(file), example())
+    assert file.read_text() == text
+    assert list(file.parent.iterdir()) == [file]
