@@ -88,11 +88,11 @@ def _cards(report: Mapping[str, Any]) -> str:
             continue
         done = sum(step["status"] == "done" for step in steps)
         failed = sum(step["status"] == "failed" for step in steps)
-        told = f"{done} of {len(steps)} steps done" + (f", {failed} failed" if failed else "")
+        progress = f"{done} of {len(steps)} steps done" + (f", {failed} failed" if failed else "")
         figure_text, words = headline(part, results_of(steps))
         cards.append(
             f'<div class="card"><h3>{escaped(part)}</h3><p class="figure">{escaped(figure_text)}</p>'
-            f'<p>{escaped(words)}</p><p class="muted small">{escaped(told)}</p></div>'
+            f'<p>{escaped(words)}</p><p class="muted small">{escaped(progress)}</p></div>'
         )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -148,15 +148,15 @@ def _memory(results: Mapping[str, Mapping[str, Any]], *, total_gib: float) -> It
             break
     rows = []
     for key, found in results.items():
-        said, told = found["logged"], found["predicted"]
+        said, estimate = found["logged"], found["predicted"]
         rows.append(
             [
                 escaped(key.removeprefix("memory-")), chip(found["outcome"]), escaped(found["runner"].upper()),
-                _both(said.get("weights_gib"), told and told["weights_gib"]),
-                _both(said.get("activation_gib"), told and told["activation_gib"]),
-                _figure(said.get("graphs_gib")), _both(said.get("kv_gib"), told and told["kv_gib"]),
-                _both(said.get("kv_tokens"), told and told["kv_tokens"]),
-                escaped(told["verdict"] if told else "-"),
+                _both(said.get("weights_gib"), estimate and estimate["weights_gib"]),
+                _both(said.get("activation_gib"), estimate and estimate["activation_gib"]),
+                _figure(said.get("graphs_gib")), _both(said.get("kv_gib"), estimate and estimate["kv_gib"]),
+                _both(said.get("kv_tokens"), estimate and estimate["kv_tokens"]),
+                escaped(estimate["verdict"] if estimate else "-"),
             ]
         )  # fmt: skip
     if rows:
@@ -276,14 +276,14 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], tune: Mapping[str, Any] | No
     predicted = {(row["k"], row["concurrency"]): row["predicted"] for row in (tune or {}).get("rows", ())}
     shown = []
     for row in rows:
-        found, told = row["speedup"], predicted.get((row["k"], row["concurrency"]))
+        found, estimate = row["speedup"], predicted.get((row["k"], row["concurrency"]))
         shown.append(
             [
                 str(row["k"]), str(row["concurrency"]),
                 f"{found['value']:.2f}x ({found['low']:.2f}-{found['high']:.2f})" if found else "-",
                 chip(row["verdict"]),
                 f"{_figure(row['baseline_tokens_per_s'])} → {_figure(row['tokens_per_s'])}",
-                _figure(row["acceptance_rate"]), f"{told['value']:.2f}x" if told else "-",
+                _figure(row["acceptance_rate"]), f"{estimate['value']:.2f}x" if estimate else "-",
             ]
         )  # fmt: skip
     columns = [
@@ -325,14 +325,14 @@ def _commands(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"<details><summary>commands of {escaped(step['key'])}</summary><pre>{escaped(lines)}</pre></details>"
 
 
-def _both(said: float | None, told: Any) -> str:
+def _both(said: float | None, estimate: Any) -> str:
     """A logged figure over the predicted one, which is a value or bounds."""
-    if isinstance(told, Mapping):
-        low, high = told["low"], told["high"]
-        told_text = f"{_figure(low)} to {_figure(high)}" if low is not None else "-"
+    if isinstance(estimate, Mapping):
+        low, high = estimate["low"], estimate["high"]
+        estimate_text = f"{_figure(low)} to {_figure(high)}" if low is not None else "-"
     else:
-        told_text = _figure(told)
-    return f'{_figure(said)}<br><span class="muted small">{told_text}</span>'
+        estimate_text = _figure(estimate)
+    return f'{_figure(said)}<br><span class="muted small">{estimate_text}</span>'
 
 
 def _rate(found: Mapping[str, float] | None) -> str:
