@@ -15,9 +15,9 @@ from typing import Any, TextIO
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
 from specserve.measure.bench.result import Point
-from specserve.report.benchview import arm_words, where
+from specserve.report.benchrows import arm_words, where
 from specserve.report.console import in_one_line, is_terminal, out, say
-from specserve.report.servers import duration
+from specserve.report.numbers import duration
 
 _START_S = {"cpu": 30.0, "cuda": 180.0}
 _TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}

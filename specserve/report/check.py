@@ -13,9 +13,10 @@ from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.hardware.gpus import Gpu, kind
 from specserve.memory.estimate import Interval, MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
-from specserve.report.console import clean, columns, filled, styled
+from specserve.report.console import clean, filled, styled
 from specserve.report.effective import effective_text
 from specserve.report.findings import render
+from specserve.report.table import Column, Table
 
 _GIB = 2**30
 _TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
@@ -205,8 +206,8 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
         (item.name, _gpu_memory(item).strip(), _capability(item), _bandwidth(item), _flops(item))
         for item in catalogue()
     ]
-    lines += columns(("name", "memory", "capability", "bandwidth", "compute"), rows, left=("name",))
-    return "\n".join(lines)
+    numbers = (Column(name) for name in ("memory", "capability", "bandwidth", "compute"))
+    return "\n".join([*lines, *Table((Column("name", "name"), *numbers), rows).text()])
 
 
 def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:

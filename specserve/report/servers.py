@@ -17,6 +17,7 @@ from specserve.errors import LaunchError, SpecserveError
 from specserve.models.assemble import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import in_one_line, is_terminal, out, say, styled
+from specserve.report.numbers import age, duration
 from specserve.serve import events
 from specserve.serve.logs import GIB, Figures, Phase
 
@@ -84,18 +85,6 @@ def drafts(record: Record) -> str:
         return "-"
     count = record.num_speculative_tokens
     return in_one_line(record.method) + (f" K={count}" if count is not None else "")
-
-
-def age(seconds: float) -> str:
-    """`42s`, `12m`, `3h07m`, `5d02h`."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
@@ -322,15 +311,6 @@ def kv_cache_line(figures: Figures) -> str:
         length = f"{figures.max_model_len:,} tokens" if figures.max_model_len else "full length"
         line += f": {figures.max_concurrency:.1f} requests of {length} at once"
     return line
-
-
-def duration(seconds: float) -> str:
-    """`3.1s`, `41s`, `2m05s`."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    if seconds < 120:
-        return f"{seconds:.0f}s"
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
 
 
 def _gib(gib: float) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.servers import JsonView, TextView, duration, kv_cache_line, memory_line, ready_block
+from specserve.report.numbers import duration
+from specserve.report.servers import JsonView, TextView, kv_cache_line, memory_line, ready_block
 from specserve.serve import events
 from specserve.serve.logs import Figures, Phase
 
