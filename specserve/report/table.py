@@ -13,11 +13,14 @@ from specserve.report.numbers import NONE
 
 TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "SAME", "ok", "agree"), "good"),
-    **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ"), "bad"),
-    **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE"), "open"),
+    **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ", "bad"), "bad"),
+    **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE", "note"), "open"),
+    **dict.fromkeys(("KEPT", "STEADY"), "good"),
+    **dict.fromkeys(("COLLAPSED", "MISSED"), "bad"),
+    **dict.fromkeys(("UNSEEN", "OFF", "UNDRAFTED", "FALLEN", "UNDECIDED"), "open"),
 }
 """How a verdict is shown, by its word: its colour on a terminal and on a page."""
-_STYLES = {"good": "green", "bad": "red", "open": "yellow"}
+STYLES = {"good": "green", "bad": "red", "open": "yellow"}
 _GAP = 2
 _MARKDOWN = re.compile(r"[\\`*\[\]|~$!{}]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|^[-+#=]|^\d+[.)]")
 _LINKS = re.compile(r"@|#(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=GH)(?=-\d)", re.IGNORECASE)
@@ -126,7 +129,7 @@ def _markdown_cell(column: Column, cell: str) -> str:
 def toned(word: str, *, stream: TextIO | None = None) -> str:
     """Returns a verdict's word in its colour."""
     tone = TONES.get(word)
-    return styled(word, _STYLES[tone], stream=stream) if tone else word
+    return styled(word, STYLES[tone], stream=stream) if tone else word
 
 
 def short(text: str, most: int) -> str:

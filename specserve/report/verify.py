@@ -218,7 +218,8 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
 
 def _difference(item: result.Difference) -> list[str]:
     return [
-        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came {_quoted(item.emitted)},",
+        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came "
+        f"{_quoted(item.emitted)},",
         f"    the target wants {_quoted(item.best)} (by {item.gap:.2f} nats)",
     ]
 
@@ -320,11 +321,7 @@ def _sampled_json(found: Sampled) -> dict[str, Any]:
             key: round(value, 4) if value is not None and abs(value) < 1e9 else None
             for key, value in content[name].items()
         }
-    for name, digits in {
-        "excluded_temperature_percent": 2,
-        "excluded_points": 2,
-        "z": 3,
-        "outside_expected": 1,
-    }.items():
+    rounded = {"excluded_temperature_percent": 2, "excluded_points": 2, "z": 3, "outside_expected": 1}
+    for name, digits in rounded.items():
         content[name] = None if content[name] is None else round(content[name], digits)
     return content
