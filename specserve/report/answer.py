@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from specserve.metrics.counters import Acceptance
 from specserve.report.console import is_terminal, say
+from specserve.report.numbers import count
+from specserve.report.serializer import VERSION, picked
 from specserve.serve.client import Answer, Speculation
 
 if TYPE_CHECKING:
@@ -30,8 +32,7 @@ def acceptance_json(run: Acceptance | None) -> dict[str, object] | None:
     if run is None:
         return None
     return {
-        "acceptance_rate": run.acceptance_rate,
-        "mean_acceptance_length": run.mean_acceptance_length,
+        **picked(run, "acceptance_rate", "mean_acceptance_length"),
         "acceptance_rate_per_position": list(run.per_position),
         "num_drafts": run.drafts,
         "num_draft_tokens": run.draft_tokens,
@@ -45,7 +46,7 @@ def figures(answer: Answer) -> list[str]:
     if answer.ttft_s is not None:
         parts.append(f"TTFT {1000 * answer.ttft_s:.0f} ms")
     if answer.completion_tokens is not None:
-        parts.append(f"{answer.completion_tokens} token{'' if answer.completion_tokens == 1 else 's'}")
+        parts.append(count(answer.completion_tokens, "token"))
     if answer.tokens_per_s is not None:
         parts.append(f"{answer.tokens_per_s:.1f} tokens/s")
     if answer.finish_reason == "length":
@@ -63,24 +64,19 @@ def speculation_line(speculation: Speculation) -> str:
         return "acceptance unknown: the server's metrics went away"
     line = acceptance_line(speculation.acceptance)
     if speculation.other_requests:
-        others = speculation.other_requests
-        line += f" ({others} other request{'s' if others > 1 else ''} ran: acceptance is the server's)"
+        line += f" ({count(speculation.other_requests, 'other request')} ran: acceptance is the server's)"
     return line
 
 
 def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
-    """The same for scripts: times in ms, `speculation` null where the server does not speculate."""
+    """Returns the same for scripts: times in ms, `speculation` null if the server does not speculate."""
     speculation = answer.speculation
     return {
-        "version": 1,
+        "version": VERSION,
         "url": url,
-        "model": answer.model,
-        "mode": answer.mode,
-        "text": answer.text,
+        **picked(answer, "model", "mode", "text"),
         "reasoning": answer.reasoning or None,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
+        **picked(answer, "finish_reason", "prompt_tokens", "completion_tokens"),
         "ttft_ms": None if answer.ttft_s is None else round(1000 * answer.ttft_s, 3),
         "tokens_per_s": None if answer.tokens_per_s is None else round(answer.tokens_per_s, 3),
         "speculates": speculation.is_on,
