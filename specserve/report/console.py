@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
 import sys
+import time
 from contextlib import suppress
 from typing import TextIO
 
@@ -96,20 +98,28 @@ def mute(stream: TextIO) -> None:
 
 
 class LiveLine:
-    """One line of a terminal that is rewritten; writes nothing to a pipe."""
+    """Progress: one line of a terminal that is rewritten; in a pipe a line of its own every `every_s` seconds."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, every_s: float = math.inf, began_s: float | None = None
+    ) -> None:
         self._stream = stream or sys.stderr
-        self.is_live = is_terminal(self._stream)
+        self._is_live = is_terminal(self._stream)
+        self._every_s = every_s
+        self._said_s = time.monotonic() if began_s is None else began_s
 
-    def show(self, text: str) -> None:
-        """Show the text instead of what the line held."""
-        if self.is_live:
+    def show(self, text: str, *, is_last: bool = False, at_s: float | None = None) -> None:
+        """Show the text instead of what the line held; `is_last`: a pipe gets it in any case. `at_s`: default now."""
+        at_s = time.monotonic() if at_s is None else at_s
+        if self._is_live:
             self._write(in_one_line(text)[: shutil.get_terminal_size().columns - 1])
+        elif is_last or at_s - self._said_s >= self._every_s:
+            self._said_s = at_s
+            say(in_one_line(text))
 
     def erase(self) -> None:
         """Leave the line empty, for output that stays."""
-        if self.is_live:
+        if self._is_live:
             self._write("")
 
     def _write(self, text: str) -> None:

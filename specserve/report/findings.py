@@ -16,7 +16,7 @@ from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
 from specserve.profile.texts import recall
-from specserve.report.console import clean, filled, in_one_line, is_terminal, say, styled
+from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
@@ -302,10 +302,7 @@ class StderrNotices:
 
     def progress(self, text: str) -> None:
         """Show what is being done, on a terminal only; an empty text clears the line."""
-        if is_terminal(sys.stderr):
-            line = f"{clean(text)[:90]} …" if text else ""
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
+        LiveLine().show(f"{text[:90]} …" if text else "")
 
 
 def _log(error: LaunchError) -> list[str]:

@@ -134,8 +134,8 @@ class TextView:
         """`stays_as`: the name under which it is left running."""
         self._plan = plan
         self._stays_as = stays_as
+        self._stream = stream
         self._line = LiveLine(stream)
-        self._still_said_s = 0.0
         self._log_path = ""
         self._stopping = False
 
@@ -146,10 +146,10 @@ class TextView:
                 self._log_path = event.log_path
                 say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {in_one_line(event.log_path)}")
             case events.PhaseStarted():
-                self._still_said_s = 0.0
-                self._line.show(f"  {event.phase} … {duration(0.0)}")
+                self._line = LiveLine(self._stream, every_s=_STILL_EVERY_S, began_s=0.0)
+                self._line.show(f"  {event.phase} …", at_s=0.0)
             case events.PhaseGoesOn():
-                self._go_on(event)
+                self._line.show(f"  {event.phase} … {duration(event.took_s)} so far", at_s=event.took_s)
             case events.PhaseEnded():
                 self._line.erase()
                 say(f"  {event.phase} … {duration(event.took_s)}")
@@ -180,13 +180,6 @@ class TextView:
     def failed(self, error: SpecserveError) -> None:
         """The error itself is told by whoever ends the program."""
         self._line.erase()
-
-    def _go_on(self, event: events.PhaseGoesOn) -> None:
-        text = f"  {event.phase} … {duration(event.took_s)}"
-        self._line.show(text)
-        if not self._line.is_live and event.took_s - self._still_said_s >= _STILL_EVERY_S:
-            self._still_said_s = event.took_s
-            say(f"{text} so far")
 
 
 class JsonView:

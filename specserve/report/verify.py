@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
@@ -23,7 +22,7 @@ from specserve.measure.verify.run import Progress
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
 from specserve.measure.verify.session import TOP
 from specserve.report.answer import acceptance_json
-from specserve.report.console import LiveLine, filled, in_one_line, say
+from specserve.report.console import LiveLine, filled, in_one_line
 from specserve.report.numbers import count
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import toned
@@ -43,20 +42,14 @@ class VerifyProgress:
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._line = LiveLine()
-        self._shown_s = time.monotonic()
+        self._line = LiveLine(every_s=_EVERY_S)
 
     def __call__(self, progress: Progress) -> None:
         """Show it, if it is time to."""
-        if time.monotonic() - self._shown_s < (0.2 if self._line.is_live else _EVERY_S):
-            return
-        self._shown_s = time.monotonic()
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
-        text = f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
-        if self._line.is_live:
-            self._line.show(text)
-        else:
-            say(text)
+        self._line.show(
+            f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
+        )
 
     def finish(self) -> None:
         """Take the live line away."""

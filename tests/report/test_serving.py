@@ -94,7 +94,7 @@ def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
     view = TextView(PLAN, stream=terminal)
     view(events.PhaseStarted(Phase.WEIGHTS, 14.2))
     view(events.PhaseGoesOn(Phase.WEIGHTS, 3.1))
-    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s")
+    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s so far")
     view(events.PhaseEnded(Phase.WEIGHTS, 3.4))
     assert terminal.getvalue().endswith("\r\x1b[K")
 
