@@ -238,10 +238,13 @@ def _sarif_text(finding: Finding) -> str:
         for number, item in enumerate(finding.related, start=1)
     ]
     lines = [f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"]
-    lines += [f"note: {_plain(note)}" for note in finding.notes]
-    if finding.help:
-        lines.append(f"help: {_plain(finding.help)}")
-    return "\n".join(clean(line) for line in lines)
+    return "\n".join(map(clean, [*lines, *map(_plain, _remarks(finding))]))
+
+
+def _remarks(finding: Finding) -> list[str]:
+    """The evidence, and the way out."""
+    ways_out = [f"help: {finding.help}"] if finding.help else []
+    return [*(f"note: {note}" for note in finding.notes), *ways_out]
 
 
 def _plain(text: str) -> str:
@@ -315,20 +318,20 @@ def _place(finding: Finding) -> dict[str, str]:
     if not is_file(span.file):
         return {}
     place = {"file": from_root(span.file), "line": str(span.line)}
-    if span.line == span.end_line:  # GitHub refuses columns where the lines differ
-        place["col"] = str(span.column)
-    place["endLine"] = str(span.end_line)
-    if span.line == span.end_line:
-        place["endColumn"] = str(span.end_column)
-    return place
+    if span.line != span.end_line:  # GitHub refuses columns if the lines differ
+        return {**place, "endLine": str(span.end_line)}
+    return {
+        **place,
+        "col": str(span.column),
+        "endLine": str(span.end_line),
+        "endColumn": str(span.end_column),
+    }
 
 
 def _github_text(finding: Finding) -> str:
+    """Message and both sides with their places, evidence and the way out."""
     lines = [f"{finding.span}: {finding.code} {finding.message}"]
-    if finding.label:
-        lines.append(f"{finding.span}: {finding.label}")
-    lines += [f"{item.span}: {item.label}" for item in finding.related]
-    lines += [f"note: {note}" for note in finding.notes]
-    if finding.help:
-        lines.append(f"help: {finding.help}")
-    return "\n".join(clean(line) for line in lines)
+    lines += [
+        f"{item.span}: {item.label}" for item in ((finding,) if finding.label else ()) + finding.related
+    ]
+    return "\n".join(map(clean, [*lines, *_remarks(finding)]))
