@@ -28,7 +28,6 @@ from specserve.report.document import (
     Document,
     Items,
     Paragraph,
-    render,
 )
 from specserve.report.document import Section as Part
 from specserve.report.numbers import (
@@ -42,6 +41,7 @@ from specserve.report.numbers import (
     took,
     with_spread,
 )
+from specserve.report.page import render
 from specserve.report.serializer import json_document
 from specserve.report.table import Column, Table, distinct
 

@@ -9,8 +9,9 @@ from typing import TextIO
 from specserve.errors import without_user
 from specserve.measure.bench.comparison import PointChange, RunComparison
 from specserve.report.benchrows import load, size, where
-from specserve.report.document import Block, Document, Items, Paragraph, Section, render
+from specserve.report.document import Block, Document, Items, Paragraph, Section
 from specserve.report.numbers import moment, number, rate, with_spread
+from specserve.report.page import render
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table, distinct
 

@@ -6,10 +6,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specserve.report.console import clean, filled
+from specserve.report.console import clean, filled, styled
 from specserve.report.numbers import count as plural
 from specserve.report.serializer import json_document, picked
-from specserve.report.table import toned
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from specserve.checks.doctor.host import Remains
     from specserve.checks.doctor.line import Line, State
 
+_STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "bad": "red"}
 _NAME = 12
 """Columns of a fact's name."""
 
@@ -29,7 +29,7 @@ def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
 
 def _rows(line: Line, stream: TextIO) -> Iterator[str]:
     lead = f"{line.state:<4}  {clean(line.name):<{_NAME}}"
-    shown = toned(line.state, stream=stream) + lead.removeprefix(line.state)
+    shown = styled(line.state, _STYLES[line.state], stream=stream) + lead.removeprefix(line.state)
     yield filled(" ".join(clean(line.text).split()), lead=lead, shown=shown, stream=stream)
     if line.fix:
         fix = f"fix: {' '.join(clean(line.fix).split())}"
@@ -50,7 +50,6 @@ def count(lines: Sequence[Line], state: State) -> int:
 def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
     """Returns the same for programs, with every leftover by name."""
     files, processes = remains.files, remains.processes
-    states: tuple[State, ...] = ("ok", "note", "bad")
     return json_document(
         {
             "lines": [picked(line, "name", "state", "text", "fix") for line in lines],
@@ -60,6 +59,6 @@ def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
                 "orphans": [picked(process, "pid", "command") for process in processes.orphans],
                 "other_servers": [picked(process, "pid", "command") for process in processes.others],
             },
-            "summary": {state: count(lines, state) for state in states},
+            "summary": {state: count(lines, state) for state in _STYLES},
         }
     )

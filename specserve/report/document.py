@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
@@ -102,18 +101,6 @@ class Document:
         """Returns the report for a pull request; everything from outside is escaped."""
         parts = ["\n".join(lines) for block in self.blocks if (lines := list(_markdown(block)))]
         return "\n\n".join([f"### {markdown(self.heading)}", *parts]) + "\n"
-
-
-def render(document: Document, *, form: str, stream: TextIO | None = None) -> str:
-    """Returns the report as `text`, `markdown` or `html`, with a line break at its end."""
-    match form:
-        case "html":
-            from specserve.report.page import html_page
-
-            return html_page(document)
-        case "markdown":
-            return document.markdown()
-    return document.text(stream or io.StringIO())
 
 
 def _text(block: Block, stream: TextIO) -> Iterator[str]:

@@ -1,21 +1,30 @@
-"""The page of a report: one file that loads nothing, for any screen, light and dark, and for paper."""
+"""A report in each of its forms; the page is one file that loads nothing, for any screen, light, dark and paper."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve import __version__
 from specserve.errors import FactError, without_user
 from specserve.report.charts import Chart, key
 from specserve.report.console import clean
+from specserve.report.document import Document
 from specserve.report.table import TONES, sentence_parts
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from specserve.report.document import Document
+
+def render(document: Document, *, form: str, stream: TextIO) -> str:
+    """Returns the report as `text`, `markdown` or `html`, with a line break at its end."""
+    match form:
+        case "html":
+            return html_page(document)
+        case "markdown":
+            return document.markdown()
+    return document.text(stream)
 
 
 def html_page(document: Document) -> str:

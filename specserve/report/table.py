@@ -13,8 +13,8 @@ from specserve.report.numbers import NONE
 
 TONES: Mapping[str, str] = {
     **dict.fromkeys(("PAYS", "kept", "LOSSLESS", "NO FAULT FOUND", "SAME", "ok", "agree"), "good"),
-    **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ", "bad"), "bad"),
-    **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE", "note"), "open"),
+    **dict.fromkeys(("COSTS", "missed", "LOSSY", "DIFFERENT", "not ok", "failed", "differ"), "bad"),
+    **dict.fromkeys(("INCONCLUSIVE", "not decided", "CLOSE"), "open"),
     **dict.fromkeys(("KEPT", "STEADY"), "good"),
     **dict.fromkeys(("COLLAPSED", "MISSED"), "bad"),
     **dict.fromkeys(("UNSEEN", "OFF", "UNDRAFTED", "FALLEN", "UNDECIDED"), "open"),

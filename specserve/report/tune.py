@@ -20,9 +20,9 @@ from specserve.report.document import (
     Items,
     Paragraph,
     Section,
-    render,
 )
 from specserve.report.numbers import NONE, moment, number, took, with_spread
+from specserve.report.page import html_page
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import Column, Table
 
@@ -37,12 +37,12 @@ _LEGEND = (
 
 def text(found: TuneResult, *, stream: TextIO | None = None) -> str:
     """Returns the report for a person; coloured if `stream` (default stdout) is a terminal."""
-    return render(tune_document(found), form="text", stream=stream or sys.stdout).rstrip()
+    return tune_document(found).text(stream or sys.stdout).rstrip()
 
 
 def tune_html(found: TuneResult) -> str:
     """Returns the page."""
-    return render(tune_document(found), form="html")
+    return html_page(tune_document(found))
 
 
 def tune_document(found: TuneResult) -> Document:
