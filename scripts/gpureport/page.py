@@ -15,12 +15,12 @@ from specserve.report.document import (
     Card,
     Cards,
     Charts,
-    Code,
     Details,
     Document,
     Items,
     Paragraph,
     Section,
+    Verbatim,
 )
 from specserve.report.page import html_page
 from specserve.report.table import Column, Table
@@ -102,7 +102,7 @@ def _open(steps: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         if step["status"] in ("failed", "not_run", "skipped"):
             yield Items([(_STATUS[step["status"]], f"{step['title']}: {step['cause']}")])
         if step["status"] == "failed" and step.get("log_tail"):
-            yield Details("the end of its log", [Code(step["log_tail"])])
+            yield Details("the end of its log", [Verbatim(step["log_tail"])])
 
 
 def _serve(results: Mapping[str, Mapping[str, Any]]) -> Iterator[Block]:
@@ -278,7 +278,7 @@ def _commands(report: Mapping[str, Any]) -> Iterator[Block]:
     for step in report["steps"]:
         lines = "\n".join(step["commands"].values())
         if lines:
-            yield Details(f"commands of {step['key']}", [Code(lines)])
+            yield Details(f"commands of {step['key']}", [Verbatim(lines)])
 
 
 def _both(said: float | None, estimate: Any) -> str:

@@ -17,19 +17,27 @@ from specserve.measure.bench.result import (
     Verdict,
 )
 from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
-from specserve.report.benchrows import Row, Section, arm_words, bench_charts, machine, sections, where
+from specserve.report.benchrows import (
+    BenchRow,
+    BenchSection,
+    arm_words,
+    bench_charts,
+    machine,
+    sections,
+    where,
+)
 from specserve.report.document import (
     Block,
     Card,
     Cards,
     Charts,
-    Code,
     Details,
     Document,
     Items,
     Paragraph,
+    Section,
+    Verbatim,
 )
-from specserve.report.document import Section as Part
 from specserve.report.numbers import (
     NONE,
     moment,
@@ -73,7 +81,7 @@ def bench_document(result: Result, names: Names) -> Document:
     blocks += [Cards(list(_cards(result, names))), _arms(result, names)]
     blocks += [_section(result, section, names) for section in sections(result)]
     if result.promises:
-        blocks.append(Part("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
+        blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
     notes = [("note", note) for note in _notes(result)]
     blocks += [Items(notes), Paragraph(_LEGEND), Paragraph(_basis(result)), _method(result, names)]
     return Document("benchmark", result.name, blocks)
@@ -139,11 +147,15 @@ def _arms(result: Result, names: Names) -> Items:
     return Items(lines)
 
 
-def _section(result: Result, section: Section, names: Names) -> Part:
+def _section(result: Result, section: BenchSection, names: Names) -> Section:
     remarks = [(f"{_named(row.arm, names)} at {row.load}", why) for row, why in _remarks(section)]
     remarks += [(_named(arm, names), clause) for arm, clause in _stops(result, section)]
-    blocks = [Charts(list(bench_charts(result, section))), _figures(section, names), Items(remarks)]
-    return Part(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
+    blocks: list[Block] = [
+        Charts(list(bench_charts(result, section))),
+        _figures(section, names),
+        Items(remarks),
+    ]
+    return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
 
 
 _HEAD = (
@@ -154,7 +166,7 @@ _HEAD = (
 )  # fmt: skip
 
 
-def _figures(section: Section, names: Names) -> Table:
+def _figures(section: BenchSection, names: Names) -> Table:
     rows = []
     for row in section.rows:
         known, against = row.figures, row.comparison
@@ -183,7 +195,7 @@ def _latencies(known: Figures) -> list[str]:
     ]  # fmt: skip
 
 
-def _remarks(section: Section) -> Iterator[tuple[Row, str]]:
+def _remarks(section: BenchSection) -> Iterator[tuple[BenchRow, str]]:
     """Rows without a verdict, with their reason; then those whose slowest requests are slower, which a rate hides."""
     for row in section.rows:
         if row.cell.invalid is not None:
@@ -196,7 +208,7 @@ def _remarks(section: Section) -> Iterator[tuple[Row, str]]:
             yield row, f"P99 of E2E is {percent(ratio - 1)} longer than that of {row.comparison.against}"
 
 
-def _stops(result: Result, section: Section) -> Iterator[tuple[str, str]]:
+def _stops(result: Result, section: BenchSection) -> Iterator[tuple[str, str]]:
     """Per arm, where it stops paying on this workload."""
     for arm in section.arms:
         for form in (str(section.temperature), f"{section.temperature:g}"):
@@ -269,5 +281,5 @@ def _method(result: Result, names: Names) -> Details:
         own = Items(
             [(_named(arm.name, names), arm_words(arm)), *((k, f"`{v}`") for k, v in known.items() if v)]
         )
-        blocks += [own, *([Code(shlex.join(arm.argv))] if arm.argv else [])]
+        blocks += [own, *([Verbatim(shlex.join(arm.argv))] if arm.argv else [])]
     return Details("How this was measured", blocks)

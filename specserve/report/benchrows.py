@@ -10,7 +10,7 @@ from specserve.report.charts import Chart, Series, Value, clean_value, other_col
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One arm at one load."""
 
     arm: str
@@ -33,7 +33,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class BenchSection:
     """One workload at one temperature: all loads and arms."""
 
     workload: str
@@ -41,7 +41,7 @@ class Section:
     prefix_cache: bool
     by_rate: bool
     """The load is requests/s, not concurrency."""
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
     @property
     def title(self) -> str:
@@ -65,7 +65,7 @@ class Section:
         return "requests/s" if self.by_rate else "concurrency"
 
 
-def sections(result: Result) -> list[Section]:
+def sections(result: Result) -> list[BenchSection]:
     """Returns the measured cells, by workload, temperature, prefix cache and kind of load."""
     order = {arm.name: at for at, arm in enumerate(result.arms)}
     compared = {(item.arm, item.point): item for item in result.comparisons}
@@ -77,8 +77,10 @@ def sections(result: Result) -> list[Section]:
     found = []
     for key, cells in groups.items():
         cells.sort(key=lambda cell: (size(cell.point), order.get(cell.arm, len(order))))
-        rows = [Row(cell.arm, load(cell.point), cell, compared.get((cell.arm, cell.point))) for cell in cells]
-        found.append(Section(*key, tuple(rows)))
+        rows = [
+            BenchRow(cell.arm, load(cell.point), cell, compared.get((cell.arm, cell.point))) for cell in cells
+        ]
+        found.append(BenchSection(*key, tuple(rows)))
     return found
 
 
@@ -118,19 +120,19 @@ def machine(result: Result) -> str:
     return f"{cores} cores of {processor}" if cores else processor
 
 
-def bench_charts(result: Result, section: Section) -> Iterator[Chart]:
+def bench_charts(result: Result, section: BenchSection) -> Iterator[Chart]:
     """Yields each chart of a section that has at least one value."""
     against = {item.against for item in result.comparisons}
     others = [arm.name for arm in result.arms if arm.name not in against]
     colours = {name: other_colour(at) for at, name in enumerate(others)} | dict.fromkeys(against, 0)
     rival = next((row.comparison.against for row in section.rows if row.comparison), "the first arm")
 
-    def series(value: Callable[[Row, Figures], Value | None]) -> list[Series]:
+    def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
         known = {(row.arm, row.load): value(row, row.figures) for row in section.rows if row.figures}
         arms = [(arm, tuple(known.get((arm, each)) for each in section.loads)) for arm in section.arms]
         return [Series(arm, colours.get(arm, 1), values) for arm, values in arms if any(values)]
 
-    def speedup(row: Row, _: Figures) -> Value | None:
+    def speedup(row: BenchRow, _: Figures) -> Value | None:
         known = row.comparison.speedup if row.comparison else None
         return clean_value(known.value, known.low, known.high) if known else None
 
@@ -154,7 +156,7 @@ def bench_charts(result: Result, section: Section) -> Iterator[Chart]:
     yield from (chart for chart in drawn if chart.series)
 
 
-def _positions(section: Section, colours: Mapping[str, int]) -> Chart:
+def _positions(section: BenchSection, colours: Mapping[str, int]) -> Chart:
     """Acceptance per position at the lowest load that has it: it hardly depends on the load."""
     found: dict[str, tuple[float, ...]] = {}
     for row in section.rows:

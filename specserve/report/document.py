@@ -31,7 +31,7 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class Verbatim:
     """Lines that stand as they were written."""
 
     text: str
@@ -76,7 +76,7 @@ class Section:
     blocks: Sequence[Block]
 
 
-Block = Paragraph | Items | Code | Cards | Charts | Details | Section | Table
+Block = Paragraph | Items | Verbatim | Cards | Charts | Details | Section | Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def _text(block: Block, stream: TextIO) -> Iterator[str]:
             yield filled(in_one_line(block.text), lead="", stream=stream)
         case Items():
             yield from _items(block, stream)
-        case Code():
+        case Verbatim():
             yield from (f"  {in_one_line(line)}" for line in block.text.splitlines())
         case Cards():
             for card in block.cards:
@@ -150,7 +150,7 @@ def _markdown(block: Block) -> Iterator[str]:
                     f"**{markdown(label)}**: " if label in TONES else f"{markdown(label)}: " if label else ""
                 )
                 yield f"- {bold}{markdown_sentence(words)}"
-        case Code():
+        case Verbatim():
             yield "  \n".join(map(code, block.text.splitlines()))
         case Cards():
             for card in block.cards:

@@ -14,12 +14,12 @@ from specserve.report.document import (
     Card,
     Cards,
     Charts,
-    Code,
     Details,
     Document,
     Items,
     Paragraph,
     Section,
+    Verbatim,
 )
 from specserve.report.numbers import NONE, moment, number, took, with_spread
 from specserve.report.page import html_page
@@ -78,7 +78,7 @@ def _choice(found: TuneResult) -> Iterator[Block]:
         [Card("Choice", str(choice.candidate), [f"by {found.objective}", f"predicted {choice.reason}"])]
     )
     lines = [f"{name}: {json.dumps(speculation[name])}" for name in _SETTINGS if name in speculation]
-    yield Code(
+    yield Verbatim(
         "\n".join([*lines, *(f"env.{name}: {json.dumps(value)}" for name, value in choice.env.items())])
     )
     yield Items([line for load, k in sorted(choice.by_load.items()) for line in _chosen(found, load, k)])
