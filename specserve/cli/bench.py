@@ -281,14 +281,14 @@ def _measured(asked: BenchRequest, todo: _Todo) -> tuple[Result, Path]:
     """The result of a new run, or of one that is resumed, and its directory."""
     from specserve.measure.bench.benchmark import Outlet, refuse_changes, run_benchmark
     from specserve.measure.bench.result import result_text
-    from specserve.report.benchhtml import html_report
+    from specserve.report.bench import rendered
     from specserve.report.benchplan import BenchView
 
     if todo.resume is not None:
         refuse_changes(asked, others=todo.output is not None or todo.dry_run)
 
     def files(result: Result) -> dict[str, str]:
-        return {"result.json": result_text(result), "report.html": html_report(result)}
+        return {"result.json": result_text(result), "report.html": rendered(result, form="html")}
 
     outlet = Outlet(StderrNotices(), BenchView, files)
     return run_benchmark(asked, output=todo.output, resume=todo.resume, outlet=outlet)

@@ -88,7 +88,7 @@ class _Teller:
 
     def __call__(self, event: Event) -> None:
         from specserve.report.console import say
-        from specserve.report.servers import duration
+        from specserve.report.numbers import duration
         from specserve.serve import events
 
         match event:

@@ -66,7 +66,7 @@ def _sum(states: list[LockState]) -> str:
 
 def _write(profile: Profile, *, offline: bool) -> None:
     from specserve.plan.locking import lock_profile
-    from specserve.report.findings import told
+    from specserve.report.findings import readable
 
     done = lock_profile(profile, offline=offline)
     say(f"{'locked' if done.changed else 'unchanged'}: `{profile.name}`, {len(done.models)} models")
@@ -74,19 +74,19 @@ def _write(profile: Profile, *, offline: bool) -> None:
         revision = f" ({facts.revision})" if facts.revision and facts.revision != facts.commit else ""
         say(f"  {clean(facts.model)}{revision} {facts.commit[:12] if facts.commit else 'by its files'}")
         for note in facts.notes:
-            say(f"    note: {told(note)}")
+            say(f"    note: {readable(note)}")
     out(_shown(done.file))
 
 
 def _state(profile: Profile, *, offline: bool) -> LockState:
     """Whether the lock of a profile is there and still right; says what is not. A branch that moved is a note."""
     from specserve.plan.locking import drifts_from, lock_of, unused
-    from specserve.report.findings import told
+    from specserve.report.findings import readable
 
     try:
         found = lock_of(profile)
     except FactError as error:
-        out(f"{profile.file}: {told(error.message)}")
+        out(f"{profile.file}: {readable(error.message)}")
         return "stale"
     if found is None:
         out(f"{profile.file}: there is no lock")
@@ -96,7 +96,7 @@ def _state(profile: Profile, *, offline: bool) -> LockState:
     for drift in drifts_from(profile, found, ask_hub=not offline):
         detail = f": {', '.join(drift.detail)}" if drift.detail else ""
         note = "note: " if drift.kind == "moved" else ""
-        out(told(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
+        out(readable(f"{profile.span(drift.path)}: {note}`{drift.model}` {words[drift.kind]}{detail}"))
         holds = holds and drift.kind == "moved"
     for model in unused(profile, found):
         out(clean(f"{profile.file}: `{model}` of the lock is not in the profile"))

@@ -229,8 +229,7 @@ def run(
     from specserve.measure.tune.rundir import placed
     from specserve.measure.tune.session import Outlet, refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
-    from specserve.report.tune import as_json_text, text
-    from specserve.report.tunehtml import tune_html
+    from specserve.report.tune import as_json_text, text, tune_html
 
     notices = StderrNotices()
     refuse_unrunnable(asked, write=write)
@@ -246,7 +245,7 @@ def run(
         lambda result: {"result.json": as_json_text(result), "report.html": tune_html(result)},
     )
     result, path, failure = run_tune(ready, found, output=output, anew=anew, outlet=outlet)
-    out(as_json_text(result) if as_json else text(result, explain=explain))
+    out(as_json_text(result) if as_json else text(result))
     say(f"raw data, logs, result.json and report.html: {path}")
     if failure is not None:
         raise unconfirmed(failure, anew=anew, write=write)

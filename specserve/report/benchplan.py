@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +13,9 @@ from typing import Any, TextIO
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
 from specserve.measure.bench.result import Point
-from specserve.report.benchview import arm_words, where
-from specserve.report.console import in_one_line, is_terminal, out, say
-from specserve.report.servers import duration
+from specserve.report.benchrows import arm_words, where
+from specserve.report.console import LiveLine, in_one_line, out, say
+from specserve.report.numbers import duration
 
 _START_S = {"cpu": 30.0, "cuda": 180.0}
 _TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
@@ -146,10 +144,7 @@ class BenchView:
     """Tells what happens; a context manager that leaves no half line behind."""
 
     def __init__(self, *, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live = is_terminal(self._stream)
-        self._said_s = 0.0
-        self._phase = ""
+        self._line = LiveLine(stream, every_s=_EVERY_S)
 
     def __enter__(self) -> BenchView:
         return self
@@ -157,7 +152,7 @@ class BenchView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._erase()
+        self._line.erase()
 
     def begin(self, ready: Any, directory: Path) -> None:
         """What is about to be done, in two lines."""
@@ -170,45 +165,25 @@ class BenchView:
         """One piece of news."""
         match what:
             case rundir.Starting():
-                self._show(f"starting {in_one_line(what.arm)}: {what.phase}")
+                self._line.show(f"starting {what.arm}: {what.phase}")
             case rundir.Ready():
                 self._say(f"{in_one_line(what.arm)} is ready after {duration(what.took_s)}")
             case rundir.WarmingUp():
-                self._show(f"warming up {in_one_line(what.arm)}")
+                self._line.show(f"warming up {what.arm}")
             case rundir.Noted():
                 self._say(f"note: {in_one_line(what.text)}")
             case rundir.Passed():
                 self._passed(what)
             case rundir.Stopping():
-                self._show("stopping the servers")
+                self._line.show("stopping the servers")
 
     def _passed(self, what: rundir.Passed) -> None:
         left = f"about {duration(what.left_s)} left (estimated)" if what.done < what.total else "done"
-        line = (
-            f"{what.done}/{what.total} {in_one_line(what.arm)}, {in_one_line(where(what.point))}: "
-            f"{what.tokens_per_s:.1f} tokens/s; {left}"
+        self._line.show(
+            f"{what.done}/{what.total} {what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}",
+            is_last=what.done == what.total,
         )
-        now = time.monotonic()
-        if self._live:
-            self._show(line)
-        elif now - self._said_s >= _EVERY_S or what.done == what.total:
-            self._said_s = now
-            say(line)
-
-    def _show(self, line: str) -> None:
-        """In the place of the live line; in a pipe only what is new."""
-        if self._live:
-            import shutil
-
-            width = shutil.get_terminal_size().columns
-            self._stream.write(f"\r\x1b[K{line[: width - 1]}")
-            self._stream.flush()
 
     def _say(self, line: str) -> None:
-        self._erase()
+        self._line.erase()
         say(line)
-
-    def _erase(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()

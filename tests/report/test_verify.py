@@ -254,7 +254,7 @@ def test_a_pipe_hears_of_progress_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("specserve.report.verify.time.monotonic", lambda: now)
+    monkeypatch.setattr("specserve.report.console.time.monotonic", lambda: now)
     progress = VerifyProgress(limit_s=60)
     for step in range(25):
         now = 100.0 + step
