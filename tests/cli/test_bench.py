@@ -11,7 +11,7 @@ import yaml
 
 from specserve.cli.app import _run
 from specserve.errors import UsageError
-from specserve.measure.bench.request import BenchRequest, points_of, sources
+from specserve.measure.bench.plan import BenchRequest, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -74,11 +74,10 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
 
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
-    content: dict[str, Any] = json.loads(told([*arguments, "--prefix-cache", "off"], capsys))
+    content: dict[str, Any] = json.loads(told(arguments, capsys))
     assert next(iter(content)) == "version" and content["version"] == 1
     assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
     assert len(content["points"]) == 2 * 2
-    assert not any(point["prefix_cache"] for point in content["points"])
     assert content["estimated"]["requests"] > 0
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
 
@@ -137,7 +136,7 @@ def test_what_is_shown_takes_no_options_of_a_measurement(
 ) -> None:
     for more in (["-c", "4"], ["--strict"], ["--with", "x"]):
         said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
-        assert "`--show` and `--compare` measure nothing" in said and "hint: without" in said
+        assert "`--show` measures nothing" in said and "hint: without" in said
 
 
 def test_a_dry_run_is_no_report(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +185,8 @@ def test_a_server_that_does_not_answer_leaves_no_directory(
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
     assert "takes no options of what to run" in in_line(error)
+    error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
+    assert "`--resume` goes with neither `--output` nor `--dry-run`" in error
     assert "is no run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
     with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
         pass
@@ -203,18 +204,6 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
     points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
-
-
-@pytest.mark.parametrize(
-    "asked", [BenchRequest(prefix_cache="off"), BenchRequest(prefix_cache="off", workloads=("code",))]
-)
-def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(
-    profile: Path, asked: BenchRequest
-) -> None:
-    promise = "expect: [{workload: code, concurrency: 1, temperature: 0, min_speedup: 1}]\n"
-    profile.write_text(profile.read_text() + promise)
-    points, at = points_of(asked, load_profile(profile), defaults=DEFAULTS)
-    assert at == (Point("code", 0.0, 1, prefix_cache=False),) and set(at) <= set(points)
 
 
 def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:

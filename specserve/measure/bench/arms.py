@@ -94,6 +94,27 @@ def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
 
 
+def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: bool) -> Arm:
+    """A server that is to be launched, with what it takes of this host."""
+    from specserve.models.read import local_path
+    from specserve.profile.schema import world_size
+
+    devices = profile.hardware.devices if profile.hardware else None
+    draft = profile.speculation.keys.get("model") if profile.speculation else None
+    models = [profile.target.model, *([str(draft)] if draft else [])]
+    return Arm(
+        name=name,
+        plan=plan,
+        is_baseline=is_baseline,
+        model=profile.target.model,
+        api_key_env=plan.api_key_env,
+        ranks=world_size(profile),
+        devices=tuple(map(str, devices)) if devices else None,
+        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
+        local_models=tuple(model for model in models if local_path(model) is not None),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """Arms that run at the same time, so that their blocks take turns."""
@@ -144,7 +165,7 @@ def _placed(
     if len(started) > max(1, len(slots)):
         raise UsageError(
             f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
-            hint="start anew, or let the run see as many accelerators as when it began",
+            hint="start over, or let the run see as many accelerators as when it began",
         )
     used = slots[: len(started)]
     return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}
@@ -303,6 +324,34 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     elif platform_of_arms is not None:
         found |= _gpus()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """What others use of the host's processors."""
+
+    busy_share: float
+    """0 to 1."""
+    stolen_percent: float
+    """Time that the hypervisor gave to other guests."""
+
+    @property
+    def text(self) -> str:
+        """For the result."""
+        return f"{self.busy_share:.0%} busy, {self.stolen_percent:.0f}% stolen"
+
+
+_LOAD_SAMPLE_S = 0.5
+
+
+def host_load() -> HostLoad:
+    """How busy the processors are, over half a second."""
+    import psutil
+
+    times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)
+    stolen = float(getattr(times, "steal", 0.0))
+    idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
+    return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)
 
 
 def environment() -> dict[str, str]:

@@ -18,26 +18,20 @@ SATURATED = 0.85
 MOST_FAILED = 0.02
 
 
-def figures(
-    passes: Sequence[Pass], *, limits: Expectation | None = None, price_per_hour: float | None = None
-) -> Figures | None:
-    """All passes together: tokens over seconds, quantiles over requests; None where nothing came whole.
-
-    `price_per_hour`: of all accelerators that the arm takes.
-    """
+def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Figures | None:
+    """All passes together: tokens over seconds, quantiles over requests; None if no request was answered."""
     good = [request for each in passes for request in each.requests if request.ok]
     seconds = sum(each.duration_s for each in passes)
     tokens = sum(request.output_tokens for request in good)
     if not good or not tokens or seconds <= 0:
         return None
-    speed = tokens / seconds
     gaps = [gap for request in good for gap in request.chunk_gaps_ms]
     parts = [each.acceptance for each in passes]
     return Figures(
         requests=len(good),
         blocks=len(passes),
         output_tokens=tokens,
-        output_tokens_per_s=speed,
+        output_tokens_per_s=tokens / seconds,
         ttft_ms=quantiles(request.ttft_s for request in good),
         tpot_ms=quantiles(value for request in good if (value := request.tpot_s) is not None),
         e2e_ms=quantiles(request.latency_s for request in good),
@@ -45,7 +39,6 @@ def figures(
         goodput_per_s=sum(is_within(request, limits) for request in good) / seconds
         if has_limits(limits)
         else None,
-        cost_per_million_tokens=price_per_hour / 3600 / speed * 1e6 if price_per_hour is not None else None,
         acceptance=total_acceptance(part for part in parts if part is not None) if any(parts) else None,
         client_cpu=max(each.client_cpu for each in passes),
         failed_requests=sum(not request.ok for each in passes for request in each.requests),

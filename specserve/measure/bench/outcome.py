@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.driver import Pass, Request
@@ -18,7 +18,8 @@ from specserve.measure.bench.figures import (
     step_shares,
     stops_paying,
 )
-from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict, WorkloadInfo
+from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict
 from specserve.measure.bench.schedule import seeded
 from specserve.measure.statistics import Estimate, interval, point, rate
 from specserve.profile.schema import Expectation, Profile
@@ -165,87 +166,45 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
 _MOSTLY = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What a result is made of beside the passes."""
-
-    name: str
-    profile: Profile | None
-    """Whose promises are held against it; None where the first arm is a URL."""
-    arms: tuple[Arm, ...]
-    points: tuple[Point, ...]
-    promised_at: tuple[Point, ...]
-    """The point of each of the profile's promises."""
-    launches: int
-    created: str
-    duration_s: float
-    workloads: tuple[WorkloadInfo, ...]
-    versions: Mapping[str, str]
-    host: Mapping[str, str]
-    settings: Mapping[str, str]
-    notes: Sequence[str] = ()
-    is_complete: bool = True
-    price_per_gpu_hour: float | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
-    """By arm, what a server at a URL serves."""
-
-
-def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
-    """The result; the first arm is the one that the others are compared with."""
-    names = [arm.name for arm in basis.arms]
-    limit = limits(basis.profile, basis.promised_at)
+def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
+    """`about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
+    names = [arm.name for arm in plan.arms]
+    limit = limits(plan.profile, plan.promised_at)
     cells: dict[tuple[str, Point], Cell] = {}
-    for at in basis.points:
-        for arm in basis.arms:
-            own = [each for each in passes if each.point == at and each.arm == arm.name]
-            price = _price_per_hour(basis, arm)
-            found = figures(own, limits=limit.get(at), price_per_hour=price) if own else None
-            cells[arm.name, at] = Cell(arm.name, at, found, invalid_reason(own))
+    for at in plan.points:
+        for name in names:
+            own = [each for each in passes if each.point == at and each.arm == name]
+            found = figures(own, limits=limit.get(at)) if own else None
+            cells[name, at] = Cell(name, at, found, invalid_reason(own))
     comparisons = tuple(
         compared(cells, passes, arm=name, against=names[0], at=point)
-        for point in basis.points
+        for point in plan.points
         for name in names[1:]
         if cells[name, point].figures is not None
     )
-    infos = [replace(arm.info, model=arm.model or basis.models.get(arm.name, "")) for arm in basis.arms]
-    return Result(
-        name=basis.name,
-        fingerprint=_fingerprint(basis),
-        created=basis.created,
-        duration_s=basis.duration_s,
-        versions=basis.versions,
-        host=basis.host,
-        launches=basis.launches,
-        arms=tuple(infos),
-        workloads=basis.workloads,
+    return replace(
+        about,
+        fingerprint=_fingerprint(plan),
         cells=tuple(cells.values()),
         comparisons=comparisons,
-        promises=_promises(basis, passes),
+        promises=_promises(plan, passes),
         stops_paying=stops_paying(comparisons),
-        notes=(
-            *basis.notes,
-            *cut_answers(passes),
-            *equal_texts(basis, passes),
-            *_crowded(basis),
-            *_unpriced(basis),
-        ),
-        is_complete=basis.is_complete,
-        settings=basis.settings,
+        notes=(*about.notes, *cut_answers(passes), *equal_texts(names, passes), *_remembering(plan.arms)),
     )
 
 
-def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple[Promise, ...]:
-    if basis.profile is None:
+def _promises(plan: BenchPlan, passes: Sequence[Pass]) -> tuple[Promise, ...]:
+    if plan.profile is None:
         return ()
-    own, first = _own(basis.profile), basis.arms[0]
+    own, first = _own(plan.profile), plan.arms[0]
     against = first.name if first.is_baseline and first.name != own else None
-    return promises(basis.profile, passes, at=basis.promised_at, arm=own, against=against)
+    return promises(plan.profile, passes, at=plan.promised_at, arm=own, against=against)
 
 
-def _fingerprint(basis: Basis) -> str | None:
-    """Of the profile; None where the first arm is a URL."""
-    own = _own(basis.profile) if basis.profile is not None else basis.arms[0].name
-    return next((arm.plan.fingerprint for arm in basis.arms if arm.name == own and arm.plan), None)
+def _fingerprint(plan: BenchPlan) -> str | None:
+    """Of the profile; None if the first arm is a URL."""
+    own = _own(plan.profile) if plan.profile is not None else plan.arms[0].name
+    return next((arm.plan.fingerprint for arm in plan.arms if arm.name == own and arm.plan), None)
 
 
 def _own(profile: Profile) -> str:
@@ -253,20 +212,20 @@ def _own(profile: Profile) -> str:
     return PROFILE if profile.speculation is not None else BASELINE
 
 
-def equal_texts(basis: Basis, passes: Sequence[Pass]) -> list[str]:
+def equal_texts(arms: Sequence[str], passes: Sequence[Pass]) -> list[str]:
     """How many greedy answers of each arm are those of the first: speculation must not change them."""
     told = []
-    against = basis.arms[0].name
-    for arm in basis.arms[1:]:
-        mine, theirs = (_texts(passes, name) for name in (arm.name, against))
+    against = arms[0]
+    for arm in arms[1:]:
+        mine, theirs = (_texts(passes, name) for name in (arm, against))
         both = mine.keys() & theirs.keys()
         if both:
             same = sum(mine[key] == theirs[key] for key in both)
             told.append(
-                f"`{arm.name}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
+                f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
                 "that differ are rounding, `specserve verify` judges it"
                 if same < len(both)
-                else f"`{arm.name}` gave all {len(both)} greedy answers word for word as `{against}` did"
+                else f"`{arm}` gave all {len(both)} greedy answers word for word as `{against}` did"
             )
     return told
 
@@ -301,31 +260,13 @@ def cut_answers(passes: Sequence[Pass]) -> list[str]:
     return told
 
 
-def _crowded(basis: Basis) -> list[str]:
+def _remembering(arms: Sequence[Arm]) -> list[str]:
     """Arms whose answers depend on what they were asked before."""
     return [
         f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "
         "this is the acceptance of traffic that repeats itself"
-        for arm in basis.arms
+        for arm in arms
         if arm.is_suffix
-    ]
-
-
-def _price_per_hour(basis: Basis, arm: Arm) -> float | None:
-    """Of all accelerators that the arm takes; None without a price, and for a server of others."""
-    if basis.price_per_gpu_hour is None or arm.plan is None:
-        return None
-    return basis.price_per_gpu_hour * arm.ranks
-
-
-def _unpriced(basis: Basis) -> list[str]:
-    """Arms without a price, though one is given."""
-    if basis.price_per_gpu_hour is None:
-        return []
-    return [
-        f"`{arm.name}` has no price: how many accelerators a server takes that ran already is not known"
-        for arm in basis.arms
-        if arm.plan is None
     ]
 
 

@@ -47,6 +47,7 @@ class Point:
     request_rate: float | None = None
     """Requests/s, Poisson."""
     prefix_cache: bool = True
+    """False only in older results: requests of one block shared no prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class Figures:
     goodput_per_s: float | None = None
     """Requests/s within the profile's limits; None without limits."""
     cost_per_million_tokens: float | None = None
-    """Output tokens, in the unit of `--gpu-hour-price`; None without a price."""
+    """Only in older results."""
     acceptance: Acceptance | None = None
     client_cpu: float | None = None
     """Share of one core that the load generator used."""
@@ -160,7 +161,7 @@ class WorkloadInfo:
     sha256: str
     """Over the prompts."""
     note: str | None = None
-    """Why its acceptance is not to be believed (random tokens, ignore_eos), else None."""
+    """Why its acceptance is not to be believed (random tokens), else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Result:
     notes: tuple[str, ...] = ()
     is_complete: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-    """blocks, requests per block, seed, max_tokens, … as told."""
+    """blocks, launches, max_tokens, budget, …"""
 
 
 VERSION = 1

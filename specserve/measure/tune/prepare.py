@@ -58,7 +58,7 @@ def prepared(
     `most_tokens`: K_max by candidate, of a run that is gone on with.
     """
     from specserve.measure.bench.arms import fit
-    from specserve.measure.bench.request import prompts_of, sources
+    from specserve.measure.bench.plan import prompts_of, sources
     from specserve.measure.tune.candidates import arm, unasked
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
     from specserve.measure.tune.schedule import between, situation
@@ -141,17 +141,19 @@ def _candidates(
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
     """The profile as it is written, and its plan; checked where it is to start."""
     from specserve.checks.preflight import cleared
-    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile, with_alternative
 
-    options: dict[str, Any] = {
-        "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
-        "check": asked.check, "use_lock": asked.use_lock, "notices": notices,
-    }  # fmt: skip
-    if starts:
-        _, plan = cleared(asked.profile, **options)
-    else:
-        _, plan = prepare(asked.profile, starts=False, **options)
+    _, plan = cleared(
+        asked.profile,
+        settings=asked.settings,
+        port=0,
+        devices=asked.devices,
+        alternative=asked.alternative,
+        check=asked.check,
+        starts=starts,
+        use_lock=asked.use_lock,
+        notices=notices,
+    )
     _refuse_old(plan.vllm)
     written = load_profile(asked.profile, settings=asked.settings)
     return with_alternative(written, asked.alternative, baseline=False), plan

@@ -56,11 +56,6 @@ def test_goodput_counts_the_requests_that_kept_every_limit() -> None:
     assert without is not None and without.goodput_per_s is None
 
 
-def test_a_price_is_that_of_a_million_tokens() -> None:
-    found = figures([made("a", 0, request(tokens=100), duration_s=1.0)], price_per_hour=3.6)
-    assert found is not None and found.cost_per_million_tokens == pytest.approx(10.0)
-
-
 def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None:
     good = made("a", 0, request())
     assert invalid([good]) is None
