@@ -18,7 +18,7 @@ from specserve.cli.options import (
     Settings,
     Temperature,
     Workloads,
-    without_default,
+    text_option,
 )
 from specserve.errors import UsageError
 from specserve.report.console import out, say
@@ -38,54 +38,54 @@ class BenchFormat(StrEnum):
     HTML = "html"
 
 
+Blocks = Annotated[
+    int | None,
+    typer.Option(min=2, max=1000, show_default=False, help="Measure each point this often (default 8)."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        min=2,
+        show_default=False,
+        help="Longest answer, in tokens (default: the workload's own, 64 on a CPU).",
+    ),
+]
+
+
 def bench(
     context: typer.Context,
     profile: Annotated[
         str | None,
         typer.Argument(
-            metavar="PROFILE|URL|NAME",
-            show_default=False,
-            help="A profile, which is compared with the same server without speculation; or a running server.",
+            metavar="PROFILE|URL|NAME", show_default=False, help="A profile, or a running server."
         ),
     ] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="Give a first answer in minutes.")] = False,
     workload: Workloads = None,
     concurrency: Concurrency = None,
-    request_rate: Annotated[
-        str | None, without_default(metavar="LIST", help="Requests/s that arrive at random, such as 0.5,2.")
-    ] = None,
+    request_rate: Annotated[str | None, text_option("LIST", "Requests/s that arrive at random.")] = None,
     temperature: Temperature = None,
     alternative: Annotated[
         list[str] | None,
-        without_default(
-            metavar="NAME",
-            help="Measure only this one of the profile's `alternatives` (default: all); repeatable, or `none`.",
+        text_option(
+            "NAME", "Measure only this one of the `alternatives` (default: all); repeatable, or `none`."
         ),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        without_default(
-            "--with", metavar="[ARM=]PROFILE|URL|NAME", help="Add a profile or a running server; repeatable."
-        ),
+        text_option("[ARM=]PROFILE|URL|NAME", "Add a profile or a running server; repeatable.", "--with"),
     ] = None,
-    blocks: Annotated[
-        int | None, without_default(min=2, max=1000, help="Measure each point this often (default 8).")
-    ] = None,
+    blocks: Blocks = None,
     budget: Budget = None,
-    max_tokens: Annotated[
-        int | None,
-        without_default(min=2, help="Longest answer, in tokens (default: the workload's own, 64 on a CPU)."),
-    ] = None,
+    max_tokens: MaxTokens = None,
     output: Output = None,
-    resume: Annotated[str | None, without_default(metavar="DIR", help="Resume an interrupted run.")] = None,
+    resume: Annotated[str | None, text_option("DIR", "Resume an interrupted run.")] = None,
     show: Annotated[
-        list[str] | None,
-        without_default(metavar="RUN", help="Print the report of an earlier run; twice: two side by side."),
+        list[str] | None, text_option("RUN", "Print the report of an earlier run; twice: two side by side.")
     ] = None,
     share: Annotated[
-        str | None,
-        without_default(metavar="FILE", help="Also write a copy of the result with private data removed."),
+        str | None, text_option("FILE", "Also write a copy of the result with private data removed.")
     ] = None,
     dry_run: DryRun = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for what is undecided, too.")] = False,
@@ -96,12 +96,11 @@ def bench(
 ) -> None:
     """Measure whether speculation pays here, and by how much.
 
-    Compare the profile with the same server without speculation, and report the speedup with its confidence interval
-    and a verdict. Servers are started and stopped; every arm gets the same prompts, in short blocks that take turns.
-    PAYS: the 95 % interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE: between; else
-    INCONCLUSIVE, and what more is needed. vLLM's own load generator sends the requests, so figures compare with those
-    of `vllm bench serve`. An interrupted run is resumed from its directory. Exit code 1: a promise of `expect` is
-    missed by its whole interval; 2: it could not be done; 130: interrupted.
+    Compare the profile with the same server without speculation: every arm gets the same prompts, in short blocks
+    that take turns. PAYS: the 95 % interval of the speedup lies above 1.03; COSTS: below 0.97; NO DIFFERENCE:
+    between; else INCONCLUSIVE, and what more is needed. vLLM's own load generator sends the requests, so figures
+    compare with those of `vllm bench serve`. Exit code 1: a promise of `expect` is missed by its whole interval; 2:
+    it could not be done; 130: interrupted, and --resume goes on.
 
     \b
     specserve bench configs/demo.yaml --quick
@@ -136,18 +135,14 @@ def bench(
         check=not no_check,
     )
     if dry_run:
-        _show_plan(request, format=format)
+        from specserve.measure.bench.plan import obstacle, plan_bench, with_places
+        from specserve.report.benchplan import show as show_plan
+
+        request, notices = with_places(request), StderrNotices()
+        plan = plan_bench(request, starts=False, notices=notices)
+        show_plan(plan, format=format.value, obstacle=obstacle(request, notices=notices))
     else:
         _run(request, output=output, resume=resume, share=share, strict=strict, format=format)
-
-
-def _show_plan(request: BenchRequest, *, format: BenchFormat) -> None:
-    from specserve.measure.bench.plan import obstacle, plan_bench, with_places
-    from specserve.report.benchplan import show
-
-    request, notices = with_places(request), StderrNotices()
-    plan = plan_bench(request, starts=False, notices=notices)
-    show(plan, format=format.value, obstacle=obstacle(request, notices=notices))
 
 
 def _run(
@@ -205,14 +200,12 @@ def _show(context: typer.Context, runs: list[str], *, share: str | None, format:
         is_given = source is not None and source.name == "COMMANDLINE"
         if is_given and parameter.name not in ("show", "share", "format"):
             raise UsageError("`--show` measures nothing", hint=f"without `{parameter.opts[0]}`")
-    if len(runs) > 1:
-        for is_wrong, why in (
-            (len(runs) > 2, "`--show` takes at most two runs"),
-            (share is not None, "two results cannot be shared in one file"),
-            (format is BenchFormat.HTML, "two runs are shown as text, markdown or JSON, not as HTML"),
-        ):
-            if is_wrong:
-                raise UsageError(why)
+    if len(runs) > 2:
+        raise UsageError("`--show` takes at most two runs")
+    if len(runs) == 2 and share is not None:
+        raise UsageError("two results cannot be shared in one file")
+    if len(runs) == 2 and format is BenchFormat.HTML:
+        raise UsageError("two runs are shown as text, markdown or JSON, not as HTML")
     results = [read_result(Path(run)) for run in runs]
     if len(results) == 2:
         out(compared(compare(*results), form=format.value))

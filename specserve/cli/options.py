@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 
-def without_default(*names: str, **settings: Any) -> Any:
-    """An option whose default is not printed, because its help says what happens without it."""
-    return typer.Option(*names, show_default=False, **settings)
+def text_option(metavar: str, help: str, *names: str) -> Any:
+    """A text, whose help says what happens without it."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
 Settings = Annotated[

@@ -25,7 +25,6 @@ from specserve.measure.workloads.workload import (
 from specserve.profile.codes import did_you_mean, quoted
 
 RANDOM = "random"
-IGNORE_EOS = "ignore_eos: answers go on behind their end, which is easier or harder to draft than real text"
 _LOG_LIMIT = 200
 """So many prompts of a user's file are taken, evenly spread, where no limit is given."""
 
@@ -39,7 +38,6 @@ def load(
     count_prompt: CountPrompt | None = None,
     max_tokens: int | None = None,
     limit: int | None = None,
-    ignore_eos: bool = False,
 ) -> Workload:
     """The prompts of `chat`, `code`, `summarise`, `json`, `creative`, `long`, `random[:WORDS]`, or of a file.
 
@@ -72,8 +70,6 @@ def load(
             f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}{how}",
             hint="take a larger `target.max_model_len`, or a smaller `--max-tokens`",
         )
-    if ignore_eos:
-        note = "; ".join(filter(None, [note, IGNORE_EOS]))
     return Workload(name, prompts, source, note, remarks)
 
 
