@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
+from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.bench.plan import BenchRequest, points_of, sources
+from specserve.measure.bench.plan import BenchRequest, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -80,6 +81,26 @@ def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]
     assert len(content["points"]) == 2 * 2
     assert content["estimated"]["requests"] > 0
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
+
+
+def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = profile.with_name("other.yaml")
+    other.write_text(profile.read_text())
+    options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "none"]
+    content = json.loads(told([str(profile), "--dry-run", "--format", "json", *options], capsys))
+    lengths = {arm["name"]: arm["launch"]["engine_kwargs"]["max_model_len"] for arm in content["arms"]}
+    assert lengths == {"baseline": 256, "profile": 256, "other": 512}
+
+
+@pytest.mark.parametrize(("quick", "at_once", "launches"), [(False, 2, 1), (False, 1, 2), (True, 1, 1)])
+def test_arms_that_run_one_after_another_are_launched_twice(
+    profile: Path, quick: bool, at_once: int, launches: int
+) -> None:
+    request = BenchRequest(str(profile), quick=quick, alternatives=("none",))
+    plan = plan_bench(request, starts=False, at_once=at_once, notices=NoNotices())
+    assert plan.launches == launches and len(plan.sessions) == (1 if at_once == 2 else 2 * launches)
 
 
 def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,8 @@ class World:
     machine: Machine
     started: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
+    devices: dict[str, object] = field(default_factory=dict)
+    """By server, the accelerators that it may see."""
     most: int = 0
     sent: int = 0
     interrupt_after: int | None = None
@@ -66,6 +68,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     def running(plan: LaunchPlan, *, log_path: Path, **_: Any) -> Iterator[Any]:
         name = log_path.stem.rpartition("-")[0]
         here.started.append(name)
+        here.devices[name] = plan.env.get("CUDA_VISIBLE_DEVICES")
         if name in here.broken:
             raise LaunchError("out of memory")
         here.running.append(name)

@@ -38,7 +38,7 @@ class Arm:
     devices: tuple[str, ...] | None = None
     """Those that its profile names."""
     memory_bytes: int | None = None
-    """Of the host, on the CPU; None where nobody knows."""
+    """Of the host, on the CPU; None if nobody knows."""
     local_models: tuple[str, ...] = ()
     """Of its models, those that are folders here."""
 
@@ -81,7 +81,7 @@ class Arm:
 
 
 def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms, the one that the others are compared with first. Raises UsageError where there are not two."""
+    """The arms, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
             "there is nothing to compare: no other arm is given, and this one has no speculation to be without",
@@ -122,7 +122,7 @@ class Session:
     launch: int
     arms: tuple[str, ...]
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By arm: the accelerators that it gets, where each has its own."""
+    """By arm: the accelerators that it gets, if each has its own."""
     first_block: int = 0
     """Number of its first block: those of two sessions that share an arm must not be taken for one."""
 
@@ -132,7 +132,7 @@ def sessions(
 ) -> tuple[Session, ...]:
     """Which launches there are, in order. `slots`: groups of accelerators, one for each arm that runs at once.
 
-    All arms in one session where so many fit, else each in one with the arm that it is compared with, else alone,
+    All arms in one session if so many fit, else each in one with the arm that it is compared with, else alone,
     in an order that is turned round from launch to launch. Arms change places between launches, so that no arm always
     has the better accelerator.
     """
@@ -202,8 +202,8 @@ def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
         return Fit(1, "how much memory a server takes is not known")
     needs = sorted((arm.memory_bytes or 0 for arm in planned), reverse=True)
     most = next((count for count in range(len(needs), 0, -1) if sum(needs[:count]) <= free), 1)
-    told = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
-    return Fit(len(arms) if most == len(planned) else most, told)
+    why = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
+    return Fit(len(arms) if most == len(planned) else most, why)
 
 
 def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
@@ -219,18 +219,18 @@ def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
         for first in range(0, len(found) - ranks + 1, ranks)
     ]
     kinds = {gpu.name for gpu in found}
-    told = f"{len(found)} GPUs, {ranks} for each server"
+    why = f"{len(found)} GPUs, {ranks} for each server"
     if len(slots) >= len(planned) and len(kinds) == 1:
-        return Fit(len(arms), told, tuple(slots))
+        return Fit(len(arms), why, tuple(slots))
     if len(slots) > 1 and len(kinds) == 1:
-        return Fit(len(slots), told, tuple(slots))
-    return Fit(1, told if len(kinds) < 2 else f"{told}, of different kinds")
+        return Fit(len(slots), why, tuple(slots))
+    return Fit(1, why if len(kinds) < 2 else f"{why}, of different kinds")
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown.
 
-    The size of the KV cache is the plan's, which has one where the profile sets none.
+    The size of the KV cache is the plan's, which has one if the profile sets none.
     """
     weights = _weights(profile.target.model, profile.target.revision)
     block = profile.speculation
@@ -268,7 +268,7 @@ def _weights(model: str, revision: str | None) -> int | None:
 
 
 def _kv_bytes(plan: LaunchPlan) -> int | None:
-    """The size of the KV cache that a plan sets; None where vLLM takes a share of the memory."""
+    """The size of the KV cache that a plan sets; None if vLLM takes a share of the memory."""
     value = plan.engine_kwargs.get("kv_cache_memory_bytes")
     space = plan.env.get("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Two runs side by side: what changed, and by how much where they can be compared. Pure; draws nothing."""
+"""Two runs side by side: what changed, and by how much if they can be compared. Pure; draws nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARM_KEYS = ("model", "method", "draft_model", "num_speculative_tokens", "finger
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not the same in both runs; `-` where a run has none."""
+    """One thing that is not the same in both runs; `-` if a run has none."""
 
     what: str
     old: str
@@ -31,7 +31,7 @@ class PointChange:
     old_tokens_per_s: float | None = None
     new_tokens_per_s: float | None = None
     tokens_per_s_ratio: float | None = None
-    """New over old; None where the machines differ. It has no interval: two launches on two occasions."""
+    """New over old; None if the machines differ. It has no interval: two launches on two occasions."""
     old_speedup: Interval | None = None
     new_speedup: Interval | None = None
     speedup_ratio: Interval | None = None

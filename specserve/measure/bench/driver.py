@@ -39,9 +39,9 @@ class Request:
     error: str | None = None
     text_sha256: str = ""
     acceptance: Acceptance | None = None
-    """Of this request alone, where the server tells it (`per_request_spec_decode_metrics`)."""
+    """Of this request alone; only if the server reports it (`per_request_spec_decode_metrics`)."""
     steps: tuple[tuple[int, int], ...] = ()
-    """Accepted and drafted tokens of each verification step, in order, where the server tells them (`detailed`)."""
+    """Accepted and drafted tokens of each verification step, in order; only if the server reports them (`detailed`)."""
 
     @property
     def prompt(self) -> str:
@@ -50,7 +50,7 @@ class Request:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there is no second."""
+        """Time per output token after the first; None if there is no second."""
         if self.output_tokens < 2:
             return None
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.figures import (
     compared,
     figures,
-    invalid,
     invalid_reason,
     rate_shares,
     speedup,
@@ -83,35 +83,23 @@ def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
 def _measured(
     key: str, own: Sequence[Pass], passes: Sequence[Pass], *, place: Point, arm: str, against: str | None
 ) -> Interval | None:
-    """None where a cell that it rests on counts for nothing."""
-    if not _is_valid(own):
+    """None if a cell that it rests on counts for nothing."""
+    if invalid_reason(own) is not None:
         return None
     if key == "min_speedup":
         theirs = [each for each in passes if each.point == place and each.arm == against]
-        if against is None or not _is_valid(theirs):
+        if against is None or invalid_reason(theirs) is not None:
             return None
         return _interval(speedup(passes, arm=arm, against=against, at=place))
     if key == "min_mean_acceptance_length":
         return _interval(rate(step_shares(own)))
     if key == "min_acceptance_rate":
         return _interval(rate(rate_shares(own)))
-    return tail(own, _ttft_s if key == "max_ttft_p99_ms" else _tpot_s, at=0.99)
-
-
-def _is_valid(passes: Sequence[Pass]) -> bool:
-    return bool(passes) and invalid(passes) is None
+    return tail(own, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
 
 
 def _interval(estimate: Estimate | None) -> Interval | None:
     return None if estimate is None else interval(estimate)
-
-
-def _ttft_s(request: Request) -> float | None:
-    return request.ttft_s
-
-
-def _tpot_s(request: Request) -> float | None:
-    return request.tpot_s
 
 
 def tail(
@@ -119,7 +107,7 @@ def tail(
 ) -> Interval | None:
     """A quantile over requests in milliseconds, with an interval that few requests make wide.
 
-    Blocks are drawn anew and requests in them; beyond that the bounds are those of order statistics, which know
+    Blocks are drawn again and requests in them; beyond that the bounds are those of order statistics, which know
     that the slowest of 50 requests says little of the slowest hundredth: with fewer than 370 P99 has no upper bound.
     """
     groups = [
@@ -208,26 +196,26 @@ def _fingerprint(plan: BenchPlan) -> str | None:
 
 
 def _own(profile: Profile) -> str:
-    """The arm that the profile itself is: where it does not speculate, the one without speculation."""
+    """The arm that the profile itself is: if it does not speculate, the one without speculation."""
     return PROFILE if profile.speculation is not None else BASELINE
 
 
 def equal_texts(arms: Sequence[str], passes: Sequence[Pass]) -> list[str]:
     """How many greedy answers of each arm are those of the first: speculation must not change them."""
-    told = []
+    found = []
     against = arms[0]
     for arm in arms[1:]:
         mine, theirs = (_texts(passes, name) for name in (arm, against))
         both = mine.keys() & theirs.keys()
         if both:
             same = sum(mine[key] == theirs[key] for key in both)
-            told.append(
+            found.append(
                 f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
                 "that differ are rounding, `specserve verify` judges it"
                 if same < len(both)
                 else f"`{arm}` gave all {len(both)} greedy answers word for word as `{against}` did"
             )
-    return told
+    return found
 
 
 def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool], str]:
@@ -245,7 +233,7 @@ def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool
 
 def cut_answers(passes: Sequence[Pass]) -> list[str]:
     """Workloads most of whose answers never came to their end."""
-    told = []
+    found = []
     for name in dict.fromkeys(each.point.workload for each in passes):
         ends = [
             request.finish_reason
@@ -256,8 +244,8 @@ def cut_answers(passes: Sequence[Pass]) -> list[str]:
         ]
         share = sum(end == "length" for end in ends) / len(ends) if ends else 0.0
         if share > _MOSTLY:
-            told.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
-    return told
+            found.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
+    return found
 
 
 def _remembering(arms: Sequence[Arm]) -> list[str]:

@@ -67,7 +67,7 @@ class ArmInfo:
     """None for a URL."""
     argv: tuple[str, ...] = ()
     url: str | None = None
-    """Only where specserve did not start it."""
+    """Only if specserve did not start it."""
     local_models: tuple[str, ...] = ()
     """Of model and draft, what was a folder where it was measured: `team/model` may be that as well as a repository."""
 
@@ -117,20 +117,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One arm against the baseline (or the first arm, where there is none) at one point."""
+    """One arm against the baseline (or the first arm, if there is none) at one point."""
 
     arm: str
     against: str
     point: Point
     speedup: Interval | None
-    """Output tokens/s over those of `against`; None where a cell is invalid."""
+    """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
     needed: str | None = None
     """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks`)."""
     tpot_p50_ratio: float | None = None
     ttft_p99_ratio: float | None = None
     e2e_p99_ratio: float | None = None
-    """P99 is told even where P50 is better."""
+    """P99 is reported even if P50 is better."""
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
 

@@ -87,7 +87,7 @@ class RunDirectory:
 
 
 def create(path: Path, content: dict[str, Any]) -> RunDirectory:
-    """A new run. Raises UsageError where something is there already, FactError where it cannot be written."""
+    """A new run. Raises UsageError if something is there already, FactError if it cannot be written."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             goes_on = f"`--resume {path}` goes on with it; " if (path / RUN).is_file() else ""

@@ -41,7 +41,7 @@ class Abilities:
 
 @dataclass(slots=True)
 class Running:
-    """An arm's server, ready for passes; a context manager. `check` raises where it is gone."""
+    """An arm's server, ready for passes; a context manager. `check` raises if it is gone."""
 
     arm: Arm
     url: str
@@ -143,7 +143,7 @@ class Running:
         )
 
     def count(self, prompt: Prompt) -> int | None:
-        """Tokens of a prompt with its template, as the server counts; None where it does not tell."""
+        """Tokens of a prompt with its template, as the server counts; None if it does not tell."""
         if not self.abilities.can_count:
             return None
         body = self._content(prompt) | {"model": self.abilities.model}

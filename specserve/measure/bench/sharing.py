@@ -78,7 +78,7 @@ def _name(result: Result) -> str:
 
 
 def _arm_names(arms: tuple[ArmInfo, ...]) -> dict[str, str]:
-    """`baseline`, or how the arm speculates; numbered where two would be alike."""
+    """`baseline`, or how the arm speculates; numbered if two would be alike."""
     names: dict[str, str] = {}
     for arm in arms:
         count = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""

@@ -109,7 +109,7 @@ def prepared(
 
 
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
-    """The profile as it is written, and its plan; checked where it is to start."""
+    """The profile as it is written, and its plan; checked if it is to start."""
     from specserve.checks.preflight import cleared
     from specserve.profile.load import load_profile, with_alternative
 
@@ -176,7 +176,7 @@ def _points(
 
 
 def _objective(asked: TuneRequest, wish: Wish) -> Any:
-    """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
+    """As asked for; else goodput if a point that is measured has limits. Raises UsageError for goodput without."""
     from specserve.measure.tune.choose import limits_at
 
     is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())

@@ -31,7 +31,7 @@ class Schedule:
     chosen: Mapping[int, int]
     """K by concurrency."""
     ranges: tuple[Range, ...]
-    """As vLLM takes them; one range where one K serves all."""
+    """As vLLM takes them; one range if one K serves all."""
 
     @property
     def largest(self) -> int:
@@ -84,7 +84,7 @@ def _one_for_all(allowed: Mapping[int, Mapping[int, float]]) -> int:
 
 
 def _loss(rates: Mapping[int, float], tokens: int) -> float:
-    """What choosing this K costs against the best, as a share; all of it where its rate is not known."""
+    """What choosing this K costs against the best, as a share; all of it if its rate is not known."""
     best = max(rates.values())
     return 1.0 if tokens not in rates or best <= 0 else 1.0 - rates[tokens] / best
 
@@ -168,7 +168,7 @@ class Situation:
 
 
 def follows_schedule(situation: Situation) -> str | None:
-    """None where the drafter drafts what the schedule says; else why not, as a clause."""
+    """None if the drafter follows the schedule; else why not, as a clause."""
     method, runner = situation.method, situation.runner
     if situation.data_parallel_size > 1:
         return "vLLM has no schedule with data parallelism"
@@ -180,7 +180,7 @@ def follows_schedule(situation: Situation) -> str | None:
 
 
 def why_no_ladder(situation: Situation) -> str | None:
-    """None where several K can be measured in one launch; else why not."""
+    """None if several K can be measured in one launch; else why not."""
     reason = follows_schedule(situation)
     if (
         reason is None

@@ -126,4 +126,5 @@ def test_keys_of_other_services_do_not_reach_it_and_loopback_needs_no_proxy(
     monkeypatch.setenv("no_proxy", "intern.example")
     env = _environment(["MY_KEY"])
     assert "OPENAI_API_KEY" not in env and "HF_TOKEN" not in env and env["MY_KEY"] == "secret"
+    assert _environment(["HF_TOKEN"])["HF_TOKEN"] == "secret"
     assert env["no_proxy"] == "intern.example,127.0.0.1,localhost,::1"

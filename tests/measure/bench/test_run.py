@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from specserve.errors import Interrupted, UsageError
+from specserve.errors import Interrupted, SpecserveError, UsageError
 from specserve.measure import run as subject
 from specserve.measure.bench.arms import Arm, HostLoad, sessions
 from specserve.measure.bench.driver import Pass
@@ -46,6 +46,8 @@ class World:
     connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
+    lengths: dict[str, int] = field(default_factory=dict)
+    """By arm, how many times as many tokens its server makes of a prompt."""
 
     def connect(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
         """In the place of a server's first questions."""
@@ -60,7 +62,7 @@ class World:
 
         def count(prompt: Prompt) -> int:
             self.counted.append(prompt.id)
-            return len(prompt.content) // 4
+            return len(prompt.content) // 4 * self.lengths.get(arm.name, 1)
 
         self.connections.append(
             Connected(
@@ -184,6 +186,31 @@ def test_a_server_that_counts_tokens_says_which_prompts_fit(
     assert {item.prompt for done in again.passes for item in done.requests} == {"ticket#10", "ticket#900"}
 
 
+def test_a_prompt_is_as_long_as_the_server_says_that_makes_most_of_it(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
+    world.lengths = {"b": 2}
+    with create(tmp_path / "run", {}) as directory:
+        here = bench(plan, directory)
+        here.run()
+    answers = {prompt.id: prompt.max_tokens for prompt in here.workloads["mine"].prompts}
+    assert answers == {"ticket#10": 64, "ticket#900": 512 - 450}
+
+
+def test_other_prompts_are_not_mixed_with_those_that_were_measured(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    interrupted(plan, world, tmp_path / "run", after=2)
+    file = Path(plan.sources["mine"])
+    file.write_text(file.read_text().replace("xxxxxxxxxx", "yyyyyyyyyy"))
+    with (
+        resume(tmp_path / "run") as directory,
+        pytest.raises(SpecserveError, match="the prompts of `mine` are not those that the run began with"),
+    ):
+        bench(plan, directory)
+
+
 def test_where_one_server_cannot_count_lengths_are_estimated(
     plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
@@ -225,7 +252,7 @@ def test_the_time_left_follows_the_passes_at_the_same_point(
 ) -> None:
     """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
     now_s, passed = 100.0, []
-    monkeypatch.setattr(subject.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr("specserve.measure.run.time", SimpleNamespace(monotonic=lambda: now_s))
     heavy = replace(POINT, concurrency=4)
     connect = world.connect
 

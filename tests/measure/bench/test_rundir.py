@@ -80,7 +80,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists already") as caught:
         create(tmp_path / "run", {})
-    assert caught.value.hint == "another `-o` starts anew"  # it is no run, so nothing can go on with it
+    assert caught.value.hint == "another `-o` starts a new one"  # it is no run, so nothing can go on with it
     with create(tmp_path / "other", {}), pytest.raises(UsageError) as caught:
         create(tmp_path / "other", {})
     assert "--resume" in str(caught.value.hint)
