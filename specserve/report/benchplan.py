@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
@@ -48,7 +47,7 @@ def show(ready: Any, *, format: str, obstacle: str | None = None) -> None:
 
 def estimate(ready: Any) -> Estimate:
     """From the sizes alone."""
-    wish, platform = ready.wish, _platform(ready)
+    wish, platform = ready, _platform(ready)
     launches = sum(
         sum(arm.plan is not None for arm in wish.arms if arm.name in session.arms)
         for session in wish.sessions
@@ -76,11 +75,11 @@ def _requests(ready: Any, point: Point) -> int:
     from specserve.measure.workloads.workload import Prompt
 
     prompts = [Prompt(f"p{number}", 1, text="") for number in range(ready.prompts[point.workload])]
-    return sum(map(len, deal(prompts, point, sizes=ready.wish.sizes, launch=0)))
+    return sum(map(len, deal(prompts, point, sizes=ready.sizes, launch=0)))
 
 
 def _platform(ready: Any) -> str:
-    return next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), "cuda")
+    return next((arm.plan.platform for arm in ready.arms if arm.plan is not None), "cuda")
 
 
 def plan_json(ready: Any) -> dict[str, Any]:
@@ -92,19 +91,19 @@ def plan_json(ready: Any) -> dict[str, Any]:
         "name": ready.name,
         "arms": [
             {"name": arm.name, "url": arm.url, "launch": as_json(arm.plan) if arm.plan is not None else None}
-            for arm in ready.wish.arms
+            for arm in ready.arms
         ],
-        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.wish.sessions],
+        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.sessions],
         "arms_at_once": ready.fit.at_once,
-        "points": [asdict(point) for point in ready.wish.points],
-        "blocks": ready.wish.sizes.blocks,
+        "points": [asdict(point) for point in ready.points],
+        "blocks": ready.sizes.blocks,
         "estimated": asdict(estimate(ready)),
     }
 
 
 def plan_text(ready: Any) -> str:
     """80 columns."""
-    wish, guess = ready.wish, estimate(ready)
+    wish, guess = ready, estimate(ready)
     lines = [f"Benchmark of {in_one_line(ready.name)}: nothing is started", "", "arms"]
     width = max(len(in_one_line(arm.name)) for arm in wish.arms)
     for arm in wish.arms:
@@ -153,13 +152,6 @@ class BenchView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._line.erase()
-
-    def begin(self, ready: Any, directory: Path) -> None:
-        """What is about to be done, in two lines."""
-        wish = ready.wish
-        names = ", ".join(in_one_line(arm.name) for arm in wish.arms)
-        say(f"{len(wish.points)} points, {wish.sizes.blocks} blocks each, on {names}")
-        say(f"run directory: {in_one_line(str(directory))}")
 
     def __call__(self, what: rundir.News) -> None:
         """One piece of news."""

@@ -16,7 +16,6 @@ from specserve.measure.tune.schedule import most_requests
 
 if TYPE_CHECKING:
     from specserve.measure.bench.arms import Fit
-    from specserve.measure.tune.candidates import Idea
     from specserve.measure.tune.plan import Candidate, Fitted, Wish
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -58,8 +57,8 @@ def prepared(
     `most_tokens`: K_max by candidate, of a run that is gone on with.
     """
     from specserve.measure.bench.arms import fit
-    from specserve.measure.bench.request import prompts_of, sources
-    from specserve.measure.tune.candidates import arm, unasked
+    from specserve.measure.bench.plan import prompts_of, sources
+    from specserve.measure.tune.candidates import arm, candidates, ideas, unasked
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
     from specserve.measure.tune.schedule import between, situation
     from specserve.measure.values import seconds
@@ -68,8 +67,13 @@ def prepared(
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = _ideas(asked, own, temperatures, plan=plan, most_tokens=most_tokens or {})
-    found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
+    wanted = [
+        dataclasses.replace(each, most_tokens=(most_tokens or {}).get(each.name))
+        for each in ideas(own, asked, temperatures=temperatures, plan=plan)
+    ]
+    found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
+    if not found:
+        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
@@ -104,54 +108,22 @@ def prepared(
     return Prepared(asked, own, wish, room, fitted(wish, confirms=asked.confirm))
 
 
-def _ideas(
-    asked: TuneRequest,
-    profile: Profile,
-    temperatures: tuple[float, ...],
-    *,
-    plan: LaunchPlan,
-    most_tokens: Mapping[str, int],
-) -> list[Idea]:
-    from specserve.measure.tune.candidates import ideas
-
-    found = ideas(profile, asked, temperatures=temperatures, plan=plan)
-    return [dataclasses.replace(each, most_tokens=most_tokens.get(each.name)) for each in found]
-
-
-def _candidates(
-    asked: TuneRequest,
-    profile: Profile,
-    wanted: list[Idea],
-    *,
-    loads: tuple[int, ...],
-    plan: LaunchPlan,
-    starts: bool,
-    notices: Notices,
-) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
-    from specserve.measure.tune.candidates import candidates
-
-    found, left_out = candidates(
-        profile, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices
-    )
-    if not found:
-        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
-    return found, left_out
-
-
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
-    """The profile as it is written, and its plan; checked where it is to start."""
+    """The profile as it is written, and its plan; checked if it is to start."""
     from specserve.checks.preflight import cleared
-    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile, with_alternative
 
-    options: dict[str, Any] = {
-        "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
-        "check": asked.check, "use_lock": asked.use_lock, "notices": notices,
-    }  # fmt: skip
-    if starts:
-        _, plan = cleared(asked.profile, **options)
-    else:
-        _, plan = prepare(asked.profile, starts=False, **options)
+    _, plan = cleared(
+        asked.profile,
+        settings=asked.settings,
+        port=0,
+        devices=asked.devices,
+        alternative=asked.alternative,
+        check=asked.check,
+        starts=starts,
+        use_lock=asked.use_lock,
+        notices=notices,
+    )
     _refuse_old(plan.vllm)
     written = load_profile(asked.profile, settings=asked.settings)
     return with_alternative(written, asked.alternative, baseline=False), plan
@@ -183,8 +155,8 @@ def _points(
     from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
-    told = tuple(dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED))
-    workloads = names or tuple(name for name in told if name) or _WORKLOADS
+    named = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
+    workloads = names or tuple(name for name in named if name) or _WORKLOADS
     temperatures = numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or tuple(
         dict.fromkeys(item.temperature for item in promised if item.temperature is not None)
     )
@@ -197,14 +169,14 @@ def _points(
     if not kept or (asked.concurrency and len(kept) < len(set(usual))):
         raise UsageError(
             f"max_num_seqs is {most}{'' if isinstance(given, int) else ' (assumed)'}: "
-            "more requests at once would wait",
+            "more concurrent requests would wait",
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return workloads, temperatures or (0.0,), kept
 
 
 def _objective(asked: TuneRequest, wish: Wish) -> Any:
-    """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
+    """As asked for; else goodput if a point that is measured has limits. Raises UsageError for goodput without."""
     from specserve.measure.tune.choose import limits_at
 
     is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())
