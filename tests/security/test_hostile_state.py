@@ -138,7 +138,7 @@ def test_a_log_without_an_end_of_line_does_not_fill_the_memory(state: Path, tmp_
     with log.open("wb") as stream:
         stream.truncate(64 << 20)
     tail = LogTail(log)
-    held = [len(tail._rest) for _ in range(16) if tail.read() == []]
+    held = [len(tail.rest) for _ in range(16) if tail.read() == []]
     assert tail.offset == 64 << 20 and max(held) <= 1 << 20
     with log.open("ab") as stream:
         stream.write(b"\nnext\n")

@@ -19,7 +19,7 @@ from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.result import Point
 from specserve.metrics.counters import Acceptance, of_request
 from specserve.serve.logs import read_end
-from specserve.serve.offline import PipedChild
+from specserve.serve.process import Child
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Driver:
         self._last_end_s = 0.0
         self.vllm = ""
         """Its version, once it is ready."""
-        self._child = PipedChild(command, env=_environment(key_variables), log_path=log_path)
+        self._child = Child(command, env=_environment(key_variables), log_path=log_path, has_pipes=True)
         self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 
