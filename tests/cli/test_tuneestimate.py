@@ -129,7 +129,7 @@ def test_a_load_above_what_vllm_runs_at_once_by_default_is_refused(
 ) -> None:
     profile.write_text(PROFILE.replace("max_num_seqs: 16, ", ""), encoding="utf-8")
     told = refused(capsys, profile, "--estimate", *H100, *HALF, "-c", "4096")
-    assert "(assumed): more concurrent requests would wait" in told
+    assert "(assumed): more requests at once would wait" in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
-from specserve.measure.tune.schedule import most_requests
+from specserve.measure.tune.schedule import between, most_requests, situation
 
 if TYPE_CHECKING:
     from specserve.measure.bench.arms import Fit
@@ -54,13 +54,12 @@ def prepared(
 ) -> Prepared:
     """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
 
-    `most_tokens`: K_max by candidate, of a run that is gone on with.
+    `most_tokens`: K_max by candidate, of a run that is resumed.
     """
     from specserve.measure.bench.arms import fit
     from specserve.measure.bench.plan import prompts_of, sources
     from specserve.measure.tune.candidates import arm, candidates, ideas, unasked
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
-    from specserve.measure.tune.schedule import between, situation
     from specserve.measure.values import seconds
 
     own, plan = _launched(asked, starts=starts, notices=notices)
@@ -74,6 +73,7 @@ def prepared(
     found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
+    most = max(each.most_tokens for each in found)
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
@@ -90,11 +90,7 @@ def prepared(
         expect=tuple(own.expect),
         vllm=plan.vllm,
         marks=_marks(names),
-        between=between(
-            loads,
-            most_tokens=max(each.most_tokens for each in found),
-            most_requests=most_requests(own),
-        ),
+        between=between(loads, most_tokens=most, most_requests=most_requests(own)),
         prompts=asked.prompts or _PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
@@ -169,7 +165,7 @@ def _points(
     if not kept or (asked.concurrency and len(kept) < len(set(usual))):
         raise UsageError(
             f"max_num_seqs is {most}{'' if isinstance(given, int) else ' (assumed)'}: "
-            "more concurrent requests would wait",
+            "more requests at once would wait",
             hint="lower `--concurrency`, or set `engine.max_num_seqs`",
         )
     return workloads, temperatures or (0.0,), kept
