@@ -303,7 +303,9 @@ def _bounds(value: Bounds) -> dict[str, int]:
 
 
 def _given(given: Given | None) -> dict[str, Any] | None:
-    return given and {"num_speculative_tokens": given.tokens, "speedup": _interval(given.speedup)}
+    if given is None:
+        return None
+    return {"num_speculative_tokens": given.tokens, "speedup": _interval(given.speedup)}
 
 
 def _interval(value: Interval) -> dict[str, float]:
