@@ -14,6 +14,7 @@ from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.deploy.deployment import Artifact, Deployment
+    from specserve.profile.schema import Profile
 
 
 class RenderTarget(StrEnum):
@@ -85,19 +86,14 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.checks.prepare import prepare
-    from specserve.deploy.deployment import deployment, locked_weights_bytes
     from specserve.deploy.targets import render as rendered
-    from specserve.profile.load import load_profile
     from specserve.report.findings import StderrNotices
-    from specserve.vllm.versions import in_range, known_versions, table
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
     if format is RenderFormat.JSON and output is not None:
         raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
-    if vllm is None:
-        wanted = load_profile(profile, settings=settings or ()).vllm
-        vllm = (in_range(wanted or "") or known_versions())[-1]
+    vllm = vllm or _newest_version(profile, settings or ())
     source, plan = prepare(
         profile,
         settings=settings or (),
@@ -110,14 +106,7 @@ def render(
         use_lock=not no_lock,
         notices=StderrNotices(),
     )
-    made = deployment(
-        source,
-        table=table(vllm),
-        version=vllm,
-        platform=plan.platform,
-        image=image,
-        weights_bytes=None if no_lock else locked_weights_bytes(source),
-    )
+    made = _deployment(source, vllm, plan.platform, image, use_lock=not no_lock)
     folder = output or (Path(source.file).parent if source.file != "-" else Path())
     artifacts = rendered(to.value, made, folder=str(folder.absolute()))
     if output is None:
@@ -128,6 +117,26 @@ def render(
     else:
         _write(artifacts, output, force=force)
     _notes(made, to)
+
+
+def _newest_version(profile: str, settings: list[str] | tuple[()]) -> str:
+    """The newest known minor that the profile is for."""
+    from specserve.profile.load import load_profile
+    from specserve.vllm.versions import in_range, known_versions
+
+    return (in_range(load_profile(profile, settings=settings).vllm or "") or known_versions())[-1]
+
+
+def _deployment(
+    profile: Profile, version: str, platform: str, image: str | None, *, use_lock: bool
+) -> Deployment:
+    from specserve.deploy.deployment import deployment, locked_weights_bytes
+    from specserve.vllm.versions import table
+
+    weights = locked_weights_bytes(profile) if use_lock else None
+    return deployment(
+        profile, table=table(version), version=version, platform=platform, image=image, weights_bytes=weights
+    )
 
 
 def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
