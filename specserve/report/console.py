@@ -9,10 +9,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from specserve.errors import FactError
-from specserve.measure.bench.result import Interval, Quantiles
+
+if TYPE_CHECKING:
+    from specserve.measure.bench.result import Interval, Quantiles
 
 _WIDTH = 80
 _STYLES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "bold": "1", "dim": "2"}
