@@ -20,7 +20,7 @@ _IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)
 _GLOB = re.compile(r"[*?\[]")
 
 
-class Format(StrEnum):
+class FindingsFormat(StrEnum):
     """How findings are written."""
 
     TEXT = "text"
@@ -33,7 +33,7 @@ class Format(StrEnum):
 def judge(
     paths: Iterable[str],
     *,
-    format: Format | None = None,
+    format: FindingsFormat | None = None,
     strict: bool = False,
     exit_zero: bool = False,
     pick: bool = False,
@@ -51,9 +51,9 @@ def judge(
     return 1 if bad and not exit_zero else 0
 
 
-def default_format() -> Format:
+def default_format() -> FindingsFormat:
     """Annotations in a job of GitHub Actions, text elsewhere."""
-    return Format.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else Format.TEXT
+    return FindingsFormat.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else FindingsFormat.TEXT
 
 
 def inputs(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[str]:
@@ -145,32 +145,32 @@ def _is_profile(file: str) -> bool:
     return bool(_MAY_BE_PROFILE.search(data)) and looks_like_profile(parse(data, file=file)[0])
 
 
-def show(report: Report, *, format: Format) -> None:
+def show(report: Report, *, format: FindingsFormat) -> None:
     """Findings to stdout in that format, the sum to stderr."""
     match format:
-        case Format.JSON:
+        case FindingsFormat.JSON:
             from specserve.report.formats import report_json
 
             out(report_json(report))
             return
-        case Format.SARIF:
+        case FindingsFormat.SARIF:
             from specserve.report.formats import sarif
 
             out(sarif(report))
-        case Format.GITHUB:
+        case FindingsFormat.GITHUB:
             from specserve.report.formats import github
 
             _out(github(report.findings, skipped=report.skipped))
-        case Format.CONCISE:
+        case FindingsFormat.CONCISE:
             from specserve.report.findings import concise
 
             _out(concise(report.findings, skipped=report.skipped))
-        case Format.TEXT:
+        case FindingsFormat.TEXT:
             from specserve.report.findings import render
 
             # an empty line stands between the findings and their sum
             _out(f"{render(report.findings, stream=sys.stdout)}\n" if report.findings else "")
-    tell(report, explain=format in (Format.TEXT, Format.CONCISE))
+    tell(report, explain=format in (FindingsFormat.TEXT, FindingsFormat.CONCISE))
 
 
 def _out(text: str) -> None:

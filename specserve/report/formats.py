@@ -18,7 +18,8 @@ from specserve.report.console import clean, json_text
 from specserve.report.manual import HOME, Page, body, pages
 
 if TYPE_CHECKING:
-    from specserve.memory.estimate import Interval, MemoryEstimate
+    from specserve.memory.estimate import Bounds as Interval
+    from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
 
 

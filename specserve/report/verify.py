@@ -13,8 +13,6 @@ from typing import Any
 from specserve.measure.verify.result import (
     CONFIDENCE,
     Against,
-    Difference,
-    Estimate,
     Greedy,
     Likeness,
     Outcome,
@@ -22,10 +20,18 @@ from specserve.measure.verify.result import (
     Sampled,
     Sampling,
     Smoke,
-    Verdict,
     Verification,
 )
-from specserve.measure.verify.run import Progress
+from specserve.measure.verify.result import (
+    ErrorInterval as Estimate,
+)
+from specserve.measure.verify.result import (
+    VerifyVerdict as Verdict,
+)
+from specserve.measure.verify.result import (
+    WrongToken as Difference,
+)
+from specserve.measure.verify.run import VerifyStatus as Progress
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
 from specserve.measure.verify.session import TOP
 from specserve.report.answer import acceptance_json
@@ -180,7 +186,7 @@ def sampling_words(sampling: Sampling) -> str:
     """`T = 0.7, top_p 0.9`."""
     words = [f"T = {sampling.temperature:g}"]
     plain = Sampling(sampling.temperature)
-    for name in ("top_p", "top_k", "presence_penalty", "frequency_penalty"):
+    for name in ("top_p", "top_k"):
         if getattr(sampling, name) != getattr(plain, name):
             words.append(f"{name} {getattr(sampling, name):g}")
     return ", ".join(words)
@@ -299,8 +305,7 @@ def _hints(found: Verification) -> list[str]:
     if greedy is not None and greedy.unchecked:
         hints.append("more `--seconds` leave time to score again what looked wrong once")
     if greedy is not None and lacks_text:
-        cures = "a larger `--max-tokens`, or more prompts" if greedy.cut else "more prompts"
-        hints.append(f"at T = 0 more time gives no more text, as it repeats: {cures} (`--prompts`)")
+        hints.append("at T = 0 more time gives no more text, as it repeats: more prompts (`--prompts`)")
     return [*(_filled(hint, "") for hint in hints), ""] if hints else []
 
 
@@ -365,6 +370,7 @@ def verify_json(found: Verification) -> str:
 
 def _sampled_json(found: Sampled) -> dict[str, Any]:
     content = dataclasses.asdict(found)
+    content["sampling"] |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}  # keys of version 1
     for name in ("deviation_points", "temperature_error_percent"):
         content[name] = _estimate(getattr(found, name))
     for name in ("excluded_temperature_percent", "excluded_points"):

@@ -7,9 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures, Latency
-from specserve.measure.watch.verdict import Promise, State
-from specserve.measure.watch.watch import Report
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Latency
+from specserve.measure.watch.figures import WatchFigures as Figures
+from specserve.measure.watch.verdict import JudgedPromise as Promise
+from specserve.measure.watch.verdict import WatchState as State
+from specserve.measure.watch.watch import WatchReport as Report
 from specserve.metrics.counters import Counters
 from specserve.report.console import in_one_line, styled
 
