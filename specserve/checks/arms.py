@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from specserve.checks.rule import Arm, Context
 from specserve.diagnostics import Severity
-from specserve.memory.defaults import arguments
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.values import human_int
@@ -266,7 +265,7 @@ def choice(
     """The runner that vLLM would take, or None if that depends on the target and its config.json is not given."""
     found = which_runner(
         version,
-        arguments=arguments(profile),
+        arguments={**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size},
         speculation={**block.keys, "method": block.method},
         env=profile.env,
         platform="cpu" if on_cpu(profile) else "cuda",

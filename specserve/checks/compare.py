@@ -8,7 +8,8 @@ from typing import Any
 
 from specserve.checks.gather import Known, Wanted, gather
 from specserve.errors import FactError
-from specserve.memory.estimate import Interval, MemoryEstimate
+from specserve.memory.estimate import Bounds as Interval
+from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.plan.compare import Difference, Written, differences
 from specserve.profile.schema import Profile

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.demand import Demand
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.situation import Situation
+    from specserve.memory.situation import MemorySituation as Situation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
@@ -308,7 +308,7 @@ def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts
 
 def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
-    from specserve.memory.demand import demand_of
+    from specserve.memory.probe import demand_of
     from specserve.memory.settings import Speculative
 
     path = arm.path if arm else ""

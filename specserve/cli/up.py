@@ -215,28 +215,24 @@ _PATIENCE = 3
 
 def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
     """A gate that verifies as `specserve verify` does, without options, and prints the result on stderr."""
-    from specserve.measure.verify.prompts import prompts
+    from specserve.measure.verify.prompts import load_prompts
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.run import Wish
-    from specserve.measure.verify.server import VerifyRequest, draft_limit, verified
+    from specserve.measure.verify.server import VerifyRequest, draft_limit, verify_url
     from specserve.report.verify import VerifyProgress, brief, brief_json
     from specserve.serve.signals import notify
 
-    wish = Wish(
-        samplings=(Sampling(0.0), Sampling(0.7)),
-        prompts=prompts(),
-        limit_s=limit_s,
-        draft_limit=draft_limit(profile),
-    )
+    request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
+    limit = draft_limit(profile)
 
     def gate(server: Server) -> None:
-        limit_us = round(_PATIENCE * wish.limit_s * 1e6)
+        limit_us = round(_PATIENCE * limit_s * 1e6)
         notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
         if not as_json:
             say("verifying; the port is open already, and requests are answered meanwhile")
-        progress = None if as_json else VerifyProgress(limit_s=wish.limit_s)
-        asked = VerifyRequest(server.url)
-        found = verified(server.url, plan.api_key_env, wish, stop=server.stop, asked=asked, progress=progress)
+        progress = None if as_json else VerifyProgress(limit_s=limit_s)
+        found = verify_url(
+            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
+        )
         event = {"version": 1, "name": plan.name, "event": "verified"}
         say(json.dumps({**event, **brief_json(found)}) if as_json else brief(found))
         if found.has_failed:

@@ -10,7 +10,8 @@ from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.hardware.gpus import Gpu, kind
-from specserve.memory.estimate import Interval, MemoryEstimate
+from specserve.memory.estimate import Bounds as Interval
+from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.report.console import clean, filled, styled
 from specserve.report.effective import effective_text

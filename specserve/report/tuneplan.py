@@ -15,8 +15,7 @@ from specserve.measure.tune.estimated import Estimate, Given
 from specserve.measure.tune.plan import TUNED, duration, in_words
 from specserve.measure.tune.roofline import Estimated
 from specserve.measure.tune.schedule import as_ranges
-from specserve.memory.estimate import Interval as Bounds
-from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.report.console import clean, filled
 from specserve.report.numbers import low_to_high, with_spread
 from specserve.report.serializer import json_document, picked

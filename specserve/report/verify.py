@@ -15,10 +15,10 @@ from specserve.measure.verify.result import (
     Outcome,
     Sampled,
     Sampling,
-    Verdict,
     Verification,
+    VerifyVerdict,
 )
-from specserve.measure.verify.run import Progress
+from specserve.measure.verify.run import VerifyStatus
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
 from specserve.measure.verify.session import TOP
 from specserve.report.answer import acceptance_json
@@ -44,7 +44,7 @@ class VerifyProgress:
         self._limit_s = limit_s
         self._line = LiveLine(every_s=_EVERY_S)
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
         self._line.show(
@@ -132,7 +132,7 @@ def _excluded(found: Verification) -> str:
     ]
     if found.greedy is not None and found.greedy.excluded_share is not None:
         parts.append(f"{_up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0")
-    if found.verdict is Verdict.LOSSY or not parts:
+    if found.verdict is VerifyVerdict.LOSSY or not parts:
         return ""
     return f"excluded at {100 * CONFIDENCE:.0f} % confidence: {'; '.join(parts)}"
 
@@ -159,7 +159,7 @@ def sampling_words(sampling: Sampling) -> str:
     return ", ".join([f"T = {sampling.temperature:g}", *others])
 
 
-def _part(label: str, verdict: Verdict | result.Likeness, words: Iterable[str]) -> list[str]:
+def _part(label: str, verdict: VerifyVerdict | result.Likeness, words: Iterable[str]) -> list[str]:
     return [f"{label}: {toned(verdict.value, stream=sys.stdout)}", *_filled(words, "  ")]
 
 
@@ -209,7 +209,7 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
         yield f"LOSSLESS takes about {found.tokens_needed:,} more tokens"
 
 
-def _difference(item: result.Difference) -> list[str]:
+def _difference(item: result.WrongToken) -> list[str]:
     return [
         f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came "
         f"{_quoted(item.emitted)},",
@@ -252,7 +252,7 @@ def _smoke(found: tuple[result.Smoke, ...]) -> Iterator[str]:
 def _hints(found: Verification) -> Iterator[str]:
     """What would settle an open verdict."""
     greedy = found.greedy
-    if found.verdict is Verdict.LOSSY or not found.is_open:
+    if found.verdict is VerifyVerdict.LOSSY or not found.is_open:
         return
     lacks_text = greedy is not None and greedy.tokens_needed > 0 and not greedy.unasked
     if (seconds := _seconds(found)) is not None:
@@ -260,8 +260,7 @@ def _hints(found: Verification) -> Iterator[str]:
     if greedy is not None and greedy.unchecked:
         yield "more `--seconds` leave time to score again what looked wrong once"
     if greedy is not None and lacks_text:
-        cures = "a larger `--max-tokens`, or more prompts" if greedy.cut else "more prompts"
-        yield f"at T = 0 more time gives no more text, as it repeats: {cures} (`--prompts`)"
+        yield "at T = 0 more time gives no more text, as it repeats: more prompts (`--prompts`)"
 
 
 def _seconds(found: Verification) -> int | None:
@@ -309,6 +308,7 @@ def verify_json(found: Verification) -> str:
 def _sampled_json(found: Sampled) -> dict[str, Any]:
     """Bounds that are not finite are null: JSON has no infinity."""
     content: dict[str, Any] = json_values(found)
+    content["sampling"] |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}  # keys of version 1
     for name in ("deviation_points", "temperature_error_percent"):
         content[name] = {
             key: round(value, 4) if value is not None and abs(value) < 1e9 else None

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures, Latency
-from specserve.measure.watch.verdict import Promise
-from specserve.measure.watch.watch import Report
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Latency, WatchFigures
+from specserve.measure.watch.verdict import JudgedPromise
+from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import Counters
 from specserve.report.console import in_one_line
 from specserve.report.numbers import NONE, count, number
@@ -17,7 +17,7 @@ from specserve.report.serializer import VERSION, picked
 from specserve.report.table import STYLES, TONES, toned
 
 
-def line(report: Report) -> str:
+def line(report: WatchReport) -> str:
     """One look in 80 columns, for a pipe."""
     seen = report.figures
     if seen is None:
@@ -29,7 +29,7 @@ def line(report: Report) -> str:
     )
 
 
-def verdict_lines(report: Report) -> list[str]:
+def verdict_lines(report: WatchReport) -> list[str]:
     """The verdict, and the advice where there is one."""
     lines = [f"{report.verdict.state}: {in_one_line(report.verdict.sentence)}"]
     if report.advice is not None:
@@ -37,13 +37,13 @@ def verdict_lines(report: Report) -> list[str]:
     return lines
 
 
-def coloured(head: str, report: Report, *, stream: TextIO) -> str:
+def coloured(head: str, report: WatchReport, *, stream: TextIO) -> str:
     """The line of the verdict with its state in colour, where the stream wants that."""
     state = report.verdict.state.value
     return head.replace(state, toned(state, stream=stream), 1)
 
 
-def block(report: Report, *, url: str) -> list[tuple[str, str]]:
+def block(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     """All of it, as label and text; the verdict is left to `verdict_lines`."""
     seen = report.figures
     if seen is None:
@@ -71,12 +71,12 @@ def block(report: Report, *, url: str) -> list[tuple[str, str]]:
     return rows + [("promise", promise_text(promise)) for promise in report.promises]
 
 
-def models(seen: Figures) -> list[str]:
+def models(seen: WatchFigures) -> list[str]:
     """The served names."""
     return list(dict.fromkeys(name.model_name for name in seen.engines))
 
 
-def _measured(report: Report, seen: Figures) -> str:
+def _measured(report: WatchReport, seen: WatchFigures) -> str:
     text = (
         f"over {seen.window_s:.0f} s: {seen.acceptance.drafts:,} drafts, "
         f"{seen.counters.finished_requests:,} requests finished"
@@ -88,7 +88,7 @@ def _measured(report: Report, seen: Figures) -> str:
     return text
 
 
-def _speculation(seen: Figures) -> list[tuple[str, str]]:
+def _speculation(seen: WatchFigures) -> list[tuple[str, str]]:
     if seen.mean_acceptance_length is None:
         return [("acceptance", f"- (a figure needs 2 finished requests, or {NUMBER_DRAFTS} drafts)")]
     length = number(seen.mean_acceptance_length)
@@ -109,14 +109,14 @@ def _speculation(seen: Figures) -> list[tuple[str, str]]:
     return rows
 
 
-def _queue(seen: Figures) -> str:
+def _queue(seen: WatchFigures) -> str:
     return (
         f"{seen.running_requests:.1f} running and {seen.waiting_requests:.1f} waiting on average, "
         f"at most {seen.most_running} and {seen.most_waiting}"
     )
 
 
-def _kv_cache(seen: Figures) -> str:
+def _kv_cache(seen: WatchFigures) -> str:
     usage = "unknown" if seen.most_kv_cache_usage is None else f"{seen.most_kv_cache_usage:.0%} at most"
     return f"{usage}, {count(seen.counters.preemptions, 'preemption')}"
 
@@ -128,7 +128,7 @@ def _engine(counters: Counters) -> str:
     return f"mean length {length}, {counted.drafts:,} drafts, {counters.finished_requests:,} requests"
 
 
-def promise_text(promise: Promise) -> str:
+def promise_text(promise: JudgedPromise) -> str:
     """One promise: what became of it, what was promised, what was measured."""
     milliseconds = promise.key.endswith("_ms")
     digits, unit = (0, " ms") if milliseconds else (2, "")
@@ -167,12 +167,12 @@ def duration_ms(seconds: float | None) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
 
 
-def clock(report: Report) -> str:
+def clock(report: WatchReport) -> str:
     """The time of day."""
     return datetime.datetime.fromtimestamp(report.at_s).strftime("%H:%M:%S")
 
 
-def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, Any]:
+def as_json(report: WatchReport, *, url: str, labels: dict[str, str]) -> dict[str, Any]:
     """Returns the same for programs, `version` 1; null if it is not known. `labels`: profile and fingerprint."""
     at = datetime.datetime.fromtimestamp(report.at_s, tz=datetime.UTC)
     error = report.trouble
@@ -201,7 +201,7 @@ def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, An
     }
 
 
-def _window_json(seen: Figures) -> dict[str, Any]:
+def _window_json(seen: WatchFigures) -> dict[str, Any]:
     counters = seen.counters
     return {
         "seconds": seen.window_s,
@@ -225,7 +225,7 @@ def _window_json(seen: Figures) -> dict[str, Any]:
     }
 
 
-def _speculation_json(seen: Figures) -> dict[str, Any]:
+def _speculation_json(seen: WatchFigures) -> dict[str, Any]:
     rates = ("acceptance_rate", "acceptance_rate_interval")
     lengths = ("mean_acceptance_length", "mean_acceptance_length_interval")
     return {
@@ -276,12 +276,12 @@ class Screen:
     def __exit__(self, *exception: Any) -> None:
         self._live.__exit__(*exception)
 
-    def show(self, report: Report, *, url: str) -> None:
+    def show(self, report: WatchReport, *, url: str) -> None:
         """Draw it."""
         self._live.update(picture(report, url=url), refresh=True)
 
 
-def picture(report: Report, *, url: str) -> Any:
+def picture(report: WatchReport, *, url: str) -> Any:
     """What is drawn."""
     from rich.console import Group
     from rich.table import Table
@@ -306,7 +306,7 @@ def picture(report: Report, *, url: str) -> Any:
     return Group(verdict, *(Text(line) for line in advice), Text(), rows, foot)
 
 
-def _bars(seen: Figures) -> list[Any]:
+def _bars(seen: WatchFigures) -> list[Any]:
     """One line per draft position: its number, a bar, the share, and the share given the position before."""
     from rich.text import Text
 

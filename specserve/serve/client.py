@@ -209,10 +209,9 @@ class Client:
     def metrics(self) -> Metrics | None:
         """The server's counters; None where it shows none."""
         try:
-            metrics = read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
+            return read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
         except (TrafficError, FactError):
             return None
-        return metrics if metrics.is_vllm else None
 
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
         """Send one request and hand on its text as it comes. Without a mode: chat, if the model has a template."""

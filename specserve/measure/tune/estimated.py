@@ -13,11 +13,10 @@ from specserve.measure.tune import roofline, schedule
 from specserve.measure.tune.roofline import WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, build
 from specserve.measure.tune.walk import geometric
-from specserve.memory.estimate import Interval as Bounds
-from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.memory.judge import assess
 from specserve.memory.reckoning import reckon
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation as Situation
 
 DEFAULT_CONTEXT = 1024
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
