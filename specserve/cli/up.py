@@ -116,7 +116,6 @@ def up(
     shown = None if dry_run else format
     _refuse_contradictions(name=name, detach=detach, exec_=exec_, verify=verify, format=shown)
     node = _node(node_rank, master_addr, is_left=detach, is_verified=verify)
-    notices = StderrNotices()
     source, plan = cleared(
         profile,
         settings=settings or (),
@@ -130,7 +129,7 @@ def up(
         locked=locked,
         passed=("SD108",) if insecure else (),
         node=node,
-        notices=notices,
+        notices=(notices := StderrNotices()),
     )
     if dry_run:
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
