@@ -5,20 +5,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from specserve.cli.options import Format, TextOrJson, text_option
+
 if TYPE_CHECKING:
     from specserve.serve.client import Mode
-
-
-class Format(StrEnum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def ask(
@@ -28,14 +22,9 @@ def ask(
     ] = None,
     *,
     url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", show_default=False, help="Default: the only detached server, else port 8000 here."
-        ),
+        str | None, text_option("URL", "Default: the only detached server, else port 8000 here.")
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default=False, help="A detached server, by its name.")
-    ] = None,
+    name: Annotated[str | None, text_option("NAME", "A detached server, by its name.")] = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -54,13 +43,11 @@ def ask(
     seed: Annotated[int | None, typer.Option(show_default=False, help="For a repeatable answer.")] = None,
     api_key_env: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default=False,
-            help="Environment variable that holds the server's key. No other variable is ever read.",
+        text_option(
+            "NAME", "Environment variable that holds the server's key. No other variable is ever read."
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="json: one object, not streamed.")] = Format.TEXT,
+    format: Format = TextOrJson.TEXT,
 ) -> None:
     """Ask a running server: the answer, and what it cost.
 
@@ -90,7 +77,7 @@ def ask(
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
             question = Question(text, mode, model, max_tokens, temperature, seed)
             with _Screen() as screen:
-                answer = client.ask(question, on_text=screen.show if format is Format.TEXT else _ignore)
+                answer = client.ask(question, on_text=screen.show if format is TextOrJson.TEXT else _ignore)
     except TrafficError as error:
         if error.hint is None and error.message.startswith("cannot reach"):
             error.hint = "`--url` takes a server's address, such as http://127.0.0.1:8000"
@@ -98,7 +85,7 @@ def ask(
     except KeyboardInterrupt:
         message = "interrupted before the answer was complete"
         raise Interrupted(message, signal_number=signal.SIGINT) from None
-    if format is Format.JSON:
+    if format is TextOrJson.JSON:
         out(json.dumps(answer_json(answer, url=place), indent=2))
         return
     if mode is None and answer.mode == "completion":

@@ -13,7 +13,7 @@ import typer
 from specserve.checks.gather import Wanted
 from specserve.cli import judge
 from specserve.cli.judge import FindingsFormat as Format
-from specserve.cli.options import Assume, NoLock, Settings
+from specserve.cli.options import Assume, NoLock, Settings, flag, text_option
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
@@ -33,27 +33,23 @@ def check(
     ],
     *,
     assume: Assume = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Cache, directories and lock only.")] = False,
-    locked: Annotated[bool, typer.Option("--locked", help="Profile and lock, nothing else.")] = False,
+    offline: Annotated[bool, flag("--offline", "Cache, directories and lock only.")] = False,
+    locked: Annotated[bool, flag("--locked", "Profile and lock, nothing else.")] = False,
     no_lock: NoLock = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped groups fail too.")] = False,
-    vllm: Annotated[
-        str | None,
-        typer.Option(metavar="VERSION", show_default=False, help="What this vLLM would refuse or change."),
-    ] = None,
+    strict: Annotated[bool, flag("--strict", "Warnings and skipped groups fail too.")] = False,
+    vllm: Annotated[str | None, text_option("VERSION", "What this vLLM would refuse or change.")] = None,
     ask_vllm: Annotated[
         bool,
-        typer.Option(
+        flag(
             "--ask-vllm",
-            help="Let vLLM's own code judge the launch and compute the memory (about 10 s, then cached).",
+            "Let vLLM's own code judge the launch and compute the memory (about 10 s, then cached).",
         ),
     ] = False,
     vllm_source: Annotated[
         Path | None,
-        typer.Option(
-            metavar="WHEEL|DIR",
-            show_default=False,
-            help="The same by the vLLM in a wheel, or in a folder with its files; nothing is installed.",
+        text_option(
+            "WHEEL|DIR",
+            "The same by the vLLM in a wheel, or in a folder with its files; nothing is installed.",
         ),
     ] = None,
     format: Annotated[
@@ -118,7 +114,7 @@ def _examined(
 ) -> Iterable[tuple[str, Profile | None, list[Finding]]]:
     from specserve.profile.load import examine_partial
 
-    files = judge.inputs(paths, pick=False, stdin_filename=None)
+    files = judge.named_profiles(paths)
     live, started_s = is_terminal(sys.stderr), time.monotonic()
     for number, file in enumerate(files, start=1):
         if not live and time.monotonic() - started_s > _QUIET_S:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specserve.cli.options import flag, text_option
 from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +25,9 @@ def convert(
     ],
     *,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="PROFILE", show_default=False, help="Where to write; default: stdout."
-        ),
+        str | None, text_option("PROFILE", "Where to write; default: stdout.", "--output", "-o")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the profile.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite the profile.")] = False,
 ) -> None:
     """Make a profile of an old launch: a command, script or program.
 

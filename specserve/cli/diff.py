@@ -4,25 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Settings
+from specserve.cli.options import Format, Settings, TextOrJson, flag, text_option
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from specserve.checks.sides import Compared
     from specserve.plan.compare import Comparison, Side
-
-
-class DiffFormat(StrEnum):
-    """How the differences are written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def diff(
@@ -37,34 +29,23 @@ def diff(
         typer.Argument(metavar="B", show_default=False, help="Another one; or -- and a vLLM command."),
     ] = None,
     *,
-    alternative: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", show_default=False, help="B is this alternative of A."),
-    ] = None,
-    baseline: Annotated[bool, typer.Option("--baseline", help="B is A without speculation.")] = False,
+    alternative: Annotated[str | None, text_option("NAME", "B is this alternative of A.")] = None,
+    baseline: Annotated[bool, flag("--baseline", "B is A without speculation.")] = False,
     models: Annotated[
         bool, typer.Option("--models/--no-models", help="Models and memory too, if they can be read here.")
     ] = True,
     vllm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION",
-            show_default=False,
-            help="For this vLLM; default: the newest that both are for.",
-        ),
+        str | None, text_option("VERSION", "For this vLLM; default: the newest that both are for.")
     ] = None,
     vllm_source: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="WHEEL|DIR",
-            show_default=False,
-            help="B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
+        text_option(
+            "WHEEL|DIR",
+            "B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
         ),
     ] = None,
-    format: Annotated[DiffFormat, typer.Option(help="How the differences are written.")] = DiffFormat.TEXT,
-    exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit code 1 if there is a difference.")
-    ] = False,
+    format: Format = TextOrJson.TEXT,
+    exit_code: Annotated[bool, flag("--exit-code", "Exit code 1 if there is a difference.")] = False,
     settings: Settings = None,
 ) -> None:
     """Compare two launches, each value with its place.
@@ -94,14 +75,14 @@ def diff(
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
         for item, side in zip(taken, sides, strict=True)
     )
-    if format is DiffFormat.JSON:
+    if format is TextOrJson.JSON:
         out(difference_json(one, two, comparison))
     elif comparison.count:
         out(difference_text(one, two, comparison))
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         say(f"models and memory are not compared: {clean(unknown[0])}{more}")
-    if format is DiffFormat.TEXT:
+    if format is TextOrJson.TEXT:
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")
     raise typer.Exit(1 if exit_code and comparison.count else 0)

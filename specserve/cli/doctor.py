@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from specserve.cli.options import Format, TextOrJson, flag
 
 if TYPE_CHECKING:
     from specserve.checks.doctor.line import Line
     from specserve.serve.detached.observe import Seen
 
 
-class Format(StrEnum):
-    """How the screen is written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def doctor(
     *,
-    format: Annotated[Format, typer.Option(help="json: for programs.")] = Format.TEXT,
+    format: Format = TextOrJson.TEXT,
     leftovers: Annotated[
-        bool,
-        typer.Option(
-            "--leftovers", help="Only the files of killed servers that no process holds, one a line."
-        ),
+        bool, flag("--leftovers", "Only the files of killed servers that no process holds, one a line.")
     ] = False,
 ) -> None:
     """Examine this host: software, GPUs, limits, cache, servers.
@@ -56,7 +47,7 @@ def doctor(
     ours = _pids(servers) if servers is not None else None
     left, last = remains(ours=ours)
     lines = [*host_lines(state=state_folder(), ours=ours or frozenset()), *told, *last]
-    out(doctor_json(lines, remains=left) if format is Format.JSON else doctor_text(lines))
+    out(doctor_json(lines, remains=left) if format is TextOrJson.JSON else doctor_text(lines))
     if count(lines, "bad"):
         raise typer.Exit(1)
 

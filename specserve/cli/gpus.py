@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
-
-import typer
+from specserve.cli.options import Format, TextOrJson
 
 
-class Format(StrEnum):
-    """How the tables are written."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-def gpus(
-    *, format: Annotated[Format, typer.Option(help="How the tables are written.")] = Format.TEXT
-) -> None:
+def gpus(*, format: Format = TextOrJson.TEXT) -> None:
     """Show this machine's accelerators, and the names for --assume.
 
     `specserve tune --estimate --accelerator` takes the same names.
@@ -31,5 +19,5 @@ def gpus(
     from specserve.report.check import accelerators_json, accelerators_text
     from specserve.report.console import out
 
-    show = accelerators_json if format is Format.JSON else accelerators_text
+    show = accelerators_json if format is TextOrJson.JSON else accelerators_text
     out(show(found_here(), cpu=this_cpu()))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from specserve.cli.judge import FindingsFormat, judge
-from specserve.cli.options import Settings
+from specserve.cli.options import Settings, flag, text_option
 
 
 def lint(
@@ -25,18 +25,15 @@ def lint(
             show_default=False,
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings fail too.")] = False,
+    strict: Annotated[bool, flag("--strict", "Warnings fail too.")] = False,
     exit_zero: Annotated[
-        bool, typer.Option("--exit-zero", help="Findings do not fail, such as before an upload.")
+        bool, flag("--exit-zero", "Findings do not fail, such as before an upload.")
     ] = False,
     pick: Annotated[
-        bool, typer.Option("--pick", help="Pass over named files that are no profiles, as in folders.")
+        bool, flag("--pick", "Pass over named files that are no profiles, as in folders.")
     ] = False,
     stdin_filename: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="What `-` is called, and where its paths begin."
-        ),
+        str | None, text_option("FILE", "What `-` is called, and where its paths begin.")
     ] = None,
     settings: Settings = None,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from specserve.cli.options import flag
 from specserve.errors import FactError, NotCached
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say, styled
@@ -18,9 +19,9 @@ def lock(
     profiles: Annotated[list[str], typer.Argument(metavar="PROFILE…", help="Profiles, or folders of them.")],
     *,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 if a lock is missing or stale.")
+        bool, flag("--check", "Write nothing; exit code 1 if a lock is missing or stale.")
     ] = False,
-    offline: Annotated[bool, typer.Option("--offline", help="Directories and the Hub cache only.")] = False,
+    offline: Annotated[bool, flag("--offline", "Directories and the Hub cache only.")] = False,
 ) -> None:
     """Record which commits of which models a profile is for.
 
@@ -33,11 +34,11 @@ def lock(
     specserve lock configs/llama70b-8b.yaml
     specserve lock --check configs/         in CI: is every lock up to date?
     """
-    from specserve.cli.judge import inputs
+    from specserve.cli.judge import named_profiles
     from specserve.profile.load import load_profile
 
     states: list[LockState] = []
-    files = list(inputs(profiles, pick=False, stdin_filename=None))
+    files = named_profiles(profiles)
     for file in files:
         profile = load_profile(file)
         try:

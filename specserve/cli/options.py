@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+
+
+class TextOrJson(StrEnum):
+    """How a result is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class PlanFormat(StrEnum):
+    """How a launch is written."""
+
+    SHELL = "shell"
+    JSON = "json"
 
 
 def text_option(metavar: str, help: str, *names: str) -> Any:
@@ -12,30 +27,28 @@ def text_option(metavar: str, help: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", show_default=False, help="Override a value; repeatable."),
+def flag(name: str, help: str) -> Any:
+    """A switch that is off without it."""
+    return typer.Option(name, help=help)
+
+
+ProfileOrCommand = Annotated[
+    str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
 ]
-Alternative = Annotated[
-    str | None, typer.Option(metavar="NAME", show_default=False, help="One of the profile's `alternatives`.")
-]
-Locked = Annotated[
-    bool, typer.Option("--locked", help="Exactly what the lock says, without the Hub; else not at all.")
-]
-NoLock = Annotated[bool, typer.Option("--no-lock", help="Pass over the lock beside the profile.")]
+Format = Annotated[TextOrJson, typer.Option("--format", help="How it is written; json: for programs.")]
+Settings = Annotated[list[str] | None, text_option("KEY=VALUE", "Override a value; repeatable.", "--set")]
+Alternative = Annotated[str | None, text_option("NAME", "One of the profile's `alternatives`.")]
+Baseline = Annotated[bool, flag("--baseline", "Without speculation.")]
+Offline = Annotated[bool, flag("--offline", "Cache, directories and locks only.")]
+Locked = Annotated[bool, flag("--locked", "Exactly what the lock says, without the Hub; else not at all.")]
+NoLock = Annotated[bool, flag("--no-lock", "Pass over the lock beside the profile.")]
 Port = Annotated[
     int | None,
     typer.Option(min=0, max=65535, show_default=False, help="Instead of `server.port`; 0: a free one."),
 ]
-Assume = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[NODESx]COUNTxNAME", show_default=False, help="Assume this machine, such as 4xH100-80GB."
-    ),
-]
+Assume = Annotated[str | None, text_option("[NODESx]COUNTxNAME", "Assume this machine, such as 4xH100-80GB.")]
 Effective = Annotated[
-    bool,
-    typer.Option("--effective", help="Show what vLLM makes of the launch (about 10 s, then cached)."),
+    bool, flag("--effective", "Show what vLLM makes of the launch (about 10 s, then cached).")
 ]
 NodeRank = Annotated[
     int | None,
@@ -43,71 +56,36 @@ NodeRank = Annotated[
         min=0, metavar="N", show_default=False, help="Which of `hardware.nodes` this is; the first: 0."
     ),
 ]
-MasterAddr = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ADDRESS", show_default=False, help="Where the nodes find node 0, as ADDRESS[:PORT]."
-    ),
-]
-Devices = Annotated[
-    str | None,
-    typer.Option(metavar="LIST", show_default=False, help="Instead of `hardware.devices`: `0,1` or UUIDs."),
-]
+MasterAddr = Annotated[str | None, text_option("ADDRESS", "Where the nodes find node 0, as ADDRESS[:PORT].")]
+Devices = Annotated[str | None, text_option("LIST", "Instead of `hardware.devices`: `0,1` or UUIDs.")]
 
-NoCheck = Annotated[bool, typer.Option("--no-check", help="Start even if the rules object.")]
+NoCheck = Annotated[bool, flag("--no-check", "Start even if the rules object.")]
 Workloads = Annotated[
     list[str] | None,
-    typer.Option(
+    text_option(
+        "NAME|FILE",
+        "chat, code, summarise, json, creative, long, random, or your prompts or request log as JSON lines; "
+        "repeatable. Default: chat and code, or what `expect` promises.",
         "--workload",
         "-w",
-        metavar="NAME|FILE",
-        show_default=False,
-        help="chat, code, summarise, json, creative, long, random, or your prompts or request log as JSON "
-        "lines; repeatable. Default: chat and code, or what `expect` promises.",
     ),
 ]
 Concurrency = Annotated[
-    str | None,
-    typer.Option(
-        "--concurrency", "-c", metavar="LIST", show_default=False, help="Concurrent requests, such as 1,4,16."
-    ),
+    str | None, text_option("LIST", "Concurrent requests, such as 1,4,16.", "--concurrency", "-c")
 ]
 Temperature = Annotated[
-    str | None,
-    typer.Option(
-        "--temperature",
-        "-t",
-        metavar="LIST",
-        show_default=False,
-        help="Temperatures, such as 0,0.7; default: 0.",
-    ),
+    str | None, text_option("LIST", "Temperatures, such as 0,0.7; default: 0.", "--temperature", "-t")
 ]
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="DIR",
-        show_default=False,
-        help="The run's directory; default: one in the state folder.",
-    ),
+    text_option("DIR", "The run's directory; default: one in the state folder.", "--output", "-o"),
 ]
 Budget = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TIME",
-        show_default=False,
-        help="Stop measuring after this long, launches aside (default 30m).",
-    ),
+    str | None, text_option("TIME", "Stop measuring after this long, launches aside (default 30m).")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be launched and sent, and how long it would take.")
+    bool, flag("--dry-run", "Print what would be launched and sent, and how long it would take.")
 ]
 ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        show_default=False,
-        help="Environment variable that holds the key of servers at a URL.",
-    ),
+    str | None, text_option("NAME", "Environment variable that holds the key of a server at a URL.")
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +10,18 @@ import typer
 from specserve.cli.options import (
     Alternative,
     Assume,
+    Baseline,
     Devices,
     Effective,
     MasterAddr,
     NodeRank,
     NoLock,
+    PlanFormat,
     Port,
+    ProfileOrCommand,
     Settings,
+    flag,
+    text_option,
 )
 from specserve.report.findings import StderrNotices
 
@@ -27,29 +31,15 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 
-class PlanFormat(StrEnum):
-    """How the plan is written."""
-
-    SHELL = "shell"
-    JSON = "json"
-
-
 def plan(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
-    ],
+    profile: ProfileOrCommand,
     *,
     format: Annotated[PlanFormat, typer.Option(help="A command to paste, or JSON.")] = PlanFormat.SHELL,
-    origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
+    origin: Annotated[bool, flag("--origin", "Show where each value was written.")] = False,
     effective: Effective = False,
-    baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
+    baseline: Baseline = False,
     alternative: Alternative = None,
-    vllm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION", show_default=False, help="For this vLLM; default: the installed one."
-        ),
-    ] = None,
+    vllm: Annotated[str | None, text_option("VERSION", "For this vLLM; default: the installed one.")] = None,
     assume: Assume = None,
     no_lock: NoLock = False,
     settings: Settings = None,

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
-
-import typer
-
-
-class Format(StrEnum):
-    """How they are written."""
-
-    TEXT = "text"
-    JSON = "json"
+from specserve.cli.options import Format, TextOrJson
 
 
 def ps(
     *,
-    format: Annotated[Format, typer.Option(help="json: for programs.")] = Format.TEXT,
+    format: Format = TextOrJson.TEXT,
 ) -> None:
     """List detached servers: state, port, acceptance.
 
@@ -37,7 +27,7 @@ def ps(
     from specserve.serve.detached.registry import remove
 
     servers = list(observe_all())
-    if format is Format.JSON:
+    if format is TextOrJson.JSON:
         out(json.dumps(as_json(servers), indent=2))
     elif servers:
         out(table(servers))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, Settings
+from specserve.cli.options import Alternative, Settings, flag
 from specserve.errors import HubUnreachable, NotCached, UsageError
 from specserve.profile.schema import Profile
 from specserve.report.console import clean, out, say
@@ -16,10 +16,8 @@ def pull(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin.")],
     *,
     alternative: Alternative = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every alternative too.")] = False,
-    no_lock: Annotated[
-        bool, typer.Option("--no-lock", help="As the models are today, not as they are locked.")
-    ] = False,
+    everything: Annotated[bool, flag("--all", "Every alternative too.")] = False,
+    no_lock: Annotated[bool, flag("--no-lock", "As the models are today, not as they are locked.")] = False,
     settings: Settings = None,
 ) -> None:
     """Download the models of a profile into the Hub cache.

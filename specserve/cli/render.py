@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specserve.cli.options import Alternative, NoLock, Settings
+from specserve.cli.options import Alternative, Baseline, NoLock, ProfileOrCommand, Settings, flag, text_option
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,38 +35,25 @@ class RenderFormat(StrEnum):
 
 
 def render(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
-    ],
+    profile: ProfileOrCommand,
     *,
     to: Annotated[RenderTarget, typer.Option("--to", help="What the files are for.", show_default=False)],
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="DIR", show_default=False, help="Where to write; default: stdout."
-        ),
+        Path | None, text_option("DIR", "Where to write; default: stdout.", "--output", "-o")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 if the files in DIR are stale.")
+        bool, flag("--check", "Write nothing; exit code 1 if the files in DIR are stale.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite files that specserve did not write.")
-    ] = False,
+    force: Annotated[bool, flag("--force", "Overwrite files that specserve did not write.")] = False,
     image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IMAGE", show_default=False, help="Instead of vLLM's official one; by digest, to pin it."
-        ),
+        str | None, text_option("IMAGE", "Instead of vLLM's official one; by digest, to pin it.")
     ] = None,
-    baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
+    baseline: Baseline = False,
     alternative: Alternative = None,
     vllm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION", show_default=False, help="Default: the newest that the profile is for."
-        ),
+        str | None, text_option("VERSION", "Default: the newest that the profile is for.")
     ] = None,
-    no_check: Annotated[bool, typer.Option("--no-check", help="Write even if the rules object.")] = False,
+    no_check: Annotated[bool, flag("--no-check", "Write even if the rules object.")] = False,
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[

@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Format, TextOrJson
 from specserve.diagnostics import Severity
-
-
-class Format(StrEnum):
-    """How the catalogue is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 class Needs(StrEnum):
@@ -38,7 +32,7 @@ def rules(
     severity: Annotated[
         Severity | None, typer.Option(show_default=False, help="Only those of this severity.")
     ] = None,
-    format: Annotated[Format, typer.Option(help="How the catalogue is written.")] = Format.TEXT,
+    format: Format = TextOrJson.TEXT,
 ) -> None:
     """List all that lint and check can find.
 
@@ -67,7 +61,7 @@ def rules(
         and (needs is None or page.needs == needs)
         and (severity is None or page.severity is severity)
     ]
-    if format is Format.JSON:
+    if format is TextOrJson.JSON:
         out(listing_json(chosen))
         return
     if chosen:

@@ -18,7 +18,9 @@ from specserve.cli.options import (
     NoCheck,
     NodeRank,
     NoLock,
+    PlanFormat,
     Port,
+    ProfileOrCommand,
     Settings,
 )
 from specserve.errors import SpecserveError, UsageError, VerifyFailed
@@ -39,17 +41,8 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class PlanFormat(StrEnum):
-    """How `--dry-run` writes the plan."""
-
-    SHELL = "shell"
-    JSON = "json"
-
-
 def up(
-    profile: Annotated[
-        str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
-    ],
+    profile: ProfileOrCommand,
     *,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the launch and stop, without checking it.")

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from specserve.cli.options import Format, TextOrJson, flag, text_option
 from specserve.errors import UsageError
-
-
-class WatchFormat(StrEnum):
-    """How it is written."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def watch(
@@ -30,23 +23,15 @@ def watch(
     *,
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="PROFILE",
-            show_default=False,
-            help="Judge by the promises (`expect`) of this profile. Default: that of the detached server.",
+        text_option(
+            "PROFILE",
+            "Judge by the promises (`expect`) of this profile. Default: that of the detached server.",
         ),
     ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Measure one window, print one report and exit.")
-    ] = False,
+    once: Annotated[bool, flag("--once", "Measure one window, print one report and exit.")] = False,
     for_time: Annotated[
         str | None,
-        typer.Option(
-            "--for",
-            metavar="TIME",
-            show_default=False,
-            help="Stop after this long (60s, 10m, 1h) with a report of the whole time.",
-        ),
+        text_option("TIME", "Stop after this long (60s, 10m, 1h) with a report of the whole time.", "--for"),
     ] = None,
     window: Annotated[str, typer.Option(metavar="TIME", help="Measure over this much of the past.")] = "60s",
     interval: Annotated[
@@ -54,30 +39,23 @@ def watch(
     ] = "5s",
     exporter: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            show_default=False,
-            help="Serve the figures as Prometheus gauges at this address; without a host, on 127.0.0.1.",
+        text_option(
+            "[HOST:]PORT",
+            "Serve the figures as Prometheus gauges at this address; without a host, on 127.0.0.1.",
         ),
     ] = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", show_default=False, help="Watch this model, if the server's metrics hold several."
-        ),
+        str | None, text_option("NAME", "Watch this model, if the server's metrics hold several.")
     ] = None,
     api_key_env: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default=False,
-            help="Environment variable that holds a key for /metrics, if a gateway asks for one; vLLM does not.",
+        text_option(
+            "NAME",
+            "Environment variable that holds a key for /metrics, if a gateway asks for one; vLLM does not.",
         ),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for UNDECIDED and IDLE too.")] = False,
-    format: Annotated[
-        WatchFormat, typer.Option(help="Print text, or a JSON object for each reading.")
-    ] = WatchFormat.TEXT,
+    strict: Annotated[bool, flag("--strict", "Exit with 1 for UNDECIDED and IDLE too.")] = False,
+    format: Format = TextOrJson.TEXT,
 ) -> int:
     """Watch a running server: acceptance, verdict, advice.
 
@@ -114,7 +92,7 @@ def watch(
         for_s=window_s if once else for_s,
         exporter=exporter,
     )
-    last = run_watch(request, WatchLines(is_json=format is WatchFormat.JSON, only_last=once))
+    last = run_watch(request, WatchLines(is_json=format is TextOrJson.JSON, only_last=once))
     if last.trouble is not None and last.figures is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0

@@ -270,11 +270,6 @@ def near_file(file: str) -> str | None:
     return str(place.with_name(found[0])) if found else None
 
 
-def looks_like_profile(tree: Node | None) -> bool:
-    """Whether a YAML file met in a folder is meant as a profile: a mapping with `target` or `extends`."""
-    return tree is not None and bool({"target", "extends"} & set(tree.mapping or {}))
-
-
 def with_alternative(profile: Profile, name: str | None, *, baseline: bool) -> Profile:
     """The profile with one of its alternatives as `speculation`, or with none. Raises ProfileError."""
     if baseline:

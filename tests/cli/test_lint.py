@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.judge import profiles
 from specserve.cli.plainlint import plain_lint
+from specserve.profile.find import profiles
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 Write = Callable[..., Path]

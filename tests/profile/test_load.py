@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.errors import ProfileError
-from specserve.profile.load import examine, load_profile, looks_like_profile, with_alternative
+from specserve.profile.load import examine, load_profile, with_alternative
 from specserve.profile.schema import SECTIONS, TOP, Expectation, keys_of
-from specserve.profile.source import parse
 from specserve.vllm.speculation import METHODS, Key
 
 Write = Callable[..., Path]
@@ -79,22 +78,6 @@ def test_a_dash_is_stdin_whose_paths_begin_in_the_working_directory(
     assert profile.target.model == f"{folder}/sub/m"
     assert profile.engine == {"a": f"{folder}/a"}
     assert str(profile.span("engine")) == "-:2:9"
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("target: {}", True),
-        ("extends: x", True),
-        ("engine: {}", False),
-        ("services: {}", False),
-        ("- target", False),
-    ],
-)
-def test_in_a_folder_a_profile_has_a_target_or_a_parent(text: str, meant: bool) -> None:
-    tree, _ = parse(text.encode(), file="x")
-
-    assert looks_like_profile(tree) is meant
 
 
 _ARMS = """\
