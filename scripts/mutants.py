@@ -19,13 +19,14 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("ReplaceComparisonOperator", "NumberReplacer", "AddNot", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue",
          "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceUnaryOperator", "ReplaceBinaryOperator")  # fmt: skip
-NEVER = ("Bit", "Shift", "Pow", "Is_", "IsNot")
-"""`str | None` is an annotation, `is` with a comparison mostly an error of types, which the type checker notices."""
+NEVER = ("Bit", "Shift", "Pow", "Is")
+"""`str | None` is an annotation, and nobody writes `is` for `<` by mistake."""
 CONFIG = """\
 [cosmic-ray]
 module-path = "specserve"
@@ -91,7 +92,7 @@ def in_copy(folder: Path, *argv: str) -> None:
 
 
 def draw(session: Path, *, count: int, seed: int) -> int:
-    """Leave one fault at each of `count` places in the session, drawn by the seed; returns how many places there were."""
+    """Leave one fault at each of `count` places drawn by the seed; returns how many places there were."""
     with closing(sqlite3.connect(session)) as base, base:
         rows = base.execute(
             "select job_id, operator_name, module_path, start_pos_row, start_pos_col from mutation_specs "
@@ -99,7 +100,7 @@ def draw(session: Path, *, count: int, seed: int) -> int:
         ).fetchall()
         places: dict[tuple[object, ...], list[str]] = {}
         for job, name, *place in rows:
-            if name.removeprefix("core/").startswith(KINDS) and not any(word in name for word in NEVER):
+            if is_fault(name) and not is_star(session.parent / "copy", *place):
                 places.setdefault(tuple(place), []).append(job)
         draws = random.Random(seed)
         kept = {draws.choice(places[place]) for place in draws.sample(sorted(places), count)}
@@ -107,6 +108,23 @@ def draw(session: Path, *, count: int, seed: int) -> int:
         base.executemany("delete from mutation_specs where job_id = ?", gone)
         base.executemany("delete from work_items where job_id = ?", gone)
     return len(places)
+
+
+def is_fault(name: str) -> bool:
+    """Whether an operator of cosmic-ray makes a fault that a person could make."""
+    return name.removeprefix("core/").startswith(KINDS) and not any(word in name for word in NEVER)
+
+
+def is_star(copy: Path, path: str, row: int, column: int) -> bool:
+    """Whether a `*` is no multiplication but part of a signature or a call, which cosmic-ray does not tell apart."""
+    text = lines_of(copy / path)[row - 1][column:]
+    return text.startswith("*") and not text.startswith("* ")
+
+
+@cache
+def lines_of(file: Path) -> list[str]:
+    """The lines of a file."""
+    return file.read_text(encoding="utf-8").splitlines()
 
 
 def report(session: Path) -> int:
