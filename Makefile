@@ -17,10 +17,10 @@ PYTEST := $(OFFLINE) $(BIN)/python -m pytest -q
 ELSEWHERE := build/a specserve ü
 SOAK ?= 20
 
-ifndef TOGETHER  # one engine and the tests without one share the two cores; nothing else runs side by side
+ifndef TOGETHER  # tests with vLLM and tests without it share the two cores; nothing else runs side by side
 .NOTPARALLEL:
 endif
-.PHONY: help setup dev demo test check lint fmt unit engine vllm soak clean
+.PHONY: help setup dev demo test check lint fmt unit installed engine vllm soak clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -40,9 +40,9 @@ test: dev ## everything that CI runs
 	@rm -rf "$(ELSEWHERE)" && mkdir -p "$(ELSEWHERE)"
 	@tar -c --exclude-vcs --exclude=./$(VENV) --exclude=./build --exclude='./.*_cache' --exclude=./demo/wide . | tar -x -C "$(ELSEWHERE)"
 	@cp -al $(VENV) "$(ELSEWHERE)" && cp -al demo/wide "$(ELSEWHERE)/demo"
-	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine lint unit
+	@$(MAKE) --no-print-directory TOGETHER=1 -j2 --output-sync=target engine lint unit installed
 
-check: dev lint unit ## the same without starting vLLM
+check: dev lint unit installed ## the same without starting vLLM
 
 lint: ## ruff, the type checker and the import contract
 	$(BIN)/ruff check .
@@ -56,6 +56,8 @@ fmt: ## format and repair what ruff can repair
 
 unit:
 	$(if $(TOGETHER),cd "$(ELSEWHERE)" && PYTHONPATH="$$PWD") $(PYTEST) -n $(if $(TOGETHER),0,2) -m "not engine and not vllm and not soak"
+
+installed: $(if $(TOGETHER),engine) # asks the installed vLLM without starting it; after the engines, as both take a core
 	$(PYTEST) -m "vllm and not engine and not soak"
 
 engine:
