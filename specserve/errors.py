@@ -14,6 +14,11 @@ def without_user(text: str) -> str:
     return _USER.sub("***@", text)
 
 
+def system_reason(error: Exception) -> str:
+    """Why the system refused, in lower case; of an error that is not from the system, its own words."""
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
 class SpecserveError(Exception):
     """The work could not be done: exit code 2. `hint` says what the user can do about it."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specserve.cli.options import flag, text_option
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, UsageError, system_reason
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
@@ -87,8 +87,7 @@ def _text(name: str) -> str:
             with Path(name).open("rb") as stream:
                 data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        hint = None
+        reason, hint = system_reason(error), None
         if isinstance(error, FileNotFoundError):
             reason += ", and as a command it starts no vLLM"
             hint = "name a script, or write `specserve convert -- vllm serve MODEL …`"
@@ -102,8 +101,7 @@ def _write(target: str, text: str) -> None:
     try:
         Path(target).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        raise FactError(f"cannot write `{target}`: {reason}") from error
+        raise FactError(f"cannot write `{target}`: {system_reason(error)}") from error
 
 
 def _tell(result: Converted, *, target: str | None, others: list[EngineStart]) -> bool:

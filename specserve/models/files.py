@@ -6,12 +6,13 @@ import json
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import FactError, ModelNotFound
+from specserve.errors import FactError, ModelNotFound, system_reason
 from specserve.models.facts import ModelFile, is_file_name
 
 MAX_DEPTH = 64
@@ -29,7 +30,7 @@ def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> b
         with os.fdopen(open_regular(path), "rb") as stream:
             data = stream.read(limit_bytes + 1)
     except OSError as error:
-        raise FactError(f"cannot read `{where or path}`: {reason(error)}") from error
+        raise FactError(f"cannot read `{where or path}`: {system_reason(error)}") from error
     if len(data) > limit_bytes:
         raise FactError(f"`{where or path}` is larger than {limit_bytes >> 20} MiB")
     return data
@@ -44,9 +45,17 @@ def open_regular(path: Path) -> int:
     return handle
 
 
-def reason(error: OSError) -> str:
-    """Why the system refused, in lower case."""
-    return (error.strerror or str(error)).lower()
+def write_whole(file: Path, text: str, *, mode: int = 0o600) -> None:
+    """Writes a file that others see as a whole or not at all. Raises OSError, and leaves nothing behind then."""
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        Path(name).chmod(mode)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
@@ -184,7 +193,7 @@ def _entries(folder: Path, *, prefix: str) -> Iterator[tuple[str, ModelFile]]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ModelNotFound(f"there is no directory `{folder}`") from error
     except (OSError, ValueError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
+        why = system_reason(error) if isinstance(error, OSError) else str(error)
         raise FactError(f"cannot read the directory `{folder}`: {why}") from error
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from specserve import __version__
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.files import parse_object, read_regular
+from specserve.models.files import parse_object, read_regular, write_whole
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 DEFAULT_REVISION = "main"
@@ -142,20 +141,10 @@ def keep(facts: ModelFacts) -> None:
     """Writes what `recall` finds. Raises OSError."""
     repository = repository_folder(facts.model, cache=own_cache())
     record = {"format": _FORMAT, "facts": to_record(facts)}
-    _write(repository / "facts" / f"{facts.commit}.json", json.dumps(record, sort_keys=True))
+    (repository / "facts").mkdir(parents=True, exist_ok=True)
+    write_whole(repository / "facts" / f"{facts.commit}.json", json.dumps(record, sort_keys=True))
     if facts.revision != facts.commit:
         with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
-            _write(repository / "refs" / (facts.revision or DEFAULT_REVISION), str(facts.commit))
-
-
-def _write(file: Path, text: str) -> None:
-    """The whole file or nothing: two checks may run at the same time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+            ref = repository / "refs" / (facts.revision or DEFAULT_REVISION)
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(ref, str(facts.commit))

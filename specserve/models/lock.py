@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from specserve.errors import FactError
+from specserve.errors import FactError, system_reason
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
-from specserve.models.files import is_small, open_regular, parse_object, read_regular, reason
+from specserve.models.files import is_small, open_regular, parse_object, read_regular
 from specserve.models.hubcache import COMMIT
 from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, TokenizerVerdict
 
@@ -218,7 +218,7 @@ def sha256(path: Path) -> str:
             while chunk := stream.read(_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError as error:
-        raise FactError(f"cannot read `{path}`: {reason(error)}") from error
+        raise FactError(f"cannot read `{path}`: {system_reason(error)}") from error
     return digest.hexdigest()
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specserve.errors import FactError
+from specserve.errors import FactError, system_reason
 from specserve.models.facts import BITS, Tensor
-from specserve.models.files import LFS_POINTER, json_problem, open_regular, reason
+from specserve.models.files import LFS_POINTER, json_problem, open_regular
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 32 << 20
@@ -45,7 +45,7 @@ def read_header(path: Path) -> Header:
             stream.seek(LENGTH_BYTES)
             data = stream.read(length)
     except OSError as error:
-        raise FactError(f"cannot read `{path.name}`: {reason(error)}") from error
+        raise FactError(f"cannot read `{path.name}`: {system_reason(error)}") from error
     return parse_header(data, name=path.name, size_bytes=size)
 
 

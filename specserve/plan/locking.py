@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, UsageError, system_reason
 from specserve.models.facts import ModelFacts
+from specserve.models.files import write_whole
 from specserve.models.hub import missing_of_listing
 from specserve.models.hubcache import find_snapshot, hub_cache
 from specserve.models.lock import (
@@ -292,13 +292,9 @@ def _write(
             return Locked(file, models, changed=False)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
-        handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text(today, __version__))
-        Path(name).chmod(0o644)
-        Path(name).replace(file)
+        write_whole(file, text(today, __version__), mode=0o644)
     except OSError as error:
-        raise FactError(f"cannot write `{file}`: {(error.strerror or str(error)).lower()}") from error
+        raise FactError(f"cannot write `{file}`: {system_reason(error)}") from error
     return Locked(file, models, changed=True)
 
 

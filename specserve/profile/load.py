@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from specserve.diagnostics import Finding, Related, Severity, Span
-from specserve.errors import ProfileError, UsageError
+from specserve.errors import ProfileError, UsageError, system_reason
 from specserve.profile.codes import ordered, problem, quoted
 from specserve.profile.schema import TOP, Profile
 from specserve.profile.source import parse
@@ -168,8 +168,7 @@ def _read(node: Node, path: Path, *, shown: str) -> tuple[Node | None, list[Find
             return None, [_bad(node, f"the parent {written} is not a file")]
         data = read(str(path))
     except OSError as error:
-        reason = (error.strerror or "it cannot be opened").lower()
-        return None, [_bad(node, f"cannot read the parent {written}: {reason}")]
+        return None, [_bad(node, f"cannot read the parent {written}: {system_reason(error)}")]
     tree, findings = parse(data, file=shown)
     if tree is None:
         first = findings[-1]
@@ -243,8 +242,7 @@ def examine_partial(
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         missing = isinstance(error, FileNotFoundError)
         near = near_file(file) if missing else None
-        reason = (getattr(error, "strerror", None) or str(error)).lower()
-        message = "no such file" if missing else f"cannot read the file: {reason}"
+        message = "no such file" if missing else f"cannot read the file: {system_reason(error)}"
         help = f"did you mean `{near}`?" if near else None
         return None, [problem("SD001", message, Span(file), help=help)]
     tree, findings = parse(data, file=file)

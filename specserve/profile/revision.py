@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specserve.diagnostics import Span
-from specserve.errors import FactError, UsageError
+from specserve.errors import FactError, UsageError, system_reason
 from specserve.profile.codes import quoted
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
@@ -92,5 +92,5 @@ def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes
     try:
         return subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S, env=env)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise FactError(f"git does not run: {reason.lower()}", hint="`PROFILE@REVISION` needs git") from error
+        hint = "`PROFILE@REVISION` needs git"
+        raise FactError(f"git does not run: {system_reason(error)}", hint=hint) from error
