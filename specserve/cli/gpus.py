@@ -20,7 +20,7 @@ def gpus(
 ) -> None:
     """Show this machine's accelerators, and the names for --assume.
 
-    `specserve tune --estimate --accelerator` takes the same names.
+    `specserve tune --estimate` takes the same names.
 
     \b
     specserve gpus

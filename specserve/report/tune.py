@@ -15,7 +15,7 @@ from specserve.report.console import clean, filled
 _MISS = 0.10
 
 
-def text(found: TuneResult, *, explain: bool = False) -> str:
+def text(found: TuneResult) -> str:
     """For a person."""
     lines = [f"{clean(found.name)} on {_where(found)}"]
     for place in dict.fromkeys((row.workload, row.temperature) for row in found.rows):
@@ -29,7 +29,7 @@ def text(found: TuneResult, *, explain: bool = False) -> str:
     lines += ["", *_choice(found)]
     if found.confirmed:
         lines += ["", *_confirmed(found)]
-    if explain and found.causes:
+    if found.causes:
         lines += ["", *_causes(found)]
     lines += ["", *_footer(found)]
     return "\n".join(lines).rstrip()
@@ -58,7 +58,7 @@ def _table(found: TuneResult, candidate: str, place: tuple[str, float], rows: Se
         length = next((row.mean_length for row in cells if row is not None), None)
         told = f"{length.value:.2f}" if length else "unknown"
         yield f"{tokens:>3} {told:>15}" + "".join(_cell(row, found) for row in cells)
-    yield "   m measured, p predicted, p~m both, at the full load of a calm machine; * chosen"
+    yield "   m measured, p predicted, p~m both, at full load; * chosen"
     yield from _latencies(found, by_place, lasting, loads=loads, most=most)
 
 
@@ -111,8 +111,6 @@ def _choice(found: TuneResult) -> Iterator[str]:
     for name in ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method"):
         if name in choice.speculation:
             yield f"  {name}: {json.dumps(choice.speculation[name])}"
-    for name, value in choice.env.items():
-        yield f"  env.{name}: {json.dumps(value)}"
     for load, tokens in sorted(choice.by_load.items()):
         rows = [
             row for row in found.rows
@@ -219,7 +217,6 @@ def as_json(found: TuneResult) -> dict[str, Any]:
             "reason": choice.reason,
             "candidate": choice.candidate,
             "speculation": _plain(choice.speculation),
-            "env": dict(choice.env),
             "num_speculative_tokens_by_concurrency": {
                 str(load): k for load, k in sorted(choice.by_load.items())
             },

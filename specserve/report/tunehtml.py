@@ -13,7 +13,7 @@ from specserve.report.html import Column, chip, escaped, figure, html_sentence, 
 
 _LEGEND = (
     "Predicted: from one launch without speculation and one with K_max, by the steps that every request took. "
-    "Measured: at the same load. Both are those of the full load, in the calm moments of the machine. "
+    "Measured: at the same load. Both are those of the full load. "
     "Tokens a step: the mean acceptance length, its own token included; "
     "at the break-even length speculation neither gains nor loses."
 )

@@ -21,7 +21,7 @@ BAD = '<script>alert("x")</script>\x1b[31m'
 
 
 def test_the_text_is_what_was_agreed(golden: Callable[[str, str], None]) -> None:
-    golden("report/tune.txt", text(example(), explain=True) + "\n")
+    golden("report/tune.txt", text(example()) + "\n")
 
 
 def test_without_speculation_it_says_so_and_why(golden: Callable[[str, str], None]) -> None:

@@ -1,26 +1,38 @@
-"""What speculation would give on accelerators that are not here, for several loads. Starts and measures nothing."""
+"""What speculation would give on accelerators that are not here, from models' facts. Starts and measures nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
-from specserve.errors import UsageError
-from specserve.hardware.accelerators import Machine, entries
+from specserve.errors import FactError, HubUnreachable, UsageError
+from specserve.hardware.accelerators import CPU, Machine, entries
+from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune import roofline, schedule
-from specserve.measure.tune.roofline import WITHOUT_MODEL, Estimated, Pair, Rates
+from specserve.measure.tune.plan import OPTIONS, TuneRequest
+from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, build
-from specserve.measure.tune.walk import geometric
+from specserve.measure.tune.walk import geometric, geometric_rate
 from specserve.memory.estimate import Interval as Bounds
 from specserve.memory.estimate import MemoryEstimate
 from specserve.memory.judge import assess
 from specserve.memory.reckoning import reckon
 from specserve.memory.situation import Situation
+from specserve.profile.schema import Profile, world_size
 
 DEFAULT_CONTEXT = 1024
+DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
+DEFAULT_TOKENS = 8
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
+_TAKEN = ("concurrency", "k-max", "set")
+"""Options of a tune that say something to an estimate."""
+_FORMS = (
+    "`--acceptance 0.7` is that of each draft token, given the one before; `3.6@4` a mean acceptance length at "
+    "K = 4, as `specserve watch` and `specserve ask` show it of a running server"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ class Estimate:
         """The geometric mean of what the recommended setting gives over these; None where none is recommended."""
         given = zip(self.loads, self.recommended, strict=False)
         gains = [each.speedup.value for load, each in given if load in self.served]
-        return math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
+        return geometric_mean(gains) if gains else None
 
 
 def estimate(
@@ -106,15 +118,17 @@ def estimate(
         for load in sorted(set(concurrency))
     )
     served = [load for load in loads if at_once is None or load.concurrency <= at_once.high]
-    gaining = [load.concurrency for load in served or loads if load.tokens]
-    schedule = (
-        build(
-            _table(pair, gaining, acceptance=alpha, most_tokens=most_tokens, rates=rates),
-            may_vary=why is None,
-        )
-        if gaining
-        else None
-    )
+    table = {
+        load.concurrency: {
+            tokens: geometric(alpha, tokens=tokens)
+            / roofline.step_s(pair, batch=load.concurrency, tokens=tokens, rates=rates)
+            for tokens in range(1, most_tokens + 1)
+        }
+        for load in served or loads
+        if load.tokens
+    }
+    schedule = build(table, may_vary=why is None) if table else None
+    chosen = [(load.concurrency, schedule.at(load.concurrency)) for load in loads] if schedule else []
     return Estimate(
         machine=s.machine,
         method=pair.method,
@@ -123,7 +137,10 @@ def estimate(
         most_tokens=most_tokens,
         loads=loads,
         schedule=schedule,
-        recommended=_recommended(pair, schedule, loads, acceptance=alpha, rates=rates),
+        recommended=tuple(
+            Given(k, roofline.speedup(pair, acceptance=alpha, batch=load, tokens=k, rates=rates))
+            for load, k in chosen
+        ),
         why_constant=why,
         memory=assess(s),
         requests_at_once=at_once,
@@ -150,34 +167,6 @@ def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
         return None
     low, high = (max(0, r.demand.blocks(kv) - 1) // needed for kv in (r.low, r.high))
     return Bounds(low, high)
-
-
-def _table(
-    pair: Pair, loads: Sequence[int], *, acceptance: float, most_tokens: int, rates: Rates
-) -> dict[int, dict[int, float]]:
-    """Tokens/s by load and K."""
-    return {
-        load: {
-            tokens: load
-            * geometric(acceptance, tokens=tokens)
-            / roofline.step_s(pair, batch=load, tokens=tokens, rates=rates)
-            for tokens in range(1, most_tokens + 1)
-        }
-        for load in loads
-    }
-
-
-def _recommended(
-    pair: Pair, schedule: Schedule | None, loads: Sequence[Estimated], *, acceptance: float, rates: Rates
-) -> tuple[Given, ...]:
-    if schedule is None:
-        return ()
-    found = []
-    for load in loads:
-        batch, tokens = load.concurrency, schedule.at(load.concurrency)
-        gain = roofline.speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, rates=rates)
-        found.append(Given(tokens, gain))
-    return tuple(found)
 
 
 def _why_constant(s: Situation) -> str | None:
@@ -218,3 +207,134 @@ def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
 
 def _gb(value: float) -> str:
     return f"{value / 1e9:,.2f} GB"
+
+
+def estimate_request(
+    asked: TuneRequest, *, accelerator: str, acceptance: str | None, others: Mapping[str, object]
+) -> tuple[str, Estimate]:
+    """The profile's name and the estimate. `others`: further options of a measurement, as they were given.
+
+    Raises UsageError, and FactError if a model cannot be read.
+    """
+    from specserve.checks.gather import Wanted, gather
+    from specserve.memory.situation import situation
+    from specserve.profile.load import load_profile
+    from specserve.vllm.versions import known_versions
+
+    unset = TuneRequest(asked.profile)
+    options = [OPTIONS[name] for name in OPTIONS if getattr(asked, name) != getattr(unset, name)]
+    options += [name for name, value in others.items() if value]
+    given = [f"`--{name}`" for name in options if name not in _TAKEN]
+    if given:
+        them = "them" if len(given) > 1 else "it"
+        raise UsageError(
+            f"`--estimate` measures nothing, and has no use for {', '.join(given)}",
+            hint=f"leave {them} out, or measure without `--estimate`",
+        )
+    chance = chance_of(acceptance)
+    profile = load_profile(asked.profile, settings=asked.settings)
+    machine = _machine(profile, accelerator)
+    known = gather(profile, wanted=Wanted(machine=machine, here=False, tell=lambda _: None))
+    for unread in known.unread:
+        if not unread.path.startswith("alternatives."):
+            if isinstance(unread.error, HubUnreachable):
+                unread.error.hint = (
+                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                )
+            raise unread.error
+    context = known.context
+    arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
+    if arm is None:
+        raise UsageError("the profile does not speculate", hint="give it a `speculation` section")
+    if context.target is None:
+        raise FactError(f"`{profile.target.model}` could not be read")
+    s = situation(
+        profile,
+        target=context.target,
+        machine=machine,
+        version=(context.versions or known_versions())[-1],
+        speculation=arm.speculation,
+        draft=arm.draft,
+    )
+    return profile.name, estimate(
+        s,
+        chance=chance,
+        concurrency=_loads(asked, profile, most=s.settings.max_num_seqs),
+        most_tokens=asked.most_tokens or DEFAULT_TOKENS,
+        context_tokens=_context(profile, s.settings.max_model_len),
+        ranks=world_size(profile),
+    )
+
+
+def chance_of(text: str | None) -> Chance:
+    """`0.7`: of each draft token, given the one before; `3.6@4`: the one that gives 3.6 tokens a step at K = 4.
+
+    Raises UsageError for other forms, and for what cannot be.
+    """
+    if text is None:
+        raise UsageError("`--estimate` needs the chance of a draft token to be accepted", hint=_FORMS)
+    value, at, count = text.partition("@")
+    length, tokens = _number(value), _number(count)
+    if not at and 0 <= length <= 1:
+        return Chance(length)
+    if not at:
+        raise UsageError(f"`--acceptance {text}` is no chance from 0 to 1", hint=_FORMS)
+    if not (1 <= tokens <= LONGEST and tokens.is_integer()):
+        raise UsageError(f"`--acceptance {text}`: K is a whole number from 1 to {LONGEST}", hint=_FORMS)
+    if 1 <= length <= tokens + 1:
+        return Chance(geometric_rate(length, tokens=int(tokens)), length, int(tokens))
+    hint = _FORMS
+    if 0 <= length < 1:  # the other figure that `watch` shows
+        hint = f"a rate of {length:g} is a length of 1 + {length:g} x K: `--acceptance {1 + length * tokens:g}@{count}`"
+    raise UsageError(
+        f"`--acceptance {text}`: a step with K = {tokens:g} makes 1 to {tokens + 1:g} tokens", hint=hint
+    )
+
+
+def _number(text: str) -> float:
+    """NaN, which is in no range, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _loads(asked: TuneRequest, profile: Profile, *, most: int) -> Sequence[int]:
+    """As asked, else the defaults that are served. Raises UsageError for more than run at once."""
+    from specserve.measure.values import whole_numbers
+
+    loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=65536)
+    if any(load > most for load in loads):
+        assumed = "" if "max_num_seqs" in profile.engine else " (assumed)"
+        raise UsageError(
+            f"max_num_seqs is {most}{assumed}: more requests at once would wait",
+            hint="lower `--concurrency`, or set `engine.max_num_seqs`",
+        )
+    return loads or [load for load in DEFAULT_LOADS if load <= most]
+
+
+def _machine(profile: Profile, accelerator: str) -> Machine:
+    """What was named, as many as the profile's parallel sizes take if no count was given."""
+    machine = machine_of(accelerator)
+    if machine.accelerator.name == CPU:
+        raise UsageError(
+            "nothing can be estimated for `cpu`: what its memory and cores do is not in the catalogue",
+            hint="`specserve tune` without `--estimate` measures here",
+        )
+    ranks, there = world_size(profile), machine.count * machine.nodes
+    if accelerator.strip()[:1].isdigit() and there < ranks:
+        raise UsageError(
+            f"`--estimate {accelerator}` has {there}, and the profile's parallel sizes take {ranks}",
+            hint=f"`--estimate {ranks}x{machine.accelerator.name}`, or smaller sizes, such as "
+            "`--set target.tensor_parallel_size=1`",
+        )
+    return replace(machine, count=ranks) if there < ranks else machine
+
+
+def _context(profile: Profile, limit: int) -> float:
+    """Tokens of a request on average: its prompt and half of its output, as promised, else a thousand."""
+    for promise in profile.expect:
+        prompt, output = promise.prompt_tokens or {}, promise.output_tokens or {}
+        if "p50" in prompt and "p50" in output:
+            return min(limit, prompt["p50"] + output["p50"] / 2)
+    return min(limit, DEFAULT_CONTEXT)

@@ -13,7 +13,7 @@ from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.tune import schedule
-from specserve.measure.tune.choose import Objective
+from specserve.measure.tune.result import Objective
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.schema import Expectation
 
@@ -44,54 +44,38 @@ class Fitted:
     share: float
     """Of the requests, 0 to 1."""
     seconds: float
-    fits: bool = True
-    """False: even what is needed takes longer."""
     exceeded: str | None = None
-    """The limit that it does not fit, as it was asked for, and the least there is."""
+    """The budget as it was given, with the least there is, if even what is needed takes longer."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is needed fits the budget."""
+        return self.exceeded is None
 
 
-def fit(wanted: Sequence[Wanted], *, budget_s: float | None, most_launches: int | None) -> Fitted:
+def fit(wanted: Sequence[Wanted], *, budget_s: float | None) -> Fitted:
     """The first of the wanted launches (they come in order of use) with as many requests as the time allows.
 
     Needed ones stay in any case; of the others the last goes first.
     """
-    kept = list(wanted)
-    left_out: list[tuple[str, str]] = []
-    while most_launches is not None and len(kept) > most_launches:
-        last = _last_optional(kept)
-        if last is None:
-            exceeded = f"`--max-launches {most_launches}`: {len(kept)} are needed"
-            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
-        left_out.append((kept.pop(last).name, f"--max-launches {most_launches}"))
-    while budget_s is not None and _seconds(kept, LEAST_SHARE) > budget_s:
-        last = _last_optional(kept)
-        if last is None:
-            least = duration(math.ceil(_seconds(kept, LEAST_SHARE)))
-            exceeded = f"`--budget {duration(budget_s)}`: {least} is the least (a guess)"
-            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
-        left_out.append((kept.pop(last).name, f"--budget {duration(budget_s)}"))
-    share = 1.0
-    if budget_s is not None:
-        measuring = math.fsum(each.measure_s for each in kept)
-        starting = math.fsum(each.start_s for each in kept)
-        share = min(1.0, max(LEAST_SHARE, (budget_s - starting) / measuring)) if measuring else 1.0
-    return _told(kept, left_out, share)
-
-
-def _last_optional(kept: Sequence[Wanted]) -> int | None:
-    places = [index for index, each in enumerate(kept) if not each.is_needed]
-    return places[-1] if places else None
+    kept, left_out, exceeded = list(wanted), [], None
+    while budget_s is not None and (least_s := _seconds(kept, LEAST_SHARE)) > budget_s:
+        given = f"--budget {duration(budget_s)}"
+        optional = [each for each in kept if not each.is_needed]
+        if not optional:
+            exceeded = f"`{given}`: {duration(math.ceil(least_s))} is the least (a guess)"
+            break
+        kept.remove(optional[-1])
+        left_out.append((optional[-1].name, given))
+    share, measuring_s = 1.0, math.fsum(each.measure_s for each in kept)
+    if budget_s is not None and measuring_s:
+        share = min(1.0, max(LEAST_SHARE, (budget_s - _seconds(kept, 0.0)) / measuring_s))
+    names = tuple(each.name for each in kept)
+    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded)
 
 
 def _seconds(kept: Sequence[Wanted], share: float) -> float:
     return math.fsum(each.start_s + each.measure_s * share for each in kept)
-
-
-def _told(
-    kept: Sequence[Wanted], left_out: Sequence[tuple[str, str]], share: float, *, exceeded: str | None = None
-) -> Fitted:
-    names = tuple(each.name for each in kept)
-    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded is None, exceeded)
 
 
 def duration(seconds: float) -> str:
@@ -109,7 +93,8 @@ _GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
 
 On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
 """
-_CONFIRMING_BLOCKS = 3
+ROUNDS, LEAST_ROUNDS = 3, 2
+"""Of the confirmation over all points; with a single one there is no interval."""
 _WAVES = 3
 """Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
 _EXTRA_TOKENS = 48
@@ -132,8 +117,6 @@ class Candidate:
     why_no_ladder: str | None = None
     """Why it has one K at every load; None: it follows a schedule by batch size."""
     is_own: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What its launch has beside the profile's."""
     mark: str = ""
     """Fingerprint of its launch without a K: the same whatever K and schedule the profile says."""
     runner: str = "v1"
@@ -181,10 +164,8 @@ class Wish:
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
     budget_s: float | None = None
-    most_launches: int | None = None
     most_tokens: int | None = None
-    """K_max as asked for; None: by candidate."""
-    seed: int = 0
+    """K_max as given; None: by candidate."""
 
     @property
     def digest(self) -> str:
@@ -193,7 +174,7 @@ class Wish:
         return _hashed(
             plan.fingerprint if plan is not None else "",
             [(each.name, each.mark) for each in self.candidates if not each.small],
-            self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
+            self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens,
             self.most_tokens, self.platform, self.vllm, dict(self.marks),
         )  # fmt: skip
 
@@ -260,7 +241,7 @@ def cells(
     for number, point in enumerate(wish.points()):
         load = point.concurrency or 1
         some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
-        block = Block(number, point, items(some, least=_WAVES * load), wish.seed + number)
+        block = Block(number, point, items(some, least=_WAVES * load), number)
         found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
     return found + _extras(wish, prompts, candidate, first=AGAIN)
 
@@ -276,26 +257,28 @@ def _extras(
     for load, tokens in wish.extras(candidate).items():
         count = load + max(2, load // 4)
         some = items(short, least=count)[:count]
-        block = Block(first + load, Point(workload, temperature, load), some, wish.seed + load)
+        block = Block(first + load, Point(workload, temperature, load), some, load)
         found.append(Cell(block, tokens, is_extra=True))
     return found
 
 
-def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Block]:
-    """Rounds over all points, with prompts that nothing was chosen by."""
+def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]], *, share: float = 1.0) -> list[Block]:
+    """Rounds over all points, with prompts that nothing was chosen by. `share`: of the requests, by the budget."""
     found = []
-    for place in range(_CONFIRMING_BLOCKS):
+    for place in range(ROUNDS):
         for number, point in enumerate(wish.points()):
             prompts = list(held_out[point.workload])
             turned = prompts[place % len(prompts) :] + prompts[: place % len(prompts)]
-            least = _WAVES * (point.concurrency or 1)
-            some = turned[: max(least, -(-len(prompts) // _CONFIRMING_BLOCKS), 4)]
-            found.append(
-                Block(
-                    CONFIRMING + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place
-                )
-            )
+            least = max(4, 2 * (point.concurrency or 1))
+            count = max(least, round(share * _confirming_requests(len(prompts), point.concurrency or 1)))
+            some = items(turned[:count], least=count)
+            found.append(Block(CONFIRMING + place * 500 + number, point, some, 77 + place))
     return found
+
+
+def _confirming_requests(prompts: int, load: int) -> int:
+    """In one round at one load."""
+    return max(_WAVES * load, -(-prompts // ROUNDS), 4)
 
 
 def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
@@ -313,11 +296,7 @@ def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
     own = [each for each in wanted if each.is_needed]
     confirming_s = confirmation_s(wish, tokens_per_s=rate)
     confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
-    return fit(
-        [*own, *confirm, *(each for each in wanted if not each.is_needed)],
-        budget_s=wish.budget_s,
-        most_launches=wish.most_launches,
-    )
+    return fit([*own, *confirm, *(each for each in wanted if not each.is_needed)], budget_s=wish.budget_s)
 
 
 def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
@@ -328,8 +307,7 @@ def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
 
 def confirmation_s(wish: Wish, *, tokens_per_s: float) -> float:
     """Seconds of the confirmation's passes, of both servers."""
-    least = max(-(-wish.prompts // _CONFIRMING_BLOCKS), 4)
-    requests = [2 * _CONFIRMING_BLOCKS * max(least, _WAVES * load) / load for load in wish.loads]
+    requests = [2 * ROUNDS * _confirming_requests(wish.prompts, load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
 
 
@@ -359,25 +337,25 @@ def ladder_of(
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What the command line says."""
+    """What the command line says, as `run.json` keeps it."""
 
     profile: str
     workloads: tuple[str, ...] = ()
     concurrency: str | None = None
     temperature: str | None = None
     objective: str | None = None
-    drafts: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    runner: str | None = None
+    candidates: tuple[str, ...] = ()
+    """Beside the profile's own: `ngram`, `suffix`, an alternative of the profile, or a draft model."""
     most_tokens: int | None = None
-    prompts: int | None = None
     max_tokens: int | None = None
     budget: str | None = None
-    most_launches: int | None = None
     confirm: bool = True
-    seed: int = 0
     settings: tuple[str, ...] = ()
-    alternative: str | None = None
-    devices: str | None = None
-    check: bool = True
-    use_lock: bool = True
+
+
+OPTIONS = {
+    "workloads": "workload", "concurrency": "concurrency", "temperature": "temperature", "objective": "objective",
+    "candidates": "candidate", "most_tokens": "k-max", "max_tokens": "max-tokens", "budget": "budget",
+    "confirm": "no-confirm", "settings": "set",
+}  # fmt: skip
+"""The command line's name for each."""

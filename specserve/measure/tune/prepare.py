@@ -59,7 +59,7 @@ def prepared(
     """
     from specserve.measure.bench.arms import fit
     from specserve.measure.bench.request import prompts_of, sources
-    from specserve.measure.tune.candidates import arm, unasked
+    from specserve.measure.tune.candidates import arm, not_tried
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
     from specserve.measure.tune.schedule import between, situation
     from specserve.measure.values import seconds
@@ -68,14 +68,14 @@ def prepared(
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = _ideas(asked, own, temperatures, plan=plan, most_tokens=most_tokens or {})
+    wanted = _ideas(asked, own, temperatures, most_tokens=most_tokens or {})
     found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
         baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices)[0],
         candidates=tuple(found),
-        left_out=(*left_out, *unasked(own, asked, plan=plan)),
+        left_out=(*left_out, *not_tried(own, asked)),
         workloads=workloads,
         temperatures=temperatures,
         loads=loads,
@@ -91,12 +91,10 @@ def prepared(
             most_tokens=max(each.most_tokens for each in found),
             most_requests=most_requests(own),
         ),
-        prompts=asked.prompts or _PROMPTS,
+        prompts=_PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
-        most_launches=asked.most_launches,
         most_tokens=asked.most_tokens,
-        seed=asked.seed,
     )
     wish = dataclasses.replace(wish, objective=_objective(asked, wish))
     rooms = [fit([wish.baseline, each.arm]) for each in found]  # beside each of them the baseline stays up
@@ -109,12 +107,11 @@ def _ideas(
     profile: Profile,
     temperatures: tuple[float, ...],
     *,
-    plan: LaunchPlan,
     most_tokens: Mapping[str, int],
 ) -> list[Idea]:
     from specserve.measure.tune.candidates import ideas
 
-    found = ideas(profile, asked, temperatures=temperatures, plan=plan)
+    found = ideas(profile, asked, temperatures=temperatures)
     return [dataclasses.replace(each, most_tokens=most_tokens.get(each.name)) for each in found]
 
 
@@ -142,19 +139,17 @@ def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Pr
     """The profile as it is written, and its plan; checked where it is to start."""
     from specserve.checks.preflight import cleared
     from specserve.checks.prepare import prepare
-    from specserve.profile.load import load_profile, with_alternative
+    from specserve.profile.load import load_profile
 
     options: dict[str, Any] = {
-        "settings": asked.settings, "port": 0, "devices": asked.devices, "alternative": asked.alternative,
-        "check": asked.check, "use_lock": asked.use_lock, "notices": notices,
+        "settings": asked.settings, "port": 0, "notices": notices,
     }  # fmt: skip
     if starts:
         _, plan = cleared(asked.profile, **options)
     else:
         _, plan = prepare(asked.profile, starts=False, **options)
     _refuse_old(plan.vllm)
-    written = load_profile(asked.profile, settings=asked.settings)
-    return with_alternative(written, asked.alternative, baseline=False), plan
+    return load_profile(asked.profile, settings=asked.settings), plan
 
 
 def _marks(sources: Mapping[str, str]) -> dict[str, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specserve.measure.bench.result import Comparison, Interval, Point
+
+Objective = Literal["tpot", "throughput", "goodput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Row:
     concurrency: int
     tokens: int
     mean_length: Interval | None
-    """Tokens a step; its bounds by drawing requests anew."""
+    """Tokens a step; its bounds by a bootstrap over prompts."""
     length_basis: str
     """`measured`, `stitched`, `counters`."""
     step_ms: float
@@ -60,9 +62,9 @@ class Row:
     speedup: Interval
     """Predicted, over no speculation at this load."""
     measured_tokens_per_s: float | None = None
-    """At the full load, in calm steps."""
+    """At full load."""
     measured_tpot_ms: float | None = None
-    """The mean over requests, in calm steps."""
+    """The mean over requests, at full load."""
     within_limits: float | None = None
     """Share of requests within the profile's limits, predicted; None without limits."""
     plain_within_limits: float | None = None
@@ -90,8 +92,6 @@ class Choice:
     candidate: str | None = None
     speculation: Mapping[str, Any] | None = None
     """The whole block for the profile; None: run without."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What the profile's `env` must have for it: the model runner, where that is not the usual one."""
     by_load: Mapping[int, int] = field(default_factory=dict)
     """K by concurrency."""
     schedule: tuple[tuple[int, int, int], ...] | None = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import choose
 from specserve.measure.tune.walk import geometric
 from specserve.memory.compose import compose
 from specserve.memory.defaults import language_part, served_bytes
@@ -21,6 +20,8 @@ from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
 from specserve.models.tensors import expected_tensors
 
+LONGEST = 64
+"""No more draft tokens are looked at."""
 PARALLEL = frozenset({"dflash", "dspark"})
 """Methods whose draft makes all its tokens in one step."""
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -146,13 +147,11 @@ def estimate(pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rat
         concurrency=batch,
         tokens=best,
         mean_length=geometric(acceptance, tokens=shown),
-        break_even=choose.break_even(
-            step_s(pair, batch=batch, tokens=shown, rates=rates), plain_step_s=plain
-        ),
+        break_even=step_s(pair, batch=batch, tokens=shown, rates=rates) / plain,
         step_ms=taken * 1000,
         plain_step_ms=plain * 1000,
-        tpot_ms=choose.time_per_token_s(length, step_s=taken) * 1000,
-        tokens_per_s=choose.tokens_per_s(batch, mean_length=length, step_s=taken),
+        tpot_ms=taken / length * 1000,
+        tokens_per_s=batch * length / taken,
         speedup=speedup(pair, acceptance=acceptance, batch=batch, tokens=shown, rates=rates),
         draft_share=draft_s(pair, batch=batch, tokens=shown, rates=rates)
         / step_s(pair, batch=batch, tokens=shown, rates=rates),
@@ -169,11 +168,8 @@ def speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, rates: Ra
 
 
 def _speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, by: Rates) -> float:
-    return choose.speedup(
-        geometric(acceptance, tokens=tokens),
-        step_s=step_s(pair, batch=batch, tokens=tokens, rates=by),
-        plain_step_s=step_s(pair, batch=batch, tokens=0, rates=by),
-    )
+    plain_s = step_s(pair, batch=batch, tokens=0, rates=by)
+    return geometric(acceptance, tokens=tokens) * plain_s / step_s(pair, batch=batch, tokens=tokens, rates=by)
 
 
 def free_tokens(*, weight_bytes: float, rates: Rates) -> float:

@@ -19,11 +19,15 @@ from specserve.measure.tune.plan import (
     BASELINE,
     CONFIRMING,
     EXTRA,
+    LEAST_ROUNDS,
     LEAST_SHARE,
+    ROUNDS,
     Candidate,
     Wish,
     cells,
+    confirmation_s,
     confirming,
+    measuring_s,
     split,
 )
 from specserve.measure.tune.result import Choice
@@ -86,6 +90,8 @@ class Tune:
     _total: int = 1
     _extras: int = 0
     """Passes of `_total` at loads between."""
+    _starts_s: list[float] = field(default_factory=list)
+    """What each server took to start."""
     _full_s: list[float] = field(default_factory=list)
     """What each pass at a point took, or would have taken with all prompts."""
 
@@ -118,6 +124,7 @@ class Tune:
                 first = first or error
                 self.failed[each.name] = error.message
                 self.on_news(rundir.Noted(f"{each.name} is left out: {error.message}"))
+        self._confirms = False
         if first is not None and all(each.small or each.name in self.failed for each in candidates):
             raise first
 
@@ -139,11 +146,11 @@ class Tune:
 
     def confirm(self, arm: Arm, *, launch: int) -> None:
         """The chosen server and the one without speculation, turn by turn where both fit, on held-out prompts."""
-        blocks = confirming(self.wish, self.held_out)
+        blocks = confirming(self.wish, self.held_out, share=self.share)
         both = [self.wish.baseline, arm]
-        self._confirms = False
+        least = LEAST_ROUNDS * len(self.wish.points())
         if self.is_late():
-            blocks = blocks[: len(self.wish.points())]
+            blocks = blocks[:least]
         left = sum(not self._is_confirmed(launch, block, each.name) for block in blocks for each in both)
         self._total = self._done + left
         if not left:
@@ -160,8 +167,8 @@ class Tune:
             self.directory.update(is_interleaved=self.is_interleaved)
             self._warm_up(servers, driver)
             for place, block in enumerate(blocks):
-                if place >= len(self.wish.points()) and self.is_late():
-                    break  # every point was confirmed once
+                if place >= least and self.is_late():
+                    break  # with fewer rounds there would be no interval
                 for name in arm_order(block, list(servers)):
                     self._pass(servers[name], driver, block, launch=launch)
 
@@ -171,7 +178,7 @@ class Tune:
 
     def launch_of(self, choice: Choice, *, first: int) -> int:
         """The number of the launch that confirms this choice: another one, after a resumption, is another launch."""
-        block = json.dumps([choice.speculation, dict(choice.env)], sort_keys=True)
+        block = json.dumps(choice.speculation, sort_keys=True)
         known = list(self.directory.content.get("confirming", []))
         if block not in known:
             known.append(block)
@@ -185,16 +192,24 @@ class Tune:
             return self.share
         extras = self._extras - sum(EXTRA <= each.block < CONFIRMING for each in self.passes)
         left = max(1.0, self._total - self._done - (1 - _EXTRA_SHARE) * extras)
-        left += len(self.wish.points()) * 2 if self._confirms else 0
         wanted_s = sum(self._full_s) / len(self._full_s) * left
         return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
 
     def left_s(self) -> float | None:
-        """Of the budget; None without one."""
+        """Of the budget, less what the confirmation needs; None without one."""
         if self.wish.budget_s is None:
             return None
         spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
-        return self.wish.budget_s - spent_s
+        return self.wish.budget_s - spent_s - self.confirmation_s()
+
+    def confirmation_s(self) -> float:
+        """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
+        if not self._confirms or not self._full_s:
+            return 0.0
+        relative = confirmation_s(self.wish, tokens_per_s=1.0) / measuring_s(self.wish, tokens_per_s=1.0)
+        pass_s = sum(self._full_s) / len(self._full_s)
+        sent_s = pass_s * len(self.wish.points()) * relative * LEAST_ROUNDS / ROUNDS * self.share
+        return sent_s + max(self._starts_s, default=0.0)
 
     def is_late(self) -> bool:
         """Whether the budget is used up."""
@@ -227,7 +242,7 @@ class Tune:
                 if not (cell.is_extra and self.is_late()):
                     self._pass(server, driver, cell.block, launch=number, share=share)
             if confirms and not self.fits_two:
-                for block in confirming(self.wish, self.held_out):
+                for block in confirming(self.wish, self.held_out, share=self.share):
                     self._pass(server, driver, block, launch=number)
 
     def _is_done(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> bool:
@@ -235,7 +250,7 @@ class Tune:
         found = cells(self.wish, self.chosen, candidate=candidate, share=self.share)
         wanted = [cell.block for cell in found if not (cell.is_extra and is_late)]
         if confirms and not self.fits_two:
-            wanted += confirming(self.wish, self.held_out)
+            wanted += confirming(self.wish, self.held_out, share=self.share)
         return all(self._has(number, block, arm.name) for block in wanted)
 
     def _has(self, launch: int, block: Block, arm: str) -> bool:
@@ -298,7 +313,8 @@ class Tune:
         self.launches += 1
         self.directory.update(launches=self.launches)
         with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
-            self.on_news(rundir.Ready(arm.name, time.monotonic() - began))
+            self._starts_s.append(time.monotonic() - began)
+            self.on_news(rundir.Ready(arm.name, self._starts_s[-1]))
             if server.figures.kv_cache_tokens:
                 self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
                 self.directory.update(kv_tokens=self.kv_tokens)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.rundir import RUN, VERSION
-from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.plan import OPTIONS, TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
 from specserve.serve.files import read_own, state_folder
 
@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 
 KIND = "tune"
 _MOST_BYTES = 1 << 20
-_ANSWERS = ("objective", "confirm", "budget", "most_launches")
+_ANSWERS = ("objective", "confirm", "budget")
 """What is asked of passes that are the same for every answer."""
-_OPTIONS = {
-    "workloads": "workload", "concurrency": "concurrency", "temperature": "temperature", "drafts": "draft",
-    "methods": "method", "runner": "runner", "most_tokens": "k-max", "prompts": "prompts",
-    "max_tokens": "max-tokens", "seed": "seed", "settings": "set", "alternative": "alternative",
-    "devices": "devices",
-}  # fmt: skip
-_UNSET = {"check": "no-check", "use_lock": "no-lock"}
-"""Options that take something away."""
 _WAY_OUT = "another `-o`, or none"
 
 
@@ -68,14 +60,14 @@ def asked_json(asked: TuneRequest) -> dict[str, Any]:
 
 
 def placed(
-    asked: TuneRequest, *, output: str | None, anew: bool, starts: bool, notices: Notices
+    asked: TuneRequest, *, output: str | None, starts: bool, notices: Notices
 ) -> tuple[Prepared, Found | None]:
     """What is to be done, with the K_max of the run of the same command, and that run where there is one.
 
     Raises UsageError where `output` holds another run, and what `prepared` raises.
     """
     ready = prepared(asked, starts=starts, notices=notices)
-    found = _found(ready, output, anew=anew)
+    found = _found(ready, output)
     if found is None or found.content.get("layout") == ready.wish.layout:
         return ready, found
     again = prepared(asked, starts=starts, notices=notices, most_tokens=found.content.get("most_tokens", {}))
@@ -95,11 +87,9 @@ def new_place(wish: Wish, output: str | None) -> Path:
     return _folder() / (f"{stem}-{last + 1}" if last else stem)
 
 
-def _found(ready: Prepared, output: str | None, *, anew: bool) -> Found | None:
+def _found(ready: Prepared, output: str | None) -> Found | None:
     if output is not None:
-        return _in(Path(output), ready, anew=anew)
-    if anew:
-        return None
+        return _in(Path(output), ready)
     for _, path in sorted(_places(ready.wish), reverse=True):
         content = _content(path)
         if content is not None and content.get("digest") == ready.wish.digest:
@@ -107,8 +97,8 @@ def _found(ready: Prepared, output: str | None, *, anew: bool) -> Found | None:
     return None
 
 
-def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
-    """The run in a folder that was named. Raises UsageError where it is another one, or a new one is wanted."""
+def _in(path: Path, ready: Prepared) -> Found | None:
+    """The run in a folder that was named. Raises UsageError where it is another one."""
     try:
         is_there = (path / RUN).exists()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -120,8 +110,6 @@ def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
         raise UsageError(f"`{path}` holds something that is no run of `specserve tune`", hint=_WAY_OUT)
     if content.get("digest") != ready.wish.digest:
         raise UsageError(f"`{path}` holds another run: {_difference(content, ready.asked)}", hint=_WAY_OUT)
-    if anew:
-        raise UsageError(f"`{path}` holds a run already, and `--fresh` begins one", hint=_WAY_OUT)
     return Found(path, content)
 
 
@@ -129,14 +117,9 @@ def _difference(content: Mapping[str, Any], asked: TuneRequest) -> str:
     """What was asked for otherwise; where nothing was, what else a run is told apart by."""
     before, now = content.get("asked", {}), asked_json(asked)
     found = [
-        f"`--{option}` was {_value(before[name])}"
-        for name, option in _OPTIONS.items()
-        if name in before and before[name] != now[name]
-    ]
-    found += [
-        f"`--{option}` was {'not ' if before[name] else ''}given"
-        for name, option in _UNSET.items()
-        if name in before and before[name] != now[name]
+        f"`--{option}` was {_value(before[name], is_flag=option.startswith('no-'))}"
+        for name, option in OPTIONS.items()
+        if name in before and name not in _ANSWERS and before[name] != now[name]
     ]
     profile = str(before.get("profile", asked.profile))
     if os.path.normpath(profile) != os.path.normpath(asked.profile):
@@ -144,7 +127,9 @@ def _difference(content: Mapping[str, Any], asked: TuneRequest) -> str:
     return ", ".join(found) or "the profile, a model, a workload's file or vLLM is not what it was"
 
 
-def _value(value: object) -> str:
+def _value(value: object, *, is_flag: bool) -> str:
+    if is_flag:  # a flag takes something away
+        return "not given" if value else "given"
     if isinstance(value, list):
         return ", ".join(f"`{item}`" for item in value) or "not given"
     return "not given" if value is None else f"`{value}`"

@@ -18,7 +18,7 @@ from specserve.measure.tune.rundir import KIND, Found, asked_json, is_answered, 
 
 if TYPE_CHECKING:
     from specserve.measure.bench.rundir import News, RunDirectory
-    from specserve.measure.tune.assemble import Known
+    from specserve.measure.tune.choose import Known
     from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
 
@@ -44,7 +44,7 @@ def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
 
 
 def run_tune(
-    ready: Prepared, found: Found | None, *, output: str | None, anew: bool, outlet: Outlet
+    ready: Prepared, found: Found | None, *, output: str | None, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
     """The result, where its raw data lies, and why the choice could not be confirmed, where it could not.
 
@@ -56,11 +56,11 @@ def run_tune(
             f"{ready.fitted.exceeded}",
             hint="raise it; `--dry-run` tells what each takes",
         )
-    return _measured(ready, found, output=output, anew=anew, outlet=outlet)
+    return _measured(ready, found, output=output, outlet=outlet)
 
 
 def _measured(
-    ready: Prepared, found: Found | None, *, output: str | None, anew: bool, outlet: Outlet
+    ready: Prepared, found: Found | None, *, output: str | None, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
     from specserve.measure.tune.run import Tune
     from specserve.serve.signals import stop_on_signals
@@ -69,9 +69,7 @@ def _measured(
     directory, say = open_directory(ready, found, output), outlet.notices.say
     with ExitStack() as stack:
         stack.enter_context(directory)
-        is_told = found is not None and _is_told(
-            ready, directory, anew="--fresh" if output is None else "-o", notices=outlet.notices
-        )
+        is_told = found is not None and _is_told(ready, directory, notices=outlet.notices)
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(each.name for each in ready.kept)
@@ -91,7 +89,7 @@ def _measured(
                 result, failure = _tuned(ready, tune, began, is_told=is_told, outlet=outlet)
         except SpecserveError as error:
             if tune.passes:
-                error.hint = error.hint or f"{_again(anew=anew)} goes on with what was measured"
+                error.hint = error.hint or "the same command goes on with what was measured"
             raise
         finally:
             if not is_told:
@@ -104,14 +102,10 @@ def _spent_s(directory: RunDirectory, began: float) -> float:
     return float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
 
 
-def _again(*, anew: bool) -> str:
-    return "the same command without `--fresh`" if anew else "the same command"
-
-
-def unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> SpecserveError:
+def unconfirmed(error: SpecserveError, *, write: bool) -> SpecserveError:
     """The same error as that of a command whose choice was to be confirmed."""
     rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
-    ways = f"{_again(anew=anew)} tries it again, {rather}"
+    ways = f"the same command tries it again, {rather}"
     error.message = f"the choice could not be confirmed: {error.message}"
     error.hint = f"{error.hint}; {ways}" if error.hint else ways
     return error
@@ -134,7 +128,7 @@ def _tuned(
             "nothing that speculates could be timed, so nothing can be said",
             hint="longer answers (`--max-tokens`), or another workload",
         )
-    choice = choose([each.ready for each in known], objective=ready.wish.objective)
+    choice = choose(known, objective=ready.wish.objective)
     choice, confirmed, failure = _confirmed(
         ready, tune, known, choice, is_told=is_told, notices=outlet.notices
     )
@@ -164,7 +158,7 @@ def _tuned(
 
 def _known(ready: Prepared, tune: Tune) -> list[Known]:
     """What is known of each candidate that could be timed."""
-    from specserve.measure.tune.assemble import known_of
+    from specserve.measure.tune.predict import known_of
 
     known = []
     for number, each in enumerate(ready.kept, start=1):
@@ -186,8 +180,8 @@ def _confirmed(
     notices: Notices,
 ) -> tuple[Choice, tuple[Confirmed, ...], SpecserveError | None]:
     """The choice once it was measured on other prompts, what was measured, and why it could not be."""
-    from specserve.measure.tune.assemble import confirmed_of
     from specserve.measure.tune.choose import after
+    from specserve.measure.tune.outcome import confirmed_of
 
     if not choice.speculates or not ready.confirms:
         return choice, (), None
@@ -237,15 +231,12 @@ def open_directory(ready: Prepared, found: Found | None, output: str | None) -> 
     return create(new_place(wish, output), content)
 
 
-def _is_told(ready: Prepared, directory: RunDirectory, *, anew: str, notices: Notices) -> bool:
-    """Whether the run is complete for what is asked, so that nothing is measured again; says which run it is.
-
-    `anew`: the option that begins another one.
-    """
+def _is_told(ready: Prepared, directory: RunDirectory, *, notices: Notices) -> bool:
+    """Whether the run is complete for what is asked, so that nothing is measured again; says which run it is."""
     begun = str(directory.content["created"])[:10]
     if is_answered(directory.content, ready.asked):
-        notices.say(f"measured on {begun} already; `{anew}` measures anew")
+        notices.say(f"measured on {begun} already; `-o` with another folder measures again")
         return True
-    notices.say(f"goes on with the run of {begun}; `{anew}` measures anew")
+    notices.say(f"goes on with the run of {begun}; `-o` with another folder starts over")
     directory.update(asked=asked_json(ready.asked), is_complete=False)
     return False

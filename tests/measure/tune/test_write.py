@@ -52,18 +52,6 @@ def test_without_speculation_the_block_becomes_a_comment(file: Path) -> None:
     assert "#   num_speculative_tokens: 5\n" in file.read_text()
 
 
-def test_a_choice_for_another_model_runner_is_written_by_hand(file: Path) -> None:
-    made = example()
-    result = replace(made, choice=replace(made.choice, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}))
-    with pytest.raises(UsageError, match="needs another model runner") as raised:
-        write_choice(str(file), result)
-    assert 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}' in (raised.value.hint or "")
-    assert file.read_text() == PROFILE
-    file.write_text(PROFILE + 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}\n')
-    write_choice(str(file), result)
-    assert "# specserve tune:" in file.read_text()
-
-
 @pytest.mark.parametrize("arguments", [("none.yaml", ()), (None, ("speculation.method=ngram",))])
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     file: Path, arguments: tuple[str | None, tuple[str, ...]]
@@ -94,37 +82,3 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
 def test_a_choice_that_was_not_confirmed_is_called_predicted() -> None:
     assert "predicted" in remark(replace(example(), confirmed=()))
     assert "measured" in remark(example())
-
-
-@pytest.mark.parametrize("speculates", [True, False])
-@pytest.mark.parametrize("end", ["\r\n", "\n"])
-def test_lines_end_as_the_file_s_do(file: Path, *, end: str, speculates: bool) -> None:
-    file.write_bytes(PROFILE.replace("\n", end).encode())
-    write_choice(str(file), example(speculates=speculates))
-    after = file.read_bytes().decode()
-    assert "specserve tune:" in after
-    assert after.count(end) == after.count("\n")
-    assert ("\r" in after) is (end == "\r\n")
-    once = file.read_bytes()
-    if speculates:
-        write_choice(str(file), example())
-        assert file.read_bytes() == once
-
-
-def test_every_line_that_is_not_the_choice_stays_to_the_byte(file: Path) -> None:
-    lines = [
-        b"# a pair\n",
-        b"target: {model: big}\r\n",
-        b"\r\n",
-        b"speculation:\r\n",
-        b"  method: draft_model\n",
-    ]
-    lines += [b"  model: small\r\n", b"  num_speculative_tokens: 7\r\n", b"env: {A: 'b'}"]
-    file.write_bytes(b"".join(lines))
-    write_choice(str(file), example())
-    after = file.read_bytes().splitlines(keepends=True)
-    changed = lines[6]
-    assert changed not in after
-    assert [line for line in lines if line is not changed] == [line for line in after if line in lines]
-    new = [line for line in after if line not in lines]
-    assert new and all(line.endswith(b"\r\n") for line in new)  # as most of them do
