@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from specserve.measure.tune.plan import TuneRequest
 
 
+_option = partial(typer.Option, show_default=False)
+
+
 def tune(
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile.")],
     *,
@@ -22,60 +26,48 @@ def tune(
     temperature: Temperature = None,
     objective: Annotated[
         Literal["tpot", "throughput", "goodput"] | None,
-        typer.Option(
-            show_default=False,
-            help="What is to be best; default: goodput if `expect` limits TTFT or TPOT, else throughput.",
+        _option(
+            help="What is to be best; default: goodput if `expect` limits TTFT or TPOT, else throughput."
         ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option(
+        _option(
             metavar="NAME",
-            show_default=False,
             help="Also try ngram, suffix, one of the profile's `alternatives`, or this draft model; repeatable.",
         ),
     ] = None,
     k_max: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=64, show_default=False, help="Most draft tokens; default: 8, or the head's block."
-        ),
+        int | None, _option(min=1, max=64, help="Most draft tokens; default: 8, or the head's block.")
     ] = None,
     max_tokens: Annotated[
-        int | None,
-        typer.Option(min=8, show_default=False, help="Most tokens of an answer; default: 256, 64 on a CPU."),
+        int | None, _option(min=8, help="Most tokens of an answer; default: 256, 64 on a CPU.")
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME",
-            show_default=False,
-            help="Take about this long, such as 20m: send fewer prompts, then try fewer candidates.",
-        ),
+        _option(metavar="TIME", help="Take about this long (20m): fewer prompts, then fewer candidates."),
     ] = None,
     no_confirm: Annotated[
-        bool, typer.Option("--no-confirm", help="Do not measure the choice on other prompts.")
+        bool, _option("--no-confirm", help="Do not measure the choice on other prompts.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help="Put the choice into the profile; its comments stay.")
+        bool, _option("--write", help="Put the choice into the profile; its comments stay.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be launched and sent, and stop.")
+        bool, _option("--dry-run", help="Show what would be launched and sent, and stop.")
     ] = False,
     output: Output = None,
     estimate: Annotated[
         str | None,
-        typer.Option(
+        _option(
             metavar="[COUNTx]NAME",
-            show_default=False,
             help="Measure nothing: estimate for this accelerator, a name of `specserve gpus`.",
         ),
     ] = None,
     acceptance: Annotated[
         str | None,
-        typer.Option(
+        _option(
             metavar="CHANCE|LENGTH@K",
-            show_default=False,
             help="With --estimate: chance of each draft token, given the one before; or the mean acceptance "
             "length that a server shows, with its K, such as 3.6@4.",
         ),

@@ -221,16 +221,7 @@ def estimate_request(
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import known_versions
 
-    unset = TuneRequest(asked.profile)
-    options = [OPTIONS[name] for name in OPTIONS if getattr(asked, name) != getattr(unset, name)]
-    options += [name for name, value in others.items() if value]
-    given = [f"`--{name}`" for name in options if name not in _TAKEN]
-    if given:
-        them = "them" if len(given) > 1 else "it"
-        raise UsageError(
-            f"`--estimate` measures nothing, and has no use for {', '.join(given)}",
-            hint=f"leave {them} out, or measure without `--estimate`",
-        )
+    _refuse_measuring(asked, others)
     chance = chance_of(acceptance)
     profile = load_profile(asked.profile, settings=asked.settings)
     machine = _machine(profile, accelerator)
@@ -264,6 +255,20 @@ def estimate_request(
         context_tokens=_context(profile, s.settings.max_model_len),
         ranks=world_size(profile),
     )
+
+
+def _refuse_measuring(asked: TuneRequest, others: Mapping[str, object]) -> None:
+    """Raises UsageError with all options that were given and would do nothing."""
+    unset = TuneRequest(asked.profile)
+    options = [OPTIONS[name] for name in OPTIONS if getattr(asked, name) != getattr(unset, name)]
+    options += [name for name, value in others.items() if value]
+    given = [f"`--{name}`" for name in options if name not in _TAKEN]
+    if given:
+        them = "them" if len(given) > 1 else "it"
+        raise UsageError(
+            f"`--estimate` measures nothing, and has no use for {', '.join(given)}",
+            hint=f"leave {them} out, or measure without `--estimate`",
+        )
 
 
 def chance_of(text: str | None) -> Chance:

@@ -50,6 +50,11 @@ def test_what_pays_somewhere_or_is_not_known_to_cost_stays(
     assert after(CHOICE, measured, objective="throughput") is CHOICE
 
 
+def test_what_pays_somewhere_and_costs_more_elsewhere_is_not_chosen() -> None:
+    measured = [confirmed(1, 1.2, Verdict.PAYS), confirmed(8, 0.5, Verdict.COSTS)]
+    assert not after(CHOICE, measured, objective="throughput").speculates
+
+
 def test_what_makes_no_difference_is_not_worth_a_second_model() -> None:
     found = after(CHOICE, [confirmed(1, 1.01, Verdict.NO_DIFFERENCE)], objective="throughput")
     assert not found.speculates

@@ -92,6 +92,9 @@ def test_kernels_that_are_better_at_some_numbers_are_found_by_plain_steps() -> N
     assert sorted(off)[len(off) // 2] < 0.01
     assert found.at(1, 1) == pytest.approx(truth.at(1, 1), rel=0.03)  # a smooth form is 15 % off here
     assert found.at(2, 1) == pytest.approx(truth.at(2, 1), rel=0.03)
+    assert found.draft_s(4, 3) == pytest.approx(
+        truth.draft_s(4, 3), rel=0.05
+    )  # kernels are no cost of drafts
 
 
 def test_the_published_model_of_a_gpu_has_its_knee_at_the_ridge_of_its_roofline() -> None:

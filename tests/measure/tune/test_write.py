@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
 from specserve.measure.tune.write import refuse_unwritable, remark, write_choice
 from specserve.profile.load import load_profile
 
@@ -82,3 +82,13 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
 def test_a_choice_that_was_not_confirmed_is_called_predicted() -> None:
     assert "predicted" in remark(replace(example(), confirmed=()))
     assert "measured" in remark(example())
+
+
+def test_what_does_not_read_back_as_the_choice_leaves_the_file_as_it_was(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.plan.writer.with_speculation", lambda text, *_, **__: text + "# more\n")
+    with pytest.raises(FactError, match="in a way that `--write` cannot change"):
+        write_choice(str(file), example())
+    assert file.read_text() == PROFILE
+    assert [path.name for path in file.parent.iterdir()] == ["p.yaml"]
