@@ -68,7 +68,7 @@ class Estimate:
         return math.exp(self.log)
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Of its interval; 0 and infinity where nothing was repeated."""
+        """Of its interval; 0 and infinity if nothing was repeated."""
         half = self.half(confidence)
         return (math.exp(self.log - half), math.exp(self.log + half)) if half < 300 else (0.0, math.inf)
 
@@ -101,7 +101,7 @@ class _Spread:
 
 
 def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
-    """Rate of one arm over that of another, each all amounts over all costs; None where a rate is not positive.
+    """Rate of one arm over that of another, each all amounts over all costs; None if a rate is not positive.
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
     """
@@ -111,7 +111,7 @@ def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
 
 
 def rate(shares: Sequence[Share]) -> Estimate | None:
-    """One rate, all amounts over all costs; None where it is not positive."""
+    """One rate, all amounts over all costs; None if it is not positive."""
     parts: dict[_Key, _Part] = defaultdict(_Part)
     found = _add(shares, parts, sign=1.0)
     return None if found is None else _clustered(found, parts)

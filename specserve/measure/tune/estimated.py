@@ -52,7 +52,7 @@ class Given:
 
     tokens: int
     speedup: Interval
-    """Under 1 where a K for all loads costs more here than it brings."""
+    """Under 1 if a K for all loads costs more here than it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ class Estimate:
     most_tokens: int
     loads: tuple[Estimated, ...]
     schedule: Schedule | None
-    """Of the loads that may fit; None where speculation gains nothing at any of them."""
+    """Of the loads that may fit; None if speculation gains nothing at any of them."""
     recommended: tuple[Given, ...]
     """By that schedule, load by load, those that do not fit too; empty without one."""
     why_constant: str | None
-    """Why K cannot follow the load, as a clause; None where it can."""
+    """Why K cannot follow the load, as a clause; None if it can."""
     memory: MemoryEstimate
     requests_at_once: Bounds | None
     """Of this context, that the KV cache holds; None without a KV cache."""
@@ -80,19 +80,19 @@ class Estimate:
     basis: tuple[str, ...]
 
     def fits(self, concurrency: int) -> bool | None:
-        """Whether the KV cache holds so many requests at once; None where it is not sure."""
+        """Whether the KV cache holds so many requests at once; None if it is not sure."""
         if self.requests_at_once is None or concurrency <= self.requests_at_once.low:
             return True
         return False if concurrency > self.requests_at_once.high else None
 
     @property
     def served(self) -> tuple[Estimated, ...]:
-        """The loads that may fit; all of them where none does."""
+        """The loads that may fit; all of them if none does."""
         return tuple(load for load in self.loads if self.fits(load.concurrency) is not False) or self.loads
 
     @property
     def mean_gain(self) -> float | None:
-        """The geometric mean of what the recommended setting gives over these; None where none is recommended."""
+        """The geometric mean of what the recommended setting gives over these; None if none is recommended."""
         given = zip(self.loads, self.recommended, strict=False)
         gains = [each.speedup.value for load, each in given if load in self.served]
         return geometric_mean(gains) if gains else None
@@ -107,9 +107,9 @@ def estimate(
     context_tokens: float,
     ranks: int,
 ) -> Estimate:
-    """The best K at each load where each draft token is accepted with this chance. `ranks`: accelerators in use.
+    """The best K at each load if each draft token is accepted with this chance. `ranks`: accelerators in use.
 
-    Raises UsageError for an accelerator of which no rates are known, FactError where a model's facts do not suffice.
+    Raises UsageError for an accelerator of which no rates are known, FactError if a model's facts do not suffice.
     """
     rates, pair = _rates(s.machine), roofline.pair(s, context_tokens=context_tokens)
     alpha, at_once, why = chance.value, _at_once(s, context_tokens), _why_constant(s)
@@ -154,7 +154,7 @@ def _rates(machine: Machine) -> Rates:
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
             f"bandwidth and FLOP/s of `{known.name}` are not known, so nothing can be estimated",
-            hint="`specserve gpus` shows which are; without `--estimate` a tune measures, where one is at hand",
+            hint="`specserve gpus` shows which are; without `--estimate` a tune measures, if one is at hand",
         )
     return Rates(known.bandwidth_bytes_per_s, known.flops)
 
@@ -170,9 +170,9 @@ def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
 
 
 def _why_constant(s: Situation) -> str | None:
-    """Why the drafter would follow no schedule on the runner that the launch gets; None where it would."""
-    where = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
-    return schedule.follows_schedule(where)
+    """Why the drafter would follow no schedule on the runner that the launch gets; None if it would."""
+    there = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    return schedule.follows_schedule(there)
 
 
 def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ def chance_of(text: str | None) -> Chance:
 
 
 def _number(text: str) -> float:
-    """NaN, which is in no range, where it is none."""
+    """NaN, which is in no range, if it is none."""
     try:
         return float(text)
     except ValueError:

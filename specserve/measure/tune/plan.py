@@ -98,7 +98,7 @@ ROUNDS, LEAST_ROUNDS = 3, 2
 _WAVES = 3
 """Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
 _EXTRA_TOKENS = 48
-"""Of an answer where only the time of a step is wanted."""
+"""Of an answer of which only the time of a step is wanted."""
 EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
 """Numbers of blocks: of loads between, of these another time, and of the confirmation; below are those to choose by."""
 
@@ -113,7 +113,7 @@ class Candidate:
     """The `speculation` block that it stands for, without what only the measurement adds."""
     most_tokens: int
     rungs: Mapping[int, int] = field(default_factory=dict)
-    """K by batch size, where several are measured in this launch; else K_max at all."""
+    """K by batch size, if several are measured in this launch; else K_max at all."""
     why_no_ladder: str | None = None
     """Why it has one K at every load; None: it follows a schedule by batch size."""
     is_own: bool = False
@@ -122,7 +122,7 @@ class Candidate:
     runner: str = "v1"
     """vLLM's model runner."""
     small: bool = False
-    """A second launch with a small K, where one launch has only one K."""
+    """A second launch with a small K, if one launch has only one K."""
 
     @property
     def follows_schedule(self) -> bool:
@@ -151,7 +151,7 @@ class Wish:
     runner: str
     platform: str
     sources: Mapping[str, str] = field(default_factory=dict)
-    """What a workload is loaded from, by its name, where that is a file."""
+    """What a workload is loaded from, by its name, if that is a file."""
     expect: tuple[Expectation, ...] = ()
     """The profile's promises."""
     vllm: str = ""
@@ -300,7 +300,7 @@ def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
 
 
 def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
-    """Seconds of one launch's passes, where a request makes so many tokens/s at every load."""
+    """Seconds of one launch's passes, if a request makes so many tokens/s at every load."""
     requests = [max(wish.prompts, _WAVES * load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
 

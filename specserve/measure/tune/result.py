@@ -37,7 +37,7 @@ class CandidateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One K of one candidate at one load of one workload: predicted, and measured where it was."""
+    """One K of one candidate at one load of one workload: predicted, and measured if it was."""
 
     candidate: str
     workload: str
@@ -95,7 +95,7 @@ class Choice:
     by_load: Mapping[int, int] = field(default_factory=dict)
     """K by concurrency."""
     schedule: tuple[tuple[int, int, int], ...] | None = None
-    """None where one K serves all loads."""
+    """None if one K serves all loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,6 @@ class TuneResult:
         return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
 
     def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
-        """A workload, and its temperature where there are several."""
+        """A workload, and its temperature if there are several."""
         several = len({row.temperature for row in self.rows}) > 1
         return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload

@@ -114,14 +114,14 @@ def draft_s(pair: Pair, *, batch: int, tokens: int, rates: Rates) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """One load: the best K where each draft token is accepted with the given chance, and what it gives."""
+    """One load: the best K if each draft token is accepted with the given chance, and what it gives."""
 
     concurrency: int
     tokens: int
     """0: none is faster than none."""
     mean_length: float
     break_even: float
-    """At these tokens (or at one, where 0 are best)."""
+    """At these tokens (or at one, if 0 are best)."""
     step_ms: float
     plain_step_ms: float
     tpot_ms: float
@@ -184,7 +184,7 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_exp
 
 
 def pair(s: Situation, *, context_tokens: float) -> Pair:
-    """Target and draft of one arm on its machine. Raises FactError where a model's facts do not say enough."""
+    """Target and draft of one arm on its machine. Raises FactError if a model's facts do not say enough."""
     if s.method is None:
         raise FactError("the profile does not speculate", hint="give it a `speculation` section")
     speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
@@ -250,7 +250,7 @@ def _lookup_bytes(facts: ModelFacts, *, settings: Settings) -> float:
 
 
 def _head_bytes(s: Situation, *, settings: Settings) -> float:
-    """Of the output table that a head shares with the target, where it brings none."""
+    """Of the output table that a head shares with the target, if it brings none."""
     own = s.draft is not None and any("lm_head" in name for name in s.draft.tensors or ())
     return 0.0 if own else _table_bytes(s.target, settings=settings)
 
