@@ -19,8 +19,8 @@ from typing import Any
 CHILD = """
 import sys, json
 from pathlib import Path
-from specserve.models.model import ModelFacts, ModelFile
-from specserve.models.tokenizers.compare import compare
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.tokenizercompare import compare
 def facts(folder):
     files = {path.name: ModelFile(path.stat().st_size, None, path) for path in Path(folder).iterdir()}
     return ModelFacts(folder, "directory", {"vocab_size": int(sys.argv[3])}, files=files)

@@ -12,10 +12,9 @@ from gpureport.contributed import reports
 from specserve.errors import FactError, SpecserveError
 from specserve.measure.bench.result import ArmInfo, Comparison, Result, read_result
 from specserve.measure.bench.sharing import redacted
-from specserve.report.bench import table
-from specserve.report.benchview import load, machine, sections
-from specserve.report.console import number, rate, spread
-from specserve.report.html import code_cell, markdown
+from specserve.report.benchrows import load, machine, sections
+from specserve.report.numbers import number, rate, spread
+from specserve.report.table import code_cell, markdown, markdown_table
 
 FOLDER = Path(__file__).parents[1] / "docs" / "results"
 HEAD = """\
@@ -49,7 +48,7 @@ def document(folder: Path) -> str:
     ordered = sorted(results.items(), key=lambda item: (targets(item[1]), machine(item[1]), item[0]))
     rows = [row for name, result in ordered for row in overview(name, result)]
     head = ("target", "speculation", "machine", "vLLM", "speedup", "launches", "measured", "file")
-    parts = [HEAD.rstrip(), table(head, rows) if rows else "No result yet."]
+    parts = [HEAD.rstrip(), markdown_table(head, rows) if rows else "No result yet."]
     parts += [part for name, result in ordered for part in details(name, result)]
     parts += reports(folder / "reports")
     return "\n\n".join(parts) + "\n"
@@ -116,7 +115,7 @@ def details(name: str, result: Result) -> Iterator[str]:
                 )
     if rows:
         yield f"## {markdown(result.name)}\n{markdown(machine(result))}, {facts(result)}; [{name}]({name})"
-        yield table(("workload", "speculation", *names), rows)
+        yield markdown_table(("workload", "speculation", *names), rows)
 
 
 def cell(result: Result, item: Comparison | None) -> str:

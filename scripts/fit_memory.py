@@ -40,7 +40,7 @@ from specserve.memory.bounds import (
     layers_bytes,
 )
 from specserve.memory.defaults import shape
-from specserve.memory.estimate import Interval
+from specserve.memory.estimate import Bounds
 from specserve.memory.reckoning import captures
 from specserve.memory.settings import Regime, regime, regimes
 
@@ -133,7 +133,7 @@ def source_of(point: Mapping[str, Any]) -> str:
     return report[1] if report else told
 
 
-def fitted(points: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, Kind], Interval]:
+def fitted(points: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, Kind], Bounds]:
     """The bounds of every regime that logs can pin down: what was seen, and what the next log may add."""
     samples = [
         sample._replace(source=source_of(point))
@@ -141,7 +141,7 @@ def fitted(points: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, Kind], I
         if has_gpu(point)
         for sample in _samples(point)
     ]
-    found: dict[tuple[str, str, Kind], Interval] = {}
+    found: dict[tuple[str, str, Kind], Bounds] = {}
     for rules in regimes():
         for kind in get_args(Kind) if rules.runner != "cpu" else ():
             seen = [sample for sample in samples if sample.kind == kind and _supports(sample, rules)]
@@ -162,15 +162,15 @@ def _supports(sample: Sample, rules: Regime) -> bool:
     return sample.kind == "sampler_bytes" and is_v1 and {sample.since, rules.since} <= _SAME_SAMPLER
 
 
-def _bounds(seen: Sequence[Sample], *, assumed: tuple[float, float]) -> Interval:
+def _bounds(seen: Sequence[Sample], *, assumed: tuple[float, float]) -> Bounds:
     if not seen:
-        return Interval(*assumed, 0)
+        return Bounds(*assumed, 0)
     values = [sample.value for sample in seen]
     margin = _SURPRISE / 2 * (1 / len(seen) + 1 / len({sample.source for sample in seen}))
     low, high = max(0.0, min(values) * (1 - margin)), max(values) * (1 + margin)
     if len(seen) < _ENOUGH:
         low, high = min(low, assumed[0]), max(high, assumed[1])
-    return Interval(low, high, len(seen))
+    return Bounds(low, high, len(seen))
 
 
 def _samples(point: Mapping[str, Any]) -> list[Sample]:
@@ -218,12 +218,12 @@ def _peak(point: Mapping[str, Any], rules: Regime) -> Iterable[Sample]:
         yield Sample("sampler_bytes", rules.runner, rules.since, (peak - hidden - experts) / rows)
 
 
-def rules_of(found: Mapping[tuple[str, str, Kind], Interval], known: Regime) -> Regime:
+def rules_of(found: Mapping[tuple[str, str, Kind], Bounds], known: Regime) -> Regime:
     """A regime with these bounds."""
 
-    def bound(kind: Kind, now: Interval, unit: int = 1) -> Interval:
+    def bound(kind: Kind, now: Bounds, unit: int = 1) -> Bounds:
         given = found.get((known.runner, known.since, kind))
-        return now if given is None else Interval(given.low * unit, given.high * unit, given.logs)
+        return now if given is None else Bounds(given.low * unit, given.high * unit, given.logs)
 
     return replace(
         known,
@@ -237,14 +237,14 @@ def rules_of(found: Mapping[tuple[str, str, Kind], Interval], known: Regime) -> 
     )
 
 
-def rewritten(text: str, found: Mapping[tuple[str, str, Kind], Interval]) -> str:
+def rewritten(text: str, found: Mapping[tuple[str, str, Kind], Bounds]) -> str:
     """memory.toml with these bounds."""
     return "".join(
         _rewritten_row(part, found) for part in re.split(r"(?=^\[\[regime\]\]$)", text, flags=re.M)
     )
 
 
-def _rewritten_row(row_text: str, found: Mapping[tuple[str, str, Kind], Interval]) -> str:
+def _rewritten_row(row_text: str, found: Mapping[tuple[str, str, Kind], Bounds]) -> str:
     names = dict(re.findall(r'^(runner|from) = "(.*)"$', row_text, re.M))
     for (runner, since, kind), bound in found.items():
         if (runner, since) == (names.get("runner"), names.get("from")):
@@ -270,9 +270,7 @@ def tables(points: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def scores(
-    points: Iterable[Mapping[str, Any]], found: Mapping[tuple[str, str, Kind], Interval]
-) -> list[Score]:
+def scores(points: Iterable[Mapping[str, Any]], found: Mapping[tuple[str, str, Kind], Bounds]) -> list[Score]:
     scored = []
     for point in points:
         if not has_gpu(point):

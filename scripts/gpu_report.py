@@ -226,7 +226,7 @@ class Report:
             return
         say(f"{step.key}: {step.title} (about {estimate_s:.0f} s)")
         began, self._learned = time.monotonic(), []
-        status, told = self._attempt(run, step)
+        status, found = self._attempt(run, step)
         record = {
             **store.head(step),
             "status": status,
@@ -235,7 +235,7 @@ class Report:
             **store.asked(step),
             "learned": self._learned,
             "result": {},
-            **told,
+            **found,
         }
         if status == "not_run":
             record = store.not_run(step, "out of time", estimate_s=estimate_s)
@@ -284,8 +284,8 @@ class Report:
         """What is left to say; a complete run needs its large model no more."""
         statuses = [record["status"] for record in self._records.values()]
         counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
-        told = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
-        say(f"{told}; {self._clock.elapsed_s():.0f} s")
+        counted = ", ".join(f"{count} {status.replace('_', ' ')}" for status, count in counts.items())
+        say(f"{counted}; {self._clock.elapsed_s():.0f} s")
         if not {"not_run", "partial"} & set(statuses):
             shutil.rmtree(self._folders.models / "wide", ignore_errors=True)
         return 1 if "failed" in statuses else 0

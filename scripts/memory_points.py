@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.memory.bounds import Drafting, buffers, outside
+from specserve.memory.compose import demand
 from specserve.memory.defaults import GPU_MEMORY_UTILIZATION, batch_defaults, shape
-from specserve.memory.demand import Demand, Stage, demand
-from specserve.memory.kv import Group
+from specserve.memory.demand import BlockTable, Demand, PipelineStage
 from specserve.memory.settings import Regime, Runner, Settings, regime
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.vllm.fact import minor
 
@@ -68,7 +68,7 @@ class Row(NamedTuple):
     """A launch that a log describes: what the estimate takes in, and the log."""
 
     point: Mapping[str, Any]
-    situation: Situation
+    situation: MemorySituation
     demand: Demand
 
 
@@ -127,7 +127,7 @@ def has_gpu(point: Mapping[str, Any]) -> bool:
     return _gpu_gib(point) is not None
 
 
-def _weights(point: Mapping[str, Any], s: Situation, *, rules: Regime) -> tuple[int | None, bool]:
+def _weights(point: Mapping[str, Any], s: MemorySituation, *, rules: Regime) -> tuple[int | None, bool]:
     """Weights of one GPU, and whether they come from elsewhere than the log."""
     counted = weights_bytes(point)
     if counted is not None:
@@ -154,12 +154,12 @@ def _published_weights(point: Mapping[str, Any]) -> int | None:
     return int(total / (int(point.get("tp") or 1) * int(point.get("pp") or 1)))
 
 
-def capability(s: Situation) -> tuple[int, int]:
+def capability(s: MemorySituation) -> tuple[int, int]:
     """The compute capability of the accelerator; (0, 0) where it is not known."""
     return s.machine.accelerator.compute_capability or (0, 0)
 
 
-def _cache(point: Mapping[str, Any], s: Situation) -> Demand:
+def _cache(point: Mapping[str, Any], s: MemorySituation) -> Demand:
     """The KV cache of the last stage, which has the sampler; without groups if it is not known."""
     if _published(point):
         nominal = replace(s.target, tensors={"model.norm.weight": Tensor("BF16", (1,))})
@@ -167,12 +167,12 @@ def _cache(point: Mapping[str, Any], s: Situation) -> Demand:
         return replace(found, stages=found.stages[-1:], notes=())
     per_token = kv_bytes_per_token(point)
     if per_token is None:
-        return Demand((Stage(0, 0, 0, 0, 0, 0, 0, 0),), (), s.settings.max_model_len)
+        return Demand((PipelineStage(0, 0, 0, 0, 0, 0, 0, 0),), (), s.settings.max_model_len)
     drafted = _draft(point)
     extra = (kv_bytes_per_token(drafted) or 0) if drafted else 0
     page = (per_token + extra) * BLOCK
-    stage = Stage(0, 0, 0, page, per_token, extra, 0, 0)
-    return Demand((stage,), (Group(BLOCK, page),), s.settings.max_model_len)
+    stage = PipelineStage(0, 0, 0, page, per_token, extra, 0, 0)
+    return Demand((stage,), (BlockTable(BLOCK, page),), s.settings.max_model_len)
 
 
 def logged_kv(launch: Row) -> float | None:
@@ -245,7 +245,7 @@ def version_of(point: Mapping[str, Any]) -> str:
     return f"{found[1]}.{found[2]}" if found else _DEFAULT_VERSIONS.get(str(point.get("regime")), "0.26")
 
 
-def situation(point: Mapping[str, Any]) -> Situation:
+def situation(point: Mapping[str, Any]) -> MemorySituation:
     """The launch behind a log, after the defaults of its version."""
     version = version_of(point)
     runner: Runner = "v2" if point.get("regime") == "v2" else "v1"
@@ -258,7 +258,7 @@ def situation(point: Mapping[str, Any]) -> Situation:
     default = 0.9 if minor(version) < (0, 22) else GPU_MEMORY_UTILIZATION
     utilization = point.get("gpu_memory_utilization") or default
     draft = point.get("draft")
-    return Situation(
+    return MemorySituation(
         target=ModelFacts(str(point.get("model")), "lock", config),
         machine=machine,
         settings=Settings(

@@ -112,17 +112,17 @@ def equal(args: argparse.Namespace, folder: Path) -> bool:
     with server(folder) as url:
         runs = folder / "runs"
         runs.mkdir()
-        for seed in range(args.runs):
+        for number in range(args.runs):
             result = bench(
                 url,
                 *("--with", f"again={url}", "-w", "code", "-c", "1", "-t", "0,0.7", "--blocks", "6"),
-                *("--prompts", "12", "--max-tokens", "32", "--seed", str(seed)),
+                *("--max-tokens", "32"),
                 folder=runs,
                 limit_s=args.limit_s / args.runs,
             )
             for comparison in result["comparisons"]:
                 verdicts.append(comparison["verdict"])
-                print(f"  {seed + 1}/{args.runs} {told(comparison)}", flush=True)
+                print(f"  {number + 1}/{args.runs} {told(comparison)}", flush=True)
     wrong = sum(verdict in SIDES for verdict in verdicts)
     print(f"{wrong} of {len(verdicts)} comparisons of a server with itself are PAYS or COSTS")
     return wrong == 0
@@ -157,7 +157,7 @@ def bad(args: argparse.Namespace, folder: Path) -> bool:
     runs.mkdir()
     result = bench(
         *(str(DEMO), "--set", f"speculation.model={draft}", "-w", "code", "-c", "1", "-t", "0"),
-        *("--set", "speculation.num_speculative_tokens=8", "--prompts", "16", "--max-tokens", "32"),
+        *("--set", "speculation.num_speculative_tokens=8", "--max-tokens", "32"),
         *("--blocks", "8"),
         folder=runs,
         limit_s=args.limit_s,
@@ -197,7 +197,7 @@ def ngram(args: argparse.Namespace, folder: Path) -> bool:
     for workload, temperature in ((str(copying), "0"), ("creative", "1")):
         result = bench(
             *(str(profile), "-w", workload, "-c", "1", "-t", temperature, "--blocks", "8"),
-            *("--prompts", "16", "--max-tokens", "48"),
+            *("--max-tokens", "48"),
             folder=runs,
             limit_s=args.limit_s / 2,
         )

@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from specserve.measure.verify.greedy import Answer, Position
-from specserve.measure.verify.prompts import prompts
-from specserve.measure.verify.result import Sampling, Verdict
+from specserve.measure.verify.prompts import load_prompts
+from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
-from specserve.measure.verify.session import TOP, Crew, Session
+from specserve.measure.verify.scores import Position, ScoredText
+from specserve.measure.verify.session import TOP, Crew, VerifySession
 from specserve.serve.client import Client
 from specserve.serve.process import free_port
 from specserve.serve.requests import endpoint
@@ -39,21 +39,21 @@ FACTORS = (1.0, 1.05, 0.95)
 RECORDED = 30
 
 
-def answers(url: str, sampling: Sampling, *, count: int) -> list[Answer]:
+def answers(url: str, sampling: Sampling, *, count: int) -> list[ScoredText]:
     """So many answers with their scores."""
-    asked = prompts()
+    asked, _ = load_prompts()
     with Client(endpoint(url)) as client:
-        session = Session(client)
+        session = VerifySession(client)
         session.warm_up(asked[0])
 
-        def job(number: int) -> Callable[[], Answer]:
+        def job(number: int) -> Callable[[], ScoredText]:
             prompt = asked[number % len(asked)]
             return lambda: session.scored(session.generate(prompt, sampling, max_tokens=128))
 
         return list(Crew(map(job, range(count)), concurrency=8).results(on_tick=lambda: None))
 
 
-def verdict(tallies: Sequence[Tally], *, seed: int) -> Verdict:
+def verdict(tallies: Sequence[Tally], *, seed: int) -> VerifyVerdict:
     """One run on these answers, each used once."""
     collector = Collector(ASKED)
     for one in random.Random(seed).sample(tallies, len(tallies)):
@@ -68,7 +68,7 @@ def place(position: Position) -> int:
     return next((at for at, (token, _) in enumerate(position.top[:TOP]) if token == position.token), -1)
 
 
-def record(found: Sequence[Answer], file: Path) -> None:
+def record(found: Sequence[ScoredText], file: Path) -> None:
     """Write what the unit tests simulate servers on."""
     rows = []
     for one in [item for item in found if len(item.positions) >= 16][:RECORDED]:
@@ -102,7 +102,7 @@ def series(url: str, *, runs: int, count: int, file: Path | None) -> bool:
         print(
             f"drawn at {factor:g} times the temperature: {tokens:,} tokens in {took_s:.0f} s, {many} runs: {dict(seen)}"
         )
-        lossy = seen[Verdict.LOSSY.value]
+        lossy = seen[VerifyVerdict.LOSSY.value]
         good &= lossy <= many / 200 if factor == 1.0 else lossy >= 0.95 * many
     return good
 

@@ -34,8 +34,9 @@ from specserve.checks.prepare import prepare
 from specserve.errors import SpecserveError
 from specserve.measure.bench.arms import BASELINE, Arm, Session, host, memory_bytes, sessions, versions
 from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.run import Bench, Wish
+from specserve.measure.bench.run import Bench
 from specserve.measure.bench.rundir import News, Noted, Passed, Ready, RunDirectory, create, resume
 from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.tune.plan import split
@@ -125,20 +126,18 @@ def measure(asked: argparse.Namespace) -> int:
     found = sessions(arms, launches=1, at_once=asked.at_once)
     with _directory(asked) as directory, stop_on_signals() as stop:
         files = dict(_groups(asked, directory.path / "prompts"))
-        points = tuple(
-            Point(name, asked.temperature, at_once, None, True) for name, (at_once, _) in files.items()
-        )
-        wish = Wish(
+        points = tuple(Point(name, asked.temperature, at_once) for name, (at_once, _) in files.items())
+        plan = BenchPlan(
             arms=tuple(arms),
             sessions=found,
             points=points,
-            sizes=Sizes(asked.blocks, 0, is_whole=True),
+            sizes=Sizes(asked.blocks, is_whole=True),
             sources={name: str(path) for name, (_, path) in files.items()},
             max_tokens=asked.max_tokens,
             budget_s=asked.minutes * 60,
             still=functools.partial(still, sessions=found, points=points),
         )
-        Bench(wish, directory, _tell, stop).run()
+        Bench(plan, directory, _tell, stop).run()
         passes = directory.passes()
     names = [arm.name for arm in arms]
     missing = [at for at in sorted({place(done.point) for done in passes}) if wanted(passes, names, at=at)]

@@ -172,8 +172,8 @@ def tail(file: Path, *, lines: int = _TAIL_LINES) -> str:
 def last_line(child: Child) -> str:
     """The line that most likely says why a command failed: that of `error:`, else the last."""
     lines = [line for line in child.tail().splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("error")]
-    return (told or lines or ["it printed nothing"])[-1].strip()
+    errors = [line for line in lines if line.startswith("error")]
+    return (errors or lines or ["it printed nothing"])[-1].strip()
 
 
 def _end_with_parent() -> Callable[[], None] | None:

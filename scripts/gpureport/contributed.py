@@ -12,8 +12,7 @@ from gpureport import sharing, store
 from gpureport.step import PARTS
 from gpureport.summary import headline, results_of
 from specserve.errors import FactError
-from specserve.report.bench import table
-from specserve.report.html import markdown
+from specserve.report.table import markdown, markdown_table
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.json", re.ASCII)
 _HEAD = (
@@ -31,7 +30,7 @@ def reports(folder: Path) -> list[str]:
     head = ("machine", "vLLM", "measured", *PARTS, "file")
     rows = [tuple(_row(name, report)) for name, report in found.items()]
     has_gpu = any(not report["machine"]["is_small"] for report in found.values())
-    return [_HEAD, *([] if has_gpu else [_NONE]), *([table(head, rows)] if rows else [])]
+    return [_HEAD, *([] if has_gpu else [_NONE]), *([markdown_table(head, rows)] if rows else [])]
 
 
 def read(file: Path) -> dict[str, Any]:

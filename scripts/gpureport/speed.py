@@ -52,7 +52,7 @@ def _commands(target: Target) -> dict[str, dict[str, tuple[str, ...]]]:
         "-w", "demo/prompts.jsonl", "-c", loads, "-t", "0", "--max-tokens", tokens, "--no-check", *as_json,
         "-o", "{work}/run",
     )  # fmt: skip
-    bench = ("specserve", "bench", name, "--blocks", "4", "--prompts", "8" if small else "24", *load)
+    bench = ("specserve", "bench", name, "--blocks", "4", *load)
     again = {
         "resume": ("specserve", "bench", "--resume", "{work}/run", *as_json),
         "show": ("specserve", "bench", "--show", "{work}/run", *as_json),

@@ -15,11 +15,11 @@ def results_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 def compared(found: Mapping[str, Any]) -> tuple[float, float, float, str] | None:
     """Logged KV cache, both bounds, and the unit; None if either side is missing."""
-    said, told = found.get("logged") or {}, found.get("predicted")
-    if found.get("outcome") != "serves" or not told:
+    said, estimate = found.get("logged") or {}, found.get("predicted")
+    if found.get("outcome") != "serves" or not estimate:
         return None
     for key, unit in (("kv_gib", "GiB"), ("kv_tokens", "tokens")):
-        low, high = told[key]["low"], told[key]["high"]
+        low, high = estimate[key]["low"], estimate[key]["high"]
         if key in said and low is not None and high is not None:
             return said[key], low, high, unit
     return None

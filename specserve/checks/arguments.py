@@ -7,22 +7,33 @@ from typing import Any
 
 from specserve.checks.arms import judged, on_cpu, on_gpu, only_in
 from specserve.checks.rule import Context, Hit, rule
-from specserve.convert.options import refused_spellings
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
 from specserve.profile.schema import Profile
+from specserve.profile.texts import COMMAND
 from specserve.vllm.table import Section
 from specserve.vllm.versions import table, versions_with
 
 
-def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
-    """Each problem once, with the versions that have it where they do not all have it."""
-    seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
+def _problems(ctx: Context) -> list[tuple[str, ArgumentProblem]]:
+    """Every problem of the arguments, with the version that has it."""
+    found = []
     for version in judged(ctx):
         known = table(version)
-        for problem in (*problems(ctx.profile, known), *refused_spellings(ctx.profile, known)):
-            if problem.kind in kinds:
-                seen.setdefault(problem.path, (problem, []))[1].append(version)
+        found += [(version, item) for item in problems(ctx.profile, known)]
+        if ctx.profile.file == COMMAND:
+            from specserve.convert.options import refused_spellings
+
+            found += [(version, item) for item in refused_spellings(ctx.profile, known)]
+    return found
+
+
+def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
+    """Each problem of these kinds once, with the versions that have it if they do not all have it."""
+    seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
+    for version, problem in ctx.once("argument problems", lambda: _problems(ctx)):
+        if problem.kind in kinds:
+            seen.setdefault(problem.path, (problem, []))[1].append(version)
     for path, (problem, found) in seen.items():
         message = problem.message
         if problem.kind == "unknown" and len(found) > 1:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.checks.rule import Arm, Context
 from specserve.diagnostics import Severity
-from specserve.memory.defaults import arguments
-from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.values import human_int
 from specserve.vllm.context import Length, context_length, only_sizes_cache
 from specserve.vllm.fact import minor
 from specserve.vllm.registry import ModelClass, Registry, registry
-from specserve.vllm.runner import SWITCH, Lack, env_switch, which_runner
+from specserve.vllm.runner import SWITCH, Choice, env_switch, which_runner
 from specserve.vllm.versions import known_versions
+
+if TYPE_CHECKING:
+    from specserve.models.facts import ModelFacts
 
 
 def blocks(ctx: Context) -> Iterator[tuple[str, Speculation]]:
@@ -250,36 +250,36 @@ def is_open(profile: Profile) -> bool:
     return not (_LOOPBACK.fullmatch(profile.server.host) or frontend.get("uds") or certified)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The runner of a block in one version. `lacks`: what the block asks of it in vain, and where that stands."""
-
-    runner: Literal["V1", "V2"]
-    reason: str
-    """Why it is this one, in a few words; empty if it is vLLM's default."""
-    lacks: tuple[tuple[str, str], ...] = ()
-
-
 def choice(
-    profile: Profile, block: Speculation, path: str, *, version: str, config: Mapping[str, Any] | None = None
+    profile: Profile, block: Speculation, *, version: str, config: Mapping[str, Any] | None = None
 ) -> Choice | None:
     """The runner that vLLM would take, or None if that depends on the target and its config.json is not given."""
-    found = which_runner(
+    return which_runner(
         version,
-        arguments=arguments(profile),
+        arguments={**profile.engine, "pipeline_parallel_size": profile.target.pipeline_parallel_size},
         speculation={**block.keys, "method": block.method},
         env=profile.env,
         platform="cpu" if on_cpu(profile) else "cuda",
         config=config,
     )
-    if found is None:
-        return None
-    lacks = tuple((lack.what, _place(lack, path)) for lack in found.lacks)
-    return Choice(found.runner, found.reason, lacks)
 
 
-def _place(lack: Lack, path: str) -> str:
-    return f"{path if lack.section == 'speculation' else lack.section}.{lack.key}"
+def choices(ctx: Context, block: Speculation, *, by_target: bool = False) -> dict[str, Choice | None]:
+    """The runner of each judged version. `by_target`: the target's config.json may decide, if it was read."""
+    config = ctx.target.config if by_target and ctx.target else None
+
+    def find() -> dict[str, Choice | None]:
+        return {v: choice(ctx.profile, block, version=v, config=config) for v in judged(ctx)}
+
+    return ctx.once(("choices", id(block), config is None), find)
+
+
+def versions_on(
+    ctx: Context, block: Speculation, runner: Literal["V1", "V2"], *, by_target: bool = False
+) -> list[str]:
+    """The judged versions that serve a block with this runner."""
+    found = choices(ctx, block, by_target=by_target)
+    return [version for version, taken in found.items() if taken is not None and taken.runner == runner]
 
 
 def switch(profile: Profile) -> bool | None:
@@ -297,4 +297,4 @@ def on_gpu(profile: Profile) -> bool:
     return profile.hardware is not None and bool(profile.hardware.accelerator) and not on_cpu(profile)
 
 
-__all__ = ["SWITCH", "Choice", "choice", "on_cpu", "on_gpu", "switch"]
+__all__ = ["SWITCH", "choice", "on_cpu", "on_gpu", "switch"]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Known, Unread, Wanted, gather, on_this_machine
+from specserve.checks.gather import Gathered, Unread, Wanted, gather, on_this_machine
 from specserve.checks.reading import Read
 from specserve.checks.rule import Context, Judged, Need
-from specserve.checks.run import context_of, examined_in, identity, rules_for, stopped, verdict_of
+from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
 from specserve.diagnostics import Code, Finding, Report, Severity, Skipped, Verdict
 from specserve.errors import FactError
 from specserve.profile.schema import Profile
@@ -109,45 +109,43 @@ class Checked(Verdict):
         return any(item.error.cause in causes and item.published is None for item in self.unread)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    checked: Checked
-    findings: list[Finding]
-    skipped: list[Skipped]
-    hidden: int
-
-
 def check(
     profiles: Iterable[tuple[str, Profile | None, list[Finding]]], *, wanted: Wanted, read: Read | None = None
 ) -> Report:
     """All rules over profiles that were examined: `(path, profile or None, problems of the file)`."""
     findings: dict[Finding, None] = {}
-    outcomes = []
+    skips: list[Skipped] = []
+    verdicts: list[Verdict] = []
+    suppressed = 0
     for path, profile, problems in profiles:
         if profile is None:
             findings |= dict.fromkeys(problems)
-            outcomes.append(_Outcome(Checked(path, None, None, "invalid"), problems, [], 0))
+            verdicts.append(Checked(path, None, None, "invalid"))
             continue
-        outcome = checked(path, profile, problems=problems, wanted=wanted, read=read)
-        findings |= dict.fromkeys(outcome.findings)
-        outcomes.append(outcome)
+        verdict, found, left_out, hidden = _checked(
+            path, profile, problems=problems, wanted=wanted, read=read
+        )
+        findings |= dict.fromkeys(found)
+        skips += left_out
+        verdicts.append(verdict)
+        suppressed += hidden
     return Report(
         tuple(findings),
-        skipped=tuple(item for outcome in outcomes for item in outcome.skipped),
-        verdicts=tuple(outcome.checked for outcome in outcomes),
-        suppressed=sum(outcome.hidden for outcome in outcomes),
+        skipped=tuple(skips),
+        verdicts=tuple(verdicts),
+        suppressed=suppressed,
         rules=len(RULES),
     )
 
 
-def checked(
+def _checked(
     path: str, profile: Profile, *, problems: list[Finding], wanted: Wanted, read: Read | None
-) -> _Outcome:
-    """One profile."""
+) -> tuple[Checked, list[Finding], list[Skipped], int]:
+    """One profile's verdict, its findings, the groups that did not run, and how many findings are hidden."""
     try:
         known = gather(profile, wanted=wanted, read=read)
     except UnreadableValue as error:
-        known = Known(
+        known = Gathered(
             context_of(profile), profile, missing=dict.fromkeys(("models", "hardware"), error.message)
         )
     profile = known.profile
@@ -159,17 +157,17 @@ def checked(
             why = error.message
     context = replace(known.context, plan=plan, host=host)
     broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
-    found, hidden = examined_in(context, problems=[*problems, *filter(None, broken)])
+    found, hidden, stopped = examined_in(context, problems=[*problems, *filter(None, broken)])
     missing = dict(known.missing)
     if host is None and why:
         missing["host"] = why
     left_out = _left_out(profile, known, context, missing)
     names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in missing]
-    outcome = Checked(
+    verdict = Checked(
         path,
         *identity(profile, found),
         _verdict(found, left_out),
-        stopped(context) if problems else (),
+        stopped if problems else (),
         versions=context.versions if isinstance(context.versions, tuple) else (),
         machine=context.machine,
         tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
@@ -178,10 +176,10 @@ def checked(
         unread=known.unread,
         vllm=context.vllm,
     )
-    return _Outcome(outcome, found, left_out, hidden)
+    return verdict, found, left_out, hidden
 
 
-def _left_out(profile: Profile, known: Known, context: Context, missing: dict[Need, str]) -> list[Skipped]:
+def _left_out(profile: Profile, known: Gathered, context: Context, missing: dict[Need, str]) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
     ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
     ran -= set(_codes("vllm")) if "vllm" in missing else set()

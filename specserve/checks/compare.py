@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specserve.checks.gather import Known, Wanted, gather
+from specserve.checks.gather import Gathered, Wanted, gather
 from specserve.errors import FactError
-from specserve.memory.estimate import Interval, MemoryEstimate
+from specserve.memory.estimate import Bounds as Interval
+from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.plan.compare import Difference, Written, differences
 from specserve.profile.schema import Profile
@@ -109,7 +110,7 @@ def compare_known(a: At, b: At) -> tuple[Differences | None, Differences | None,
     return models, memory, list(why)
 
 
-def _known(side: At, why: dict[str, None]) -> Known | None:
+def _known(side: At, why: dict[str, None]) -> Gathered | None:
     """The profile's models and memory without its alternatives; None where a model of it could not be read."""
     version = ".".join(side.version.split(".")[:2])
     wanted = Wanted(offline=True, version=version, locked=side.locked, no_lock=not side.locked)
@@ -122,30 +123,28 @@ def _known(side: At, why: dict[str, None]) -> Known | None:
     return None if known.unread else known
 
 
-def _models(a: Known, b: Known) -> Differences:
+def _models(a: Gathered, b: Gathered) -> Differences:
     left, right = dict[str, Written](), dict[str, Written]()
-    for role, of in (("target", _target), ("draft", _draft)):
-        for values, facts, other in ((left, of(a), of(b)), (right, of(b), of(a))):
+    targets = a.context.target, b.context.target
+    drafts = _draft(a), _draft(b)
+    for role, (one, other) in (("target", targets), ("draft", drafts)):
+        for values, facts, counterpart in ((left, one, other), (right, other, one)):
             if facts:
                 every = model_values(role, facts)
-                # a model that only one side has is told by its name
-                values.update(every if other else {f"{role}.model": every[f"{role}.model"]})
+                # of a model that only one side has, the name says enough
+                values.update(every if counterpart else {f"{role}.model": every[f"{role}.model"]})
     return differences(left, right)
 
 
-def _target(known: Known) -> ModelFacts | None:
-    return known.context.target
-
-
-def _draft(known: Known) -> ModelFacts | None:
+def _draft(known: Gathered) -> ModelFacts | None:
     return known.context.arms[0].draft if known.context.arms else None
 
 
-def _estimate(known: Known) -> MemoryEstimate | None:
+def _estimate(known: Gathered) -> MemoryEstimate | None:
     return known.context.arms[0].memory if known.context.arms else known.context.memory
 
 
-def _memory(a: Known, b: Known, why: dict[str, None]) -> Differences | None:
+def _memory(a: Gathered, b: Gathered, why: dict[str, None]) -> Differences | None:
     estimates = [_estimate(known) for known in (a, b)]
     left, right = estimates
     if left is None or right is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import (
-    choice,
     draft_config,
     draft_facts,
     judged,
@@ -15,6 +14,7 @@ from specserve.checks.arms import (
     severity_in,
     stretches,
     target_config,
+    versions_on,
 )
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
@@ -150,9 +150,7 @@ def _shorter(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
 
 
 def _v2(ctx: Context, arm: Arm, version: str) -> bool:
-    config = ctx.target.config if ctx.target else None
-    taken = choice(ctx.profile, arm.speculation, arm.path, version=version, config=config)
-    return taken is not None and taken.runner == "V2"
+    return version in versions_on(ctx, arm.speculation, "V2", by_target=True)
 
 
 @rule("SD228", "overlong-draft-context", Severity.ERROR, needs="models")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from specserve.checks.arms import (
     Config,
-    choice,
     class_of,
     draft_config,
     only_in,
     registries,
     target_config,
     text_config,
+    versions_on,
     versions_where,
 )
 from specserve.checks.models import read_models
@@ -249,11 +249,7 @@ def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
         parallel = arm.speculation.keys.get("parallel_drafting") is True
         if config is None or not (arm.speculation.method == "draft_model" or parallel):
             continue
-        taken = {
-            version: choice(ctx.profile, arm.speculation, arm.path, version=version)
-            for version, _ in registries(ctx)
-        }
-        found = [version for version, runner in taken.items() if runner and runner.runner == "V1"]
+        found = versions_on(ctx, arm.speculation, "V1")
         if found and any("mrope_section" in rope for rope in ropes(text_config(config))):
             yield Hit(
                 f"{arm.path}.model",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Judged
@@ -53,8 +52,4 @@ def effective_differences(a: Judged, b: Judged) -> tuple[Difference, ...]:
     """What one vLLM runs otherwise than the other, of what both know."""
     left, right = a.answer.effective, b.answer.effective
     known = [name for name in left if name in right]
-    return differences(*({name: _written(values[name]) for name in known} for values in (left, right)))
-
-
-def _written(value: Any) -> Written:
-    return Written(value)
+    return differences(*({name: Written(values[name]) for name in known} for values in (left, right)))

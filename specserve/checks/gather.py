@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.demand import Demand
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.situation import Situation
+    from specserve.memory.situation import MemorySituation as Situation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
@@ -65,7 +65,7 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Gathered:
     """The context of the rules, and why what is not in it is missing, by group."""
 
     context: Context
@@ -75,7 +75,7 @@ class Known:
     missing: Mapping[Need, str] = field(default_factory=dict)
 
 
-def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Known:
+def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gathered:
     """Everything that the rules may look at. `read` is where models come from; default: directory, cache, Hub."""
     from specserve.plan.locking import locked
 
@@ -115,7 +115,7 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Kno
     if machine and "target.model" in shapes:
         wanted.tell("estimating memory")
         context = _weighed(context, missing, shapes)
-    return Known(context, locked(profile, lock) if lock else profile, unread, missing)
+    return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
 
 
 def _asked_vllm(
@@ -308,7 +308,7 @@ def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts
 
 def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
-    from specserve.memory.demand import demand_of
+    from specserve.memory.probe import demand_of
     from specserve.memory.settings import Speculative
 
     path = arm.path if arm else ""

@@ -11,7 +11,8 @@ from specserve.profile.schema import world_size
 
 if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
-    from specserve.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict
+    from specserve.memory.estimate import Bounds as Interval
+    from specserve.memory.estimate import Knob, MemoryEstimate, MemoryVerdict
 
 
 _GIB = 2**30
@@ -130,7 +131,7 @@ def lacking_free_bytes(ctx: Context, memory: MemoryEstimate) -> int | None:
 
 def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Interval:
     """Bytes that must be free for a launch: what vLLM compares with it, and what all ranks on a CPU fill together."""
-    from specserve.memory.estimate import Interval
+    from specserve.memory.estimate import Bounds as Interval
 
     per_gpu = memory.per_gpu_bytes
     if not is_fixed(memory):

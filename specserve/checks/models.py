@@ -8,7 +8,6 @@ from typing import Any
 from specserve.checks.arms import (
     Config,
     architectures,
-    choice,
     class_of,
     draft_config,
     heads,
@@ -17,6 +16,7 @@ from specserve.checks.arms import (
     only_in,
     registries,
     target_config,
+    versions_on,
     versions_where,
 )
 from specserve.checks.rule import Arm, Context, Hit, rule
@@ -242,23 +242,18 @@ def _over_stages(ctx: Context, arm: Arm, config: Config) -> Iterator[Hit]:
     where = (("target.pipeline_parallel_size", "pipeline stages"),)
     if method not in _HIDDEN_STATES:
         return
+    on_v2 = versions_on(ctx, arm.speculation, "V2", by_target=True)
     found = [
         version
         for version, known in registries(ctx)
         if any("aux_pp" in item.traits for item in known.classes.values())
         and _lacks(config, known, "aux_pp", kinds=("text",))
         and not _lacks(config, known, "eagle3")
-        and _runner(ctx, arm, version) == "V2"
+        and version in on_v2
     ]
     if found:
         text = f"`{architectures(config)[0]}` does not hand hidden states over pipeline stages to `{method}`"
         yield Hit(path, text, related=where, notes=only_in(ctx, found), help="use tensor parallelism")
-
-
-def _runner(ctx: Context, arm: Arm, version: str) -> str | None:
-    config = ctx.target.config if ctx.target else None
-    taken = choice(ctx.profile, arm.speculation, arm.path, version=version, config=config)
-    return taken.runner if taken else None
 
 
 def _lacks(

@@ -27,7 +27,7 @@ from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.settings import HEADS
 from specserve.models.facts import ModelFacts
-from specserve.models.hub import fact_cache
+from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
 
@@ -95,7 +95,7 @@ _TABLES = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VllmQuestion:
     """One launch, with what is known of its models."""
 
     plan: LaunchPlan
@@ -105,7 +105,7 @@ class Question:
 
 
 def ask(
-    questions: Sequence[Question],
+    questions: Sequence[VllmQuestion],
     *,
     machine: Machine,
     vllm: Vllm,
@@ -166,7 +166,7 @@ def judgements(
     for profile, draft in zip(profiles, drafts, strict=True):
         plan = launch(profile, table=known, platform=platform, version=vllm.version)
         method = profile.speculation.method if profile.speculation else None
-        questions.append(Question(plan, target, draft, method))
+        questions.append(VllmQuestion(plan, target, draft, method))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
     answers = tuple(map(as_far_as_known, answers, questions[: len(answers)]))
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
@@ -176,7 +176,7 @@ def judgements(
     return tuple(Judged(path, answer, answers[0], basis) for path, answer in pairs)
 
 
-def as_far_as_known(answer: Answer, question: Question) -> Answer:
+def as_far_as_known(answer: Answer, question: VllmQuestion) -> Answer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
     if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
@@ -185,7 +185,7 @@ def as_far_as_known(answer: Answer, question: Question) -> Answer:
     return Answer(not_judged=why)
 
 
-def _request(question: Question) -> dict[str, Any]:
+def _request(question: VllmQuestion) -> dict[str, Any]:
     """The command line with folders in the place of models; the child makes them."""
     target, draft = question.target, question.draft
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)

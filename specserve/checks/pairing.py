@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.arms import blocks, choice, judged, only_in
+from specserve.checks.arms import blocks, judged, only_in, versions_on
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
@@ -84,8 +84,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
             continue
         found = [version for version in judged(ctx) if longest > 0 and SHORTENS_TARGET.at(version)]
-        taken = [choice(ctx.profile, block, path, version=version) for version in found]
-        if found and all(runner is not None and runner.runner == "V2" for runner in taken):
+        if found and set(found) <= set(versions_on(ctx, block, "V2")):
             yield Hit(
                 f"{path}.max_model_len",
                 f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",

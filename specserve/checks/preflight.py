@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from specserve.convert.command import remember, remembered
 from specserve.diagnostics import Finding, Notices, Related, Severity, Span
@@ -17,54 +17,27 @@ from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile
 
 if TYPE_CHECKING:
-    from specserve.plan.nodes import Node
+    from specserve.checks.prepare import LaunchOptions
 
 _CHILD = "from specserve.checks.preflight import child; child()"
 
 
 def cleared(
-    path: str,
-    *,
-    settings: Iterable[str] = (),
-    port: int | None = None,
-    devices: str | None = None,
-    alternative: str | None = None,
-    baseline: bool = False,
-    check: bool = True,
-    starts: bool = True,
-    use_lock: bool = True,
-    locked: bool = False,
-    passed: Collection[str] = (),
-    node: Node | None = None,
-    notices: Notices,
+    path: str, *, settings: Iterable[str] = (), notices: Notices, **options: Unpack[LaunchOptions]
 ) -> tuple[Profile, LaunchPlan]:
-    """What `prepare` makes; where it is to start and to be checked, models, memory and machine were judged too."""
+    """What `prepare` makes; if it is to start and to be checked, models, memory and machine were judged too."""
     from specserve.checks.prepare import prepare
 
     settings = tuple(settings)
-    profile, plan = prepare(
-        path,
-        settings=settings,
-        port=port,
-        devices=devices,
-        alternative=alternative,
-        baseline=baseline,
-        check=check,
-        starts=starts,
-        use_lock=use_lock,
-        locked=locked,
-        passed=passed,
-        node=node,
-        notices=notices,
-    )
-    if check and starts:
+    profile, plan = prepare(path, settings=settings, notices=notices, **options)
+    if options.get("check", True) and options.get("starts", True):
         preflight(
             path,
             settings=settings,
-            alternative=alternative,
-            baseline=baseline,
-            devices=devices,
-            no_lock=not use_lock,
+            alternative=options.get("alternative"),
+            baseline=options.get("baseline", False),
+            devices=options.get("devices"),
+            no_lock=not options.get("use_lock", True),
             offline="HF_HUB_OFFLINE" in plan.env,
             notices=notices,
         )
@@ -83,7 +56,7 @@ def preflight(
     notices: Notices,
 ) -> None:
     """Check what is to be launched here. Raises CheckFailed; `notices` hears warnings and what was not checked."""
-    from specserve.checks.run import can_be_passed
+    from specserve.checks.prepare import refuse_errors
     from specserve.profile.texts import recall
 
     asked = {
@@ -101,14 +74,7 @@ def preflight(
     findings = tuple(_finding(item) for item in answer["findings"])
     for reason in answer["missing"]:
         notices.warn(f"not checked: {reason}")
-    errors = sum(finding.severity is Severity.ERROR for finding in findings)
-    if errors:
-        text = f"`{path}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
-        hint = "`--no-check` starts it all the same" if can_be_passed(findings) else None
-        raise CheckFailed(text, findings=findings, hint=hint)
-    warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
-    if warnings:
-        notices.show(warnings)
+    refuse_errors(findings, file=path, starts=True, notices=notices)
 
 
 def _ask(asked: dict[str, Any], notices: Notices) -> dict[str, Any]:
@@ -186,7 +152,7 @@ def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     )
     known = gather(profile, wanted=wanted)
     broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
-    found, _ = examined_in(known.context, problems=list(filter(None, broken)), needs=("models", "hardware"))
+    found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]
     missing = [
         item.error.message for item in known.unread if unreadable(item.error, profile, path=item.path) is None
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from specserve.diagnostics import NoNotices, Notices, Severity
+from specserve.diagnostics import Finding, NoNotices, Notices, Severity
 from specserve.errors import CheckFailed, FactError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Hardware, Profile
@@ -16,9 +16,24 @@ if TYPE_CHECKING:
     from specserve.checks.rule import Need
     from specserve.hardware.accelerators import Machine
     from specserve.plan.host import Host
-    from specserve.plan.nodes import Node
+    from specserve.plan.nodes import LaunchNode
 
 _UNHEARD = NoNotices()
+
+
+class LaunchOptions(TypedDict, total=False):
+    """The options of a command that launches: the keywords of `prepare` that such commands share."""
+
+    port: int | None
+    devices: str | None
+    alternative: str | None
+    baseline: bool
+    check: bool
+    starts: bool
+    use_lock: bool
+    locked: bool
+    passed: Collection[str]
+    node: LaunchNode | None
 
 
 def prepare(
@@ -35,7 +50,7 @@ def prepare(
     use_lock: bool = True,
     locked: bool = False,
     passed: Collection[str] = (),
-    node: Node | None = None,
+    node: LaunchNode | None = None,
     whole: bool = False,
     machine: Machine | None = None,
     notices: Notices = _UNHEARD,
@@ -58,7 +73,7 @@ def prepare(
     if devices is not None:
         profile = on_devices(profile, devices)
     if check:
-        _refuse_errors(for_machine(profile, machine), starts=starts, passed=passed, notices=notices)
+        _run_rules(for_machine(profile, machine), starts=starts, passed=passed, notices=notices)
     profile, lock = at_lock(profile, use_lock=use_lock, needed=locked)
     meant = for_machine(profile, machine)
     is_elsewhere = vllm is not None or (not starts and _is_elsewhere(meant))
@@ -82,7 +97,7 @@ def prepare(
 
             # the port is looked at when it is about to be taken
             host = replace(seen_from(host, plan), taken_ports={})
-            _refuse_errors(profile, plan=plan, host=host, passed=passed, notices=notices)
+            _run_rules(profile, plan=plan, host=host, passed=passed, notices=notices)
     if devices is not None and plan.platform == "cpu":
         notices.warn("`--devices` has no effect: this launch runs on the CPU")
     if starts and plan.port == 0:
@@ -93,7 +108,7 @@ def prepare(
 
 
 def _on_node(
-    plan: LaunchPlan, profile: Profile, table: VllmTable, node: Node | None, *, whole: bool
+    plan: LaunchPlan, profile: Profile, table: VllmTable, node: LaunchNode | None, *, whole: bool
 ) -> LaunchPlan:
     """The share of one node. Raises UsageError where there are several and none is named, or the other way round."""
     hardware = profile.hardware
@@ -115,7 +130,7 @@ def _on_node(
     return plan
 
 
-def _refuse_errors(
+def _run_rules(
     profile: Profile,
     *,
     starts: bool = True,
@@ -125,7 +140,7 @@ def _refuse_errors(
     notices: Notices,
 ) -> None:
     """Run the static rules, or with a plan those about this machine. Raises CheckFailed for errors."""
-    from specserve.checks.run import can_be_passed, examined
+    from specserve.checks.run import examined
 
     needs: tuple[Need, ...] = ("nothing",) if plan is None else ("host",)
     everything, _ = examined(profile, plan=plan, host=host, here=starts, needs=needs)
@@ -135,10 +150,16 @@ def _refuse_errors(
         for finding in everything
         if not finding.span.path.startswith("alternatives.") and finding.code not in passed
     ]
+    refuse_errors(findings, file=profile.file, starts=starts, notices=notices)
+
+
+def refuse_errors(findings: Sequence[Finding], *, file: str, starts: bool, notices: Notices) -> None:
+    """Raises CheckFailed if one of the findings is an error; else shows the warnings."""
+    from specserve.checks.run import can_be_passed
+
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
-        count = f"{errors} error{'s' if errors > 1 else ''}"
-        message = f"`{profile.file}` did not pass its check: {count}"
+        message = f"`{file}` did not pass its check: {errors} error{'s' if errors > 1 else ''}"
         hint = "`--no-check` starts it all the same" if starts and can_be_passed(findings) else None
         raise CheckFailed(message, findings=tuple(findings), hint=hint)
     warnings = [finding for finding in findings if finding.severity is Severity.WARNING]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 
+Found = TypeVar("Found")
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 """What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the
 arms' memory, host = `plan` and `host`, vllm = `vllm`."""
@@ -109,6 +110,14 @@ class Context:
     """What is not as the profile's lock says."""
     vllm: tuple[Judged, ...] = ()
     """What vLLM itself says of the launch, if it was asked."""
+    _found: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What `find` returns; rules that share a key ask it once."""
+        if key not in self._found:
+            self._found[key] = find()
+        found: Found = self._found[key]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

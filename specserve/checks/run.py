@@ -120,12 +120,12 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
             findings |= dict.fromkeys(problems)
             verdicts.append(Verdict(path, None, None, "invalid"))
             continue
-        context = context_of(profile)
-        kept, more = examined_in(context, problems=problems)
+        kept, more, stopped = examined_in(context_of(profile), problems=problems)
         findings |= dict.fromkeys(kept)
         hidden += more
-        not_run = stopped(context) if problems else ()
-        verdicts.append(Verdict(path, *identity(profile, kept), verdict_of(kept), not_run))
+        verdicts.append(
+            Verdict(path, *identity(profile, kept), verdict_of(kept), stopped if problems else ())
+        )
     return Report(tuple(findings), verdicts=tuple(verdicts), suppressed=hidden, rules=len(STATIC))
 
 
@@ -160,23 +160,24 @@ def examined(
     With a plan and a host, the rules about this machine run too. `here`: the installed vLLM is judged as well.
     `needs`: only the rules that look at these.
     """
-    return examined_in(context_of(profile, plan=plan, host=host, here=here), problems=problems, needs=needs)
+    context = context_of(profile, plan=plan, host=host, here=here)
+    return examined_in(context, problems=problems, needs=needs)[:2]
 
 
 def examined_in(
     context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
-) -> tuple[list[Finding], int]:
-    """The same for all that is known of a profile."""
+) -> tuple[list[Finding], int, tuple[str, ...]]:
+    """The same for all that is known of a profile, and the codes of rules that an unreadable value stopped."""
     profile = context.profile
     parents = {span.file for span in profile.spans.values()} - {profile.file}
     rules = rules_for(context, needs=needs)
-    more, codes = _run(context, rules)
+    more, stopped = _run(context, rules)
     found = [*problems, *_without_repeats(more)]
     if profile.file == COMMAND:
         found = _by_vllm(found, rules)
-    ran = [rule for rule in rules if rule.code not in codes]
+    ran = [rule for rule in rules if rule.code not in stopped]
     kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=_not_run(ran))
-    return sorted(set(kept), key=lambda finding: finding.sort_key), hidden
+    return sorted(set(kept), key=lambda finding: finding.sort_key), hidden, stopped
 
 
 def context_of(
@@ -198,11 +199,6 @@ def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None
 def judged(context: Context) -> list[Finding]:
     """What the rules find that have what they need."""
     return _run(context, rules_for(context))[0]
-
-
-def stopped(context: Context) -> tuple[str, ...]:
-    """The codes of the rules that a value which cannot be read keeps from running."""
-    return _run(context, rules_for(context))[1]
 
 
 def _run(context: Context, rules: Iterable[Rule]) -> tuple[list[Finding], tuple[str, ...]]:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import SWITCH, blocks, choice, judged, on_cpu, only_in, severity_in, switch
+from specserve.checks.arms import (
+    SWITCH,
+    blocks,
+    choice,
+    choices,
+    judged,
+    on_cpu,
+    only_in,
+    severity_in,
+    switch,
+    versions_on,
+)
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
@@ -38,11 +49,11 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
         yield Hit(f"env.{SWITCH}", text)
     for path, block in blocks(ctx):
         found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
-        for version in judged(ctx):
-            taken = choice(ctx.profile, block, path, version=version)
-            for what, place in taken.lacks if taken else ():
+        for version, taken in choices(ctx, block).items():
+            for lack in taken.lacks if taken else ():
                 assert taken is not None
-                found.setdefault((what, place, taken.runner), (taken.reason, []))[1].append(version)
+                place = f"{path if lack.section == 'speculation' else lack.section}.{lack.key}"
+                found.setdefault((lack.what, place, taken.runner), (taken.reason, []))[1].append(version)
         for (what, place, name), (reason, versions) in found.items():
             yield Hit(
                 place,
@@ -97,7 +108,7 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
 
 def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str) -> tuple[str, str] | None:
     """What makes this version refuse asynchronous scheduling, and where it stands."""
-    taken = choice(profile, block, path, version=version)
+    taken = choice(profile, block, version=version)
     reason = refuses_async(
         version,
         method=block.method,
@@ -138,7 +149,7 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
         if block.keys.get("disable_padded_drafter_batch") is not True:
             continue
         extra = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
-        found = [version for version in judged(ctx) if extra and _on_v1(ctx.profile, block, path, version)]
+        found = versions_on(ctx, block, "V1") if extra else []
         if found:
             text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
             yield Hit(
@@ -148,11 +159,6 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
         else:
             text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
             yield Hit(f"{path}.disable_padded_drafter_batch", text, help="leave it out")
-
-
-def _on_v1(profile: Profile, block: Speculation, path: str, version: str) -> bool:
-    taken = choice(profile, block, path, version=version)
-    return taken is not None and taken.runner == "V1"
 
 
 @rule("SD125", "refused-logits-processor", Severity.ERROR)
@@ -179,7 +185,7 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
     if not ctx.profile.engine.get("logits_processors"):
         return
     for path, block in blocks(ctx):
-        found = [version for version in judged(ctx) if _on_v1(ctx.profile, block, path, version)]
+        found = versions_on(ctx, block, "V1")
         if found:
             yield Hit(
                 "engine.logits_processors",
@@ -221,8 +227,7 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         if block.method != "draft_model" or block.keys.get("enforce_eager") is True:
             continue
-        taken = [(version, choice(ctx.profile, block, path, version=version)) for version in judged(ctx)]
-        found = [version for version, runner in taken if runner is not None and runner.runner == "V2"]
+        found = versions_on(ctx, block, "V2")
         if found:
             yield Hit(
                 f"{path}.method",
@@ -256,8 +261,10 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         if block.keys.get("use_heterogeneous_vocab") is not True:
             continue
-        v2 = [version for version in judged(ctx) if not _on_v1(ctx.profile, block, path, version)]
-        found = [version for version in v2 if ignores_other_vocabulary(version)]
+        v1 = versions_on(ctx, block, "V1")
+        found = [
+            version for version in judged(ctx) if version not in v1 and ignores_other_vocabulary(version)
+        ]
         if found and severity_in(ctx, found) is None:
             yield Hit(
                 f"{path}.use_heterogeneous_vocab",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, choice, count, judged, on_gpu, only_in
+from specserve.checks.arms import blocks, count, on_gpu, only_in, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -151,8 +151,14 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
                 help="pick the K for your usual load, or serve without data parallelism",
             )
             continue
-        found = _dropping(ctx, block, path)
-        for runner, versions in found.items():
+        for runner in ("V1", "V2"):
+            versions = [
+                version
+                for version in versions_on(ctx, block, runner, by_target=True)
+                if not schedule_is_followed(version, method=block.method, runner=runner)
+            ]
+            if not versions:
+                continue
             text = f"the {runner} runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
             yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, versions))
 
@@ -160,17 +166,6 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
 def _k(block: Speculation) -> str:
     count = block.num_speculative_tokens
     return f"{count} token{'s' if count != 1 else ''}" if count else "the same K"
-
-
-def _dropping(ctx: Context, block: Speculation, path: str) -> dict[str, list[str]]:
-    """The versions in which a runner drops the schedule, by runner."""
-    config = ctx.target.config if ctx.target else None
-    found: dict[str, list[str]] = {}
-    for version in judged(ctx):
-        taken = choice(ctx.profile, block, path, version=version, config=config)
-        if taken and not schedule_is_followed(version, method=block.method, runner=taken.runner):
-            found.setdefault(taken.runner, []).append(version)
-    return found
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)
@@ -200,16 +195,13 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         if not _rows(block):
             continue
-        runners: dict[str, list[str]] = {}
-        for version in judged(ctx):
-            taken = choice(ctx.profile, block, path, version=version)
-            runners.setdefault(taken.runner if taken else "", []).append(version)
-        if "V2" in runners and block.method in _WHOLE_DRAFT:
+        v1, v2 = versions_on(ctx, block, "V1"), versions_on(ctx, block, "V2")
+        if v2 and block.method in _WHOLE_DRAFT:
             text = f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, runners["V2"]))
-        elif "V1" in runners and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v2))
+        elif v1 and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
             text = "the V1 runner gives up full CUDA graphs for a schedule"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, runners["V1"]))
+            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v1))
 
 
 _LEAST = 1e-5

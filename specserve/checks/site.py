@@ -81,10 +81,13 @@ def unknown_vllm(ctx: Context) -> Iterator[Hit]:
     )
 
 
-_SMALL_SHM = 2**30
-_QUEUE = 10 * 24 * 2**20
-"""The largest message queue. (vllm/distributed/device_communicators/shm_broadcast.py, MessageQueue, 0.32 and 0.33)"""
-"""Containers have 64 MiB unless they are told otherwise; vLLM's message queue alone may take 160 MiB."""
+SMALL_SHM_BYTES = 2**30
+"""NCCL shares /dev/shm between ranks; a container has 64 MiB of it unless it is started with more."""
+QUEUE_BYTES = 10 * 24 * 2**20
+"""The largest message queue of a launch with several processes, which vLLM refuses if it exceeds what is free.
+
+(vllm/distributed/device_communicators/shm_broadcast.py, check_shm_free_space and MessageQueue, 0.32 and 0.33)
+"""
 _SPARE_DISK = 2**30
 _ARCTIC_INFERENCE = "0.1.1"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
@@ -140,16 +143,16 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     ranks = target.tensor_parallel_size * target.pipeline_parallel_size
     size = ctx.host.shm_bytes
     has_workers = ranks > 1 or ctx.plan.platform == "cpu"
-    if size is None or not has_workers or size >= (_SMALL_SHM if ranks > 1 else _QUEUE):
+    if size is None or not has_workers or size >= (SMALL_SHM_BYTES if ranks > 1 else QUEUE_BYTES):
         return
     split = "pipeline" if target.pipeline_parallel_size > target.tensor_parallel_size else "tensor"
     whose = f"{ranks} ranks share" if ranks > 1 else "engine and worker share"
-    needs = ": vLLM needs 240 MiB for one message queue" if size < _QUEUE else ""
+    needs = ": vLLM needs 240 MiB for one message queue" if size < QUEUE_BYTES else ""
     yield Hit(
         f"target.{split}_parallel_size" if ranks > 1 else "target",
         f"{whose} {size // 2**20} MiB of /dev/shm{needs}",
         help="give the container more: `docker run --shm-size 8g`, or `--ipc host`",
-        severity=Severity.ERROR if size < _QUEUE else None,
+        severity=Severity.ERROR if size < QUEUE_BYTES else None,
     )
 
 

@@ -10,7 +10,6 @@ from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
 from specserve.hardware.accelerators import Accelerator, Machine, accelerator
-from specserve.memory.defaults import batch_defaults
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_GRAPHS, SLOTS
 from specserve.vllm.speculation import BLOCK_DRAFTS
@@ -353,6 +352,8 @@ def _default_step(ctx: Context, k: int) -> str | None:
     kind, given = kind_of(ctx), count(ctx.profile.engine.get("max_num_seqs"))
     if kind is None or kind.vendor != "nvidia":
         return None
+    from specserve.memory.defaults import batch_defaults  # here, so that other profiles are linted without
+
     least, requests = batch_defaults(Machine(kind, 1))
     requests = given or requests
     if least >= 8192 or requests * (k + 1) <= max(least, requests):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import blocks, choice, count, judged, on_gpu, only_in, severity_in
+from specserve.checks.arms import blocks, count, judged, on_gpu, only_in, severity_in, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -71,7 +71,7 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
         draft = block.keys.get("draft_tensor_parallel_size")
         ignored = draft == 1 and block.method != "draft_model"
         if draft is not None and draft != size and not ignored:
-            is_dropped = draft == 1 and _runs_on_v2(ctx, block, path)
+            is_dropped = draft == 1 and _runs_on_v2(ctx, block)
             yield Hit(
                 f"{path}.draft_tensor_parallel_size",
                 "draft tensor parallelism is not the target's",
@@ -85,10 +85,9 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
             )
 
 
-def _runs_on_v2(ctx: Context, block: Speculation, path: str) -> bool:
+def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
     """Whether every judged version serves this launch with the V2 model runner."""
-    choices = [choice(ctx.profile, block, path, version=version) for version in judged(ctx)]
-    return on_gpu(ctx.profile) and all(taken is not None and taken.runner == "V2" for taken in choices)
+    return on_gpu(ctx.profile) and versions_on(ctx, block, "V2") == list(judged(ctx))
 
 
 @rule("SD109", "too-many-speculative-tokens", Severity.ERROR)
@@ -111,7 +110,7 @@ def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         count = block.num_speculative_tokens
         if count is not None and count > MAX_K:
-            on_v2 = _runs_on_v2(ctx, block, path)
+            on_v2 = _runs_on_v2(ctx, block)
             text = f"vLLM drafts at most {MAX_K} tokens per step; found {count}"
             yield Hit(
                 f"{path}.num_speculative_tokens",
@@ -293,7 +292,7 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """
     stages = ctx.profile.target.pipeline_parallel_size
     for path, block in blocks(ctx) if stages > 1 else ():
-        refused = _refused_stages(ctx, path, block)
+        refused = _refused_stages(ctx, block)
         in_turns = block.method == "eagle3" and ctx.profile.engine.get("async_scheduling") is False
         if not refused and not in_turns and block.method != "mtp":
             continue
@@ -308,15 +307,12 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
         )
 
 
-def _refused_stages(ctx: Context, path: str, block: Speculation) -> list[str]:
+def _refused_stages(ctx: Context, block: Speculation) -> list[str]:
     """The versions that end the start of a block head over pipeline stages."""
-    config = ctx.target.config if ctx.target else None
-    found = []
-    for version in judged(ctx) if block.method in BLOCK_DRAFTS else ():
-        taken = choice(ctx.profile, block, path, version=version, config=config)
-        if taken and taken.runner == "V2" and V2_REFUSES_BLOCK_STAGES.at(version):
-            found.append(version)
-    return found
+    if block.method not in BLOCK_DRAFTS:
+        return []
+    on_v2 = versions_on(ctx, block, "V2", by_target=True)
+    return [version for version in on_v2 if V2_REFUSES_BLOCK_STAGES.at(version)]
 
 
 @rule("SD141", "data-parallel-prediction-layers", Severity.INFO)

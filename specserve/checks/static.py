@@ -1,9 +1,8 @@
-"""The static catalogue: the rules that need nothing but the profile, one line each, by code.
-
-Apart from the whole catalogue so that `lint` loads no more than it runs.
-"""
+"""The families with rules that need nothing but the profile: `lint` loads these, and no more than it runs."""
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from specserve.checks import (
     arguments,
@@ -20,76 +19,25 @@ from specserve.checks import (
 )
 from specserve.checks.rule import Rule
 
-STATIC: tuple[Rule, ...] = (
-    speculation.retyped_draft,
-    arguments.unknown_argument,
-    arguments.misplaced_argument,
-    speculation.split_draft,
-    arguments.wrong_argument_value,
-    serving.unknown_variable,
-    serving.secret_in_profile,
-    serving.open_bind,
-    speculation.too_many_speculative_tokens,
-    revisions.remote_code,
-    revisions.unpinned_code,
-    revisions.unpinned_revision,
-    revisions.split_revision,
-    speculation.missing_speculative_tokens,
-    speculation.surprising_ngram_window,
-    speculation.empty_ngram_window,
-    schedule.broken_schedule,
-    schedule.clamped_schedule,
-    schedule.dropped_schedule,
-    schedule.costly_schedule,
-    runner.unsupported_runner,
-    runner.unsupported_async_scheduling,
-    runner.unpadded_drafter_batch,
-    runner.refused_logits_processor,
-    runner.eager_draft,
-    runner.unmapped_vocabulary,
-    verification.synthetic_acceptance,
-    verification.lossy_verification,
-    verification.contradictory_verification,
-    verification.ineffective_block_verification,
-    verification.greedy_drafts,
-    verification.contradictory_drafts,
-    verification.refused_adaptive_verification,
-    verification.refused_combination,
-    slots.too_few_lora_slots,
-    slots.too_few_slots,
-    slots.fewer_active_requests,
-    slots.small_steps,
-    speculation.unadapted_draft,
-    speculation.pipelined_prediction_layers,
-    speculation.data_parallel_prediction_layers,
-    speculation.interleaved_drafts,
-    slots.uncaptured_decode,
-    slots.flashinfer_without_graphs,
-    pairing.inherited_tensors,
-    pairing.unshared_overrides,
-    arguments.deprecated_argument,
-    arguments.argument_refused_twice,
-    arguments.shadowed_setting,
-    arguments.misread_variable,
-    serving.hidden_acceptance,
-    serving.metrics_without_speculation,
-    serving.default_min_p,
-    serving.refused_structured_output,
-    serving.exposed_developer_endpoints,
-    serving.missing_companion,
-    pairing.too_long_draft,
-    pairing.shortened_context,
-    pairing.inherited_moe_backend,
-    pairing.unquantized_draft,
-    pairing.head_as_target,
-    pairing.ignored_draft_parallelism,
-    pairing.inherited_cache_type,
-    serving.unguarded_invocations,
-    runner.gpu_only_speculation,
-    nodes.refused_layout,
-    nodes.uneven_nodes,
-    pairing.draft_of_another_family,
-    nodes.too_few_accelerators,
-    nodes.unknown_accelerator,
-    site.unknown_vllm,
+FAMILIES = (
+    arguments,
+    nodes,
+    pairing,
+    revisions,
+    runner,
+    schedule,
+    serving,
+    site,
+    slots,
+    speculation,
+    verification,
 )
+
+
+def rules_of(families: tuple[ModuleType, ...]) -> tuple[Rule, ...]:
+    """The rules that these modules define, by code."""
+    rules = [item for family in families for item in vars(family).values() if isinstance(item, Rule)]
+    return tuple(sorted(rules, key=lambda rule: rule.code))
+
+
+STATIC = tuple(rule for rule in rules_of(FAMILIES) if rule.needs == "nothing")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.models.tokenizercompare import Difference, TokenizerComparison, shown
+from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, shown
 from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02
@@ -168,7 +168,7 @@ def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
         )
 
 
-def _template(differences: Iterable[Difference]) -> tuple[str, ...]:
+def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
     pairs = [f"{item.id} {shown(item.target)} ({shown(item.draft)})" for item in differences]
     more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
     return (f"in the chat template, with the draft's token: {', '.join(pairs[:8])}{more}",) if pairs else ()
@@ -264,11 +264,11 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
             )
 
 
-def _here(first: Difference | None) -> str:
+def _here(first: TokenDifference | None) -> str:
     return f"id {first.id} is {shown(first.draft)}" if first else ""
 
 
-def _there(first: Difference | None) -> tuple[tuple[str, str], ...]:
+def _there(first: TokenDifference | None) -> tuple[tuple[str, str], ...]:
     return (
         (("target.model", f"id {first.id} is {shown(first.target)}"),) if first else (("target.model", ""),)
     )

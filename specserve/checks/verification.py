@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, choice, judged, only_in
+from specserve.checks.arms import blocks, judged, only_in, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
@@ -155,11 +155,7 @@ def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") != "block":
             continue
-        found = []
-        for version in judged(ctx):
-            taken = choice(ctx.profile, block, path, version=version)
-            if taken is not None and taken.runner == "V1":
-                found.append(version)
+        found = versions_on(ctx, block, "V1")
         if found:
             text = "the V1 runner, which will serve this, verifies token by token and drafts greedily"
             yield Hit(f"{path}.rejection_sample_method", text, notes=only_in(ctx, found), help="leave it out")
@@ -243,8 +239,7 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
                     help="leave it out",
                 )
         elif argmax and probabilistic:
-            taken = {version: choice(ctx.profile, block, path, version=version) for version in judged(ctx)}
-            found = [version for version, runner in taken.items() if runner and runner.runner == "V2"]
+            found = versions_on(ctx, block, "V2")
             if found:
                 yield Hit(
                     f"{path}.use_local_argmax_reduction",

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 if TYPE_CHECKING:
-    from specserve.serve.client import Client, Mode, Question
+    from specserve.serve.client import Mode
 
 
 class Format(StrEnum):
@@ -75,8 +73,9 @@ def ask(
     specserve ask "Why is the sky blue?" --name llama70b-8b
     cat prompt.txt | specserve ask - --format json
     """
-    from specserve.errors import TrafficError
-    from specserve.report.console import in_one_line, say
+    from specserve.errors import Interrupted, TrafficError
+    from specserve.report.answer import answer_json, figures
+    from specserve.report.console import in_one_line, out, say
     from specserve.serve.client import Client, Question
     from specserve.serve.detached.registry import find_server
     from specserve.serve.requests import endpoint
@@ -90,14 +89,27 @@ def ask(
             if note := client.note(model):
                 say(f"note: `{in_one_line(model)}` is {in_one_line(note)}")
             question = Question(text, mode, model, max_tokens, temperature, seed)
-            if format is Format.JSON:
-                _ask_for_json(client, question, url=place)
-            else:
-                _ask_for_text(client, question)
+            with _Screen() as screen:
+                answer = client.ask(question, on_text=screen.show if format is Format.TEXT else _ignore)
     except TrafficError as error:
         if error.hint is None and error.message.startswith("cannot reach"):
             error.hint = "`--url` takes a server's address, such as http://127.0.0.1:8000"
         raise
+    except KeyboardInterrupt:
+        message = "interrupted before the answer was complete"
+        raise Interrupted(message, signal_number=signal.SIGINT) from None
+    if format is Format.JSON:
+        out(json.dumps(answer_json(answer, url=place), indent=2))
+        return
+    if mode is None and answer.mode == "completion":
+        served = in_one_line(answer.model)
+        say(f"`{served}` has no chat template: the text was continued instead (`--completion`)")
+    for line in figures(answer):
+        say(line)
+
+
+def _ignore(_kind: str, _text: str) -> None:
+    """JSON is not streamed."""
 
 
 def _prompt(prompt: str | None) -> str:
@@ -113,29 +125,6 @@ def _prompt(prompt: str | None) -> str:
     if not text:
         raise UsageError("the prompt is empty", hint='`specserve ask "…"`, or the prompt on stdin')
     return text
-
-
-def _ask_for_json(client: Client, question: Question, *, url: str) -> None:
-    from specserve.report.answer import answer_json
-    from specserve.report.console import out
-
-    with _interruptible():
-        answer = client.ask(question, on_text=lambda _kind, _text: None)
-    out(json.dumps(answer_json(answer, url=url), indent=2))
-
-
-def _ask_for_text(client: Client, question: Question) -> None:
-    from specserve.report.answer import figures
-    from specserve.report.console import in_one_line, say
-
-    with _interruptible(), _Screen() as screen:
-        answer = client.ask(question, on_text=screen.show)
-    if question.mode is None and answer.mode == "completion":
-        say(
-            f"`{in_one_line(answer.model)}` has no chat template: the text was continued instead (`--completion`)"
-        )
-    for line in figures(answer):
-        say(line)
 
 
 class _Screen:
@@ -168,13 +157,3 @@ class _Screen:
             stream, self._open = self._open, None
             stream.write("\n")
             stream.flush()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    from specserve.errors import Interrupted
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted before the answer was complete", signal_number=signal.SIGINT) from None

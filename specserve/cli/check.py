@@ -12,7 +12,7 @@ import typer
 
 from specserve.checks.gather import Wanted
 from specserve.cli import judge
-from specserve.cli.judge import Format
+from specserve.cli.judge import FindingsFormat as Format
 from specserve.cli.options import Assume, NoLock, Settings
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.errors import FactError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,11 +147,12 @@ def _with_command(arguments: list[str]) -> list[str]:
     if _END not in arguments or arguments[0] not in _TAKE_ONE:
         return arguments
     from specserve.convert.command import remember, write_behind_dashes
+    from specserve.convert.invocation import is_command
     from specserve.profile.codes import quoted
 
     at = arguments.index(_END)
     words = arguments[at + 1 :]
-    if not words or not _is_command(words):
+    if not is_command(words) and not any(word.startswith("-") for word in words[1:]):
         if words and not _is_file(words[0]):
             raise UsageError(
                 f"{quoted(words[0])} is neither a vLLM command nor a file",
@@ -164,14 +165,6 @@ def _with_command(arguments: list[str]) -> list[str]:
 def _is_file(word: str) -> bool:
     """Whether it is there, or by its look could only be a name of files."""
     return word == "-" or Path(word).exists() or bool(re.search(r"[*?\[]|\.ya?ml$", word))
-
-
-def _is_command(words: Sequence[str]) -> bool:
-    """Whether these words are a command rather than names of files."""
-    from specserve.convert.invocation import invocation
-    from specserve.convert.words import argv_words
-
-    return invocation(argv_words(words)[1]) is not None or any(word.startswith("-") for word in words[1:])
 
 
 def _usage(error: Any, arguments: list[str]) -> UsageError:

@@ -13,7 +13,7 @@ from specserve.errors import FactError, UsageError
 
 if TYPE_CHECKING:
     from specserve.convert.convert import Converted
-    from specserve.convert.given import Given
+    from specserve.convert.given import EngineStart
     from specserve.diagnostics import Finding
 
 
@@ -59,7 +59,7 @@ def convert(
     raise typer.Exit(1 if bad else 0)
 
 
-def _read(source: list[str]) -> tuple[Given, str, list[Given]]:
+def _read(source: list[str]) -> tuple[EngineStart, str, list[EngineStart]]:
     """The start to convert, the name of the text it comes from, and other starts in it."""
     from specserve.convert.reading import from_argv, read
     from specserve.convert.words import argv_words
@@ -75,7 +75,7 @@ def _read(source: list[str]) -> tuple[Given, str, list[Given]]:
     return chosen, Path(file).name, [given for given in found if given is not chosen]
 
 
-def _speculates(given: Given) -> bool:
+def _speculates(given: EngineStart) -> bool:
     return any("spec" in name for name in given.settings)
 
 
@@ -108,7 +108,7 @@ def _write(target: str, text: str) -> None:
         raise FactError(f"cannot write `{target}`: {reason}") from error
 
 
-def _tell(result: Converted, *, target: str | None, others: list[Given]) -> bool:
+def _tell(result: Converted, *, target: str | None, others: list[EngineStart]) -> bool:
     """The changes, what is still to be done, and what else was in the text, on stderr. True for errors."""
     from specserve.diagnostics import Severity
     from specserve.report.console import clean, say

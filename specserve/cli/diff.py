@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specserve.cli.options import Settings
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.cli.sides import Taken
+    from specserve.checks.sides import Compared
     from specserve.plan.compare import Comparison, Side
 
 
-class Format(StrEnum):
+class DiffFormat(StrEnum):
     """How the differences are written."""
 
     TEXT = "text"
@@ -40,7 +43,7 @@ def diff(
     ] = None,
     baseline: Annotated[bool, typer.Option("--baseline", help="B is A without speculation.")] = False,
     models: Annotated[
-        bool, typer.Option("--models/--no-models", help="Models and memory too, where they can be read here.")
+        bool, typer.Option("--models/--no-models", help="Models and memory too, if they can be read here.")
     ] = True,
     vllm: Annotated[
         str | None,
@@ -58,16 +61,11 @@ def diff(
             help="B runs on this vLLM, and A on the installed one: an upgrade. Named twice: A, then B.",
         ),
     ] = None,
-    format: Annotated[Format, typer.Option(help="How the differences are written.")] = Format.TEXT,
+    format: Annotated[DiffFormat, typer.Option(help="How the differences are written.")] = DiffFormat.TEXT,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="Exit code 1 where there is a difference.")
+        bool, typer.Option("--exit-code", help="Exit code 1 if there is a difference.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", show_default=False, help="Override a value in both; repeatable."
-        ),
-    ] = None,
+    settings: Settings = None,
 ) -> None:
     """Compare two launches, each value with its place.
 
@@ -84,108 +82,124 @@ def diff(
     specserve diff my.yaml my.lock.json
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
-    from specserve.cli.sides import pair
     from specserve.report.console import clean, out, say
     from specserve.report.difference import Named, difference_json, difference_text
 
-    taken = pair(
-        [a, *(b or [])],
-        alternative=alternative,
-        baseline=baseline,
-        settings=settings or (),
-        alone=bool(vllm_source),
-    )
-    versions = _versions(vllm_source, vllm) if vllm_source else (vllm, vllm)
-    sides = _planned(*taken, versions=versions)
-    comparison, unknown = _compared(taken, sides, models=models and not vllm_source)
-    if vllm_source:
-        comparison = _with_effective(comparison, taken, vllm_source)
+    taken = _pair([a, *(b or [])], alternative, baseline, settings or (), alone=bool(vllm_source))
+    sources = vllm_source or []
+    if len(sources) > 2:
+        raise UsageError(f"`--vllm-source` is named at most twice; found {len(sources)}")
+    comparison, sides, unknown = _compared(taken, vllm, sources, models=models)
     one, two = (
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
         for item, side in zip(taken, sides, strict=True)
     )
-    if format is Format.JSON:
+    if format is DiffFormat.JSON:
         out(difference_json(one, two, comparison))
     elif comparison.count:
         out(difference_text(one, two, comparison))
     if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         say(f"models and memory are not compared: {clean(unknown[0])}{more}")
-    if format is Format.TEXT:
+    if format is DiffFormat.TEXT:
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")
     raise typer.Exit(1 if exit_code and comparison.count else 0)
 
 
-def _both(sources: list[Path]) -> tuple[Path | None, Path]:
-    """The source of each side; None: the installed vLLM. Raises UsageError for more than two."""
-    if len(sources) > 2:
-        raise UsageError(f"`--vllm-source` is named at most twice; found {len(sources)}")
-    return (sources[0] if len(sources) > 1 else None), sources[-1]
-
-
-def _versions(sources: list[Path], asked: str | None) -> tuple[str, str]:
-    """The version of each side. Raises UsageError if A is not of the version that is asked for."""
-    from specserve.checks.oracle import vllm_to_ask
-    from specserve.vllm.versions import table
-
-    a, b = (vllm_to_ask(source).version for source in _both(sources))
-    if asked and table(asked).minor != table(a).minor:
-        hint = "name its wheel by a first `--vllm-source`"
-        raise UsageError(f"`--vllm {asked}`: A would run on vLLM {a}", hint=hint)
-    return a, b
-
-
-def _with_effective(comparison: Comparison, taken: tuple[Taken, Taken], sources: list[Path]) -> Comparison:
-    """The comparison with what the two vLLMs make of the launch. Raises FactError if one refuses it."""
-    from dataclasses import replace
-
-    from specserve.checks.effective import effective, effective_differences
-
-    a, b = (
-        effective(item.profile, source=source, offline=True)
-        for item, source in zip(taken, _both(sources), strict=True)
-    )
-    return replace(comparison, effective=effective_differences(a, b))
-
-
-def _planned(a: Taken, b: Taken, *, versions: tuple[str | None, str | None]) -> tuple[Side, Side]:
-    """The launches of both, by one vLLM version where they have one in common; not for this machine."""
-    from specserve.plan.compare import Side
-    from specserve.plan.launch import launch
-    from specserve.plan.locking import locked
-    from specserve.vllm.versions import in_range, known_versions, table
-
-    ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]
-    common = [version for version in ranges[0] if version in ranges[1]]
-    named = [item.profile.hardware.accelerator for item in (a, b) if item.profile.hardware]
-    sides = []
-    for item, known, vllm in zip((a, b), ranges, versions, strict=True):
-        profile = locked(item.profile, item.lock) if item.lock else item.profile
-        version = vllm or (common or list(known))[-1]
-        # a command names no hardware: it is for the machine of the other side
-        cpu = "+cpu" in version or "cpu" in ([profile.hardware.accelerator] if profile.hardware else named)
-        plan = launch(profile, table=table(version), platform="cpu" if cpu else "cuda", version=version)
-        sides.append(Side(profile, plan))
-    return sides[0], sides[1]
-
-
 def _compared(
-    taken: tuple[Taken, Taken], sides: tuple[Side, Side], *, models: bool
-) -> tuple[Comparison, list[str]]:
-    """The comparison, and why a part of it was not made."""
-    from dataclasses import replace
+    taken: tuple[Compared, Compared], vllm: str | None, sources: list[Path], *, models: bool
+) -> tuple[Comparison, tuple[Side, Side], list[str]]:
+    """What differs, the two launches, and why models and memory are not compared, if they are not.
 
+    With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
+    """
+    from specserve.checks.sides import launches
     from specserve.plan.compare import compare
 
-    comparison = compare(*sides)
+    if sources:
+        from specserve.checks.effective import effective, effective_differences
+        from specserve.checks.oracle import vllm_to_ask
+        from specserve.vllm.versions import table
+
+        both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
+        versions = [vllm_to_ask(source).version for source in both]
+        if vllm and table(vllm).minor != table(versions[0]).minor:
+            hint = "name its wheel by a first `--vllm-source`"
+            raise UsageError(f"`--vllm {vllm}`: A would run on vLLM {versions[0]}", hint=hint)
+        sides = launches(*taken, versions=versions)
+        a, b = (
+            effective(item.profile, source=source, offline=True)
+            for item, source in zip(taken, both, strict=True)
+        )
+        return replace(compare(*sides), effective=effective_differences(a, b)), sides, []
+    sides = launches(*taken, versions=(vllm, vllm))
     if not models:
-        return comparison, []
+        return compare(*sides), sides, []
     from specserve.checks.compare import At, compare_known
 
-    a, b = (
+    one, two = (
         At(item.profile, side.plan.vllm, locked=item.lock is not None)
         for item, side in zip(taken, sides, strict=True)
     )
-    facts, memory, why = compare_known(a, b)
-    return replace(comparison, models=facts, memory=memory), why
+    facts, memory, why = compare_known(one, two)
+    return replace(compare(*sides), models=facts, memory=memory), sides, why
+
+
+def _pair(
+    words: list[str], alternative: str | None, baseline: bool, settings: Iterable[str], *, alone: bool
+) -> tuple[Compared, Compared]:
+    """Both sides; `alone`: the same launch twice, if no other is named."""
+    from specserve.checks.sides import Compared, read_side
+    from specserve.profile.load import with_alternative
+
+    def side(words: list[str]) -> Compared:
+        command = _running(words[0]) if len(words) == 1 and not Path(words[0]).is_file() else None
+        made = read_side(command or words, settings=settings)
+        return replace(made, label=f"{words[0]} (running)") if command else made
+
+    first, second = _split(words)
+    a = side(first)
+    if not alternative and not baseline:
+        if not second and not alone:
+            hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
+            raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
+        return a, side(second) if second else a
+    if second:
+        raise UsageError("`--alternative` and `--baseline` make B out of A; found a second side")
+    arm = f"alternative {alternative}" if alternative else "baseline"
+    return a, Compared(
+        f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
+    )
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of each side: a profile is one word, a command several; a second `--` may stand between them."""
+    from specserve.convert.invocation import is_command
+
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    if len(words) <= 2 or is_command(words[1:]):
+        return words[:1], words[1:]
+    if is_command(words):
+        return words, []
+    raise UsageError(
+        f"`specserve diff` takes two sides; found {len(words)}", hint="a vLLM command stands behind `--`"
+    )
+
+
+def _running(name: str) -> list[str] | None:
+    """The command of a detached server as its process has it; None if none has that name."""
+    from specserve.serve.detached.processes import Detached
+    from specserve.serve.detached.registry import names, read
+
+    if name not in names():
+        return None
+    record = read(name)
+    if record is None or not Detached(record).is_running() or record.leader is None:
+        raise UsageError(f"the server `{name}` does not run", hint="`specserve ps` lists the servers")
+    import psutil
+
+    words = psutil.Process(record.leader[0]).cmdline()
+    return words[1:] if "python" in Path(words[0]).name else words  # a script's first word is its interpreter

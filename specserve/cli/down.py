@@ -1,7 +1,8 @@
-"""`specserve down`: stop detached servers, each step told."""
+"""`specserve down`: stop detached servers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,14 +52,14 @@ def down(
 
 
 def _one(name: str, stop: StopRequest) -> bool:
-    """Stop one; what fails is told, and the others are stopped all the same."""
+    """Stop one; an error is printed, and the others are stopped all the same."""
     from specserve.errors import FactError, SpecserveError
     from specserve.report.console import clean, say
     from specserve.report.findings import failure
     from specserve.serve.detached.processes import stop_marked, stop_server
     from specserve.serve.detached.registry import read, remove
 
-    tell = _Teller(name)
+    show = partial(_show, name)
     try:
         try:
             record = read(name)
@@ -66,13 +67,13 @@ def _one(name: str, stop: StopRequest) -> bool:
             say(clean(f"{name}: {error.message}"))
             record = None
         if record is None:
-            stop_marked(name, stop=stop, emit=tell)
+            stop_marked(name, stop=stop, emit=show)
             remove(name)
             say(f"{name}: cleared")
             return True
         if record.ended is not None:
             say(clean(f"{name}: had ended by itself: {record.ended.message}: {record.ended.cause}"))
-        stop_server(record, stop=stop, emit=tell)
+        stop_server(record, stop=stop, emit=show)
         say(clean(f"{name}: its log stays: {record.log_path}"))
     except SpecserveError as error:
         say(failure(error))
@@ -80,21 +81,16 @@ def _one(name: str, stop: StopRequest) -> bool:
     return True
 
 
-class _Teller:
-    """Tells the steps of one server's end."""
+def _show(name: str, event: Event) -> None:
+    """Say what happens to a server."""
+    from specserve.report.console import say
+    from specserve.report.numbers import duration
+    from specserve.serve import events
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self, event: Event) -> None:
-        from specserve.report.console import say
-        from specserve.report.servers import duration
-        from specserve.serve import events
-
-        match event:
-            case events.Stopping():
-                grace = duration(event.grace_s)
-                say(f"{self._name}: sent {event.signal}; running requests may finish for up to {grace}")
-            case events.Stopped():
-                how = " by SIGKILL" if event.killed else ""
-                say(f"{self._name}: stopped in {duration(event.took_s)}{how}, nothing is left")
+    match event:
+        case events.Stopping():
+            grace = duration(event.grace_s)
+            say(f"{name}: sent {event.signal}; running requests may finish for up to {grace}")
+        case events.Stopped():
+            how = " by SIGKILL" if event.killed else ""
+            say(f"{name}: stopped in {duration(event.took_s)}{how}, nothing is left")

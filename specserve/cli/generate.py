@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specserve.cli.options import Alternative, Devices, Locked, NoCheck, NoLock, Settings
-from specserve.errors import UsageError
+from specserve.errors import FactError, UsageError
+
+if TYPE_CHECKING:
+    from specserve.plan.launchplan import LaunchPlan
+    from specserve.serve.batch import Generated
+
+_SHOWN_ERRORS = 20
 
 
 def generate(
@@ -51,10 +59,7 @@ def generate(
     specserve generate demo.yaml in.jsonl -o out.jsonl --set target.dtype=float32
     cat prompts.jsonl | specserve generate demo.yaml - --baseline > answers.jsonl
     """
-    from contextlib import closing, nullcontext
-
     from specserve.checks.preflight import cleared
-    from specserve.cli import batch
     from specserve.report.console import say
     from specserve.report.findings import StderrNotices
 
@@ -76,10 +81,52 @@ def generate(
     )
     if loaded.frontend:
         say(f"`frontend` is for the server, and ignored here: {', '.join(sorted(loaded.frontend))}")
-    data = batch.read_input(source)
-    opened = None
-    if destination is not None:
-        opened = batch.open_output(plan, data=data, path=destination, resume=resume, overwrite=overwrite)
-    with closing(opened) if opened is not None else nullcontext():
-        if batch.run(plan, data=data, output=opened):
-            raise typer.Exit(1)
+    data = _read_input(source)
+    if generate_file(plan, data=data, path=destination, resume=resume, overwrite=overwrite):
+        raise typer.Exit(1)
+
+
+def _read_input(source: str) -> bytes:
+    if source == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(source).read_bytes()
+    except OSError as error:
+        raise FactError(f"cannot read `{source}`: {error.strerror}") from error
+
+
+def generate_file(
+    plan: LaunchPlan, *, data: bytes, path: Path | None, resume: bool = True, overwrite: bool = False
+) -> int:
+    """Answer every line of `data`, say how it went, and return how many lines could not be done."""
+    from specserve.report.answer import GenerationProgress
+    from specserve.report.console import say
+    from specserve.serve.batch import entries, run
+    from specserve.serve.journal import open_output
+
+    with closing(open_output(plan, data=data, path=path, resume=resume, overwrite=overwrite)) as output:
+        total, done = sum(1 for _ in entries(data)), len(output.done)
+        if not total:
+            say("nothing to do: the input has no lines")
+        if done:
+            say(f"resuming: {done} of {total} lines are there already")
+        with GenerationProgress(total=total, done=done) as progress:
+            found = run(plan, data=data, output=output, progress=progress, say=say)
+    _say_summary(found)
+    return len(found.errors)
+
+
+def _say_summary(found: Generated) -> None:
+    from specserve.report.answer import acceptance_line
+    from specserve.report.console import clean, say
+
+    if found.took_s is not None:
+        speed = found.completion_tokens / found.took_s
+        say(f"{found.completion_tokens} tokens in {found.took_s:.1f} s: {speed:.1f} tokens/s")
+        say(acceptance_line(found.acceptance))
+    if found.errors:
+        say(f"{len(found.errors)} line{'s' if len(found.errors) > 1 else ''} could not be done:")
+        for error in found.errors[:_SHOWN_ERRORS]:
+            say(f"  {clean(error)}")
+        if len(found.errors) > _SHOWN_ERRORS:
+            say(f"  and {len(found.errors) - _SHOWN_ERRORS} more, each with its `error` in the output")

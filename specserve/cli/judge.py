@@ -1,20 +1,26 @@
-"""What `specserve lint` does, whoever parsed its arguments: find profiles, judge them, say it."""
+"""What `specserve lint` does, whoever parsed its arguments: find profiles, judge them, print the findings."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from pathlib import Path
 
 from specserve.checks.run import lint
-from specserve.cli.found import profiles
 from specserve.diagnostics import Report, Severity
 from specserve.errors import UsageError
+from specserve.profile.codes import quoted
 from specserve.report.console import is_terminal, mute, out, say, styled
 
+_MAY_BE_PROFILE = re.compile(rb"""^['"{ ]*(target|extends)['"]?[ \t]*:""", re.M)
+_IS_PROFILE = re.compile(rb"""^(target|extends)[ \t]*:""", re.M)
+_GLOB = re.compile(r"[*?\[]")
 
-class Format(StrEnum):
+
+class FindingsFormat(StrEnum):
     """How findings are written."""
 
     TEXT = "text"
@@ -27,7 +33,7 @@ class Format(StrEnum):
 def judge(
     paths: Iterable[str],
     *,
-    format: Format | None = None,
+    format: FindingsFormat | None = None,
     strict: bool = False,
     exit_zero: bool = False,
     pick: bool = False,
@@ -45,19 +51,19 @@ def judge(
     return 1 if bad and not exit_zero else 0
 
 
-def default_format() -> Format:
+def default_format() -> FindingsFormat:
     """Annotations in a job of GitHub Actions, text elsewhere."""
-    return Format.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else Format.TEXT
+    return FindingsFormat.GITHUB if os.environ.get("GITHUB_ACTIONS") == "true" else FindingsFormat.TEXT
 
 
 def inputs(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[str]:
-    """The profiles to judge, each once. Raises UsageError where there is none, and none was picked from."""
+    """The profiles to judge, each once. Raises UsageError if there are none, unless `pick` may leave none."""
     found: dict[str, str] = {}
     for path in paths:
-        there = list(profiles(path, pick=pick))
-        if not there and not pick and len(paths) > 1:
+        files = list(profiles(path, pick=pick))
+        if not files and not pick and len(paths) > 1:
             say(f"{styled('warning', 'yellow')}: there is no profile in `{path}`")
-        for file in there:
+        for file in files:
             found.setdefault(os.path.abspath(file) if file != "-" else file, file)  # noqa: PTH100 - may not exist
     if not found and not pick:
         raise UsageError(
@@ -72,32 +78,99 @@ def inputs(paths: list[str], *, pick: bool, stdin_filename: str | None) -> list[
     return list(found.values())
 
 
-def show(report: Report, *, format: Format) -> None:
+def profiles(path: str, *, pick: bool = False) -> Iterator[str]:
+    """A file as it is; of a folder, or of a glob that the shell left alone, the profiles, sorted.
+
+    With `pick`, a named file counts only if it looks like a profile. A folder that cannot be read is
+    yielded itself, so that it becomes a finding.
+    """
+    if path == "-":
+        yield path
+    elif Path(path).is_dir():
+        yield from _below(path)
+    elif _GLOB.search(path) and not Path(path).exists():
+        yield from _matching(path)
+    elif not pick or _is_meant(path):
+        yield path
+
+
+def _below(folder: str) -> Iterator[str]:
+    """The profiles in a folder and the folders in it; hidden ones and links to folders are not entered."""
+    unreadable: list[str] = []
+    found: list[str] = []
+
+    def note(error: OSError) -> None:
+        unreadable.append(str(error.filename))
+
+    for place, folders, files in os.walk(folder, onerror=note):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [str(Path(place, name)) for name in files if name.endswith((".yaml", ".yml"))]
+    meant = [file for file in found if _is_meant(file)]
+    yield from sorted([*meant, *unreadable], key=lambda name: Path(name).parts)
+
+
+def _matching(pattern: str) -> Iterator[str]:
+    """The profiles that a glob matches; `**` is any number of folders, none of them hidden or a link."""
+    start, shown = Path(Path(pattern).anchor or "."), set(Path(pattern).parts)
+    try:
+        found = sorted(
+            start.glob(str(Path(pattern).relative_to(start) if pattern.startswith("/") else pattern))
+        )
+    except ValueError as error:
+        raise UsageError(f"{quoted(pattern)} is no glob: {error}".rstrip(".")) from error
+    for file in found:
+        hidden = any(part.startswith(".") and part != ".." and part not in shown for part in file.parts)
+        if not hidden and _is_meant(str(file)):
+            yield str(file)
+
+
+def _is_meant(file: str) -> bool:
+    """Whether a file in a folder is to be judged by itself: a profile, and no base (`_…`)."""
+    base = os.path.basename(file)  # noqa: PTH119 - Path is slow for a thousand of them
+    return not base.startswith(("_", ".")) and Path(file).is_file() and _is_profile(file)
+
+
+def _is_profile(file: str) -> bool:
+    """Whether it has a top-level `target` or `extends`; a file that cannot be read becomes a finding."""
+    from specserve.profile.load import looks_like_profile
+    from specserve.profile.source import MAX_BYTES, parse
+
+    try:
+        with Path(file).open("rb") as stream:
+            data = stream.read(MAX_BYTES)
+    except OSError:
+        return True
+    if _IS_PROFILE.search(data):
+        return True  # by its line alone, so that invalid YAML is not passed over
+    return bool(_MAY_BE_PROFILE.search(data)) and looks_like_profile(parse(data, file=file)[0])
+
+
+def show(report: Report, *, format: FindingsFormat) -> None:
     """Findings to stdout in that format, the sum to stderr."""
     match format:
-        case Format.JSON:
+        case FindingsFormat.JSON:
             from specserve.report.formats import report_json
 
             out(report_json(report))
             return
-        case Format.SARIF:
+        case FindingsFormat.SARIF:
             from specserve.report.formats import sarif
 
             out(sarif(report))
-        case Format.GITHUB:
+        case FindingsFormat.GITHUB:
             from specserve.report.formats import github
 
             _out(github(report.findings, skipped=report.skipped))
-        case Format.CONCISE:
+        case FindingsFormat.CONCISE:
             from specserve.report.findings import concise
 
             _out(concise(report.findings, skipped=report.skipped))
-        case Format.TEXT:
+        case FindingsFormat.TEXT:
             from specserve.report.findings import render
 
             # an empty line stands between the findings and their sum
             _out(f"{render(report.findings, stream=sys.stdout)}\n" if report.findings else "")
-    tell(report, explain=format in (Format.TEXT, Format.CONCISE))
+    tell(report, explain=format in (FindingsFormat.TEXT, FindingsFormat.CONCISE))
 
 
 def _out(text: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from specserve.cli.judge import Format, judge
+from specserve.cli.judge import FindingsFormat, judge
 from specserve.cli.options import Settings
 
 
@@ -19,7 +19,7 @@ def lint(
     ],
     *,
     format: Annotated[
-        Format | None,
+        FindingsFormat | None,
         typer.Option(
             help="How findings are written; default: text, and github in a job of GitHub Actions.",
             show_default=False,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def text_option(metavar: str, help: str, *names: str) -> Any:
+    """A text, whose help says what happens without it."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help)
+
 
 Settings = Annotated[
     list[str] | None,
@@ -63,13 +69,17 @@ Workloads = Annotated[
 Concurrency = Annotated[
     str | None,
     typer.Option(
-        "--concurrency", "-c", metavar="LIST", show_default=False, help="Requests at once, such as 1,4,16."
+        "--concurrency", "-c", metavar="LIST", show_default=False, help="Concurrent requests, such as 1,4,16."
     ),
 ]
 Temperature = Annotated[
     str | None,
     typer.Option(
-        "--temperature", "-t", metavar="LIST", show_default=False, help="Such as 0,0.7; default: 0."
+        "--temperature",
+        "-t",
+        metavar="LIST",
+        show_default=False,
+        help="Temperatures, such as 0,0.7; default: 0.",
     ),
 ]
 Output = Annotated[
@@ -80,5 +90,24 @@ Output = Annotated[
         metavar="DIR",
         show_default=False,
         help="The run's directory; default: one in the state folder.",
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        show_default=False,
+        help="Stop measuring after this long, launches aside (default 30m).",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be launched and sent, and how long it would take.")
+]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="Environment variable that holds the key of servers at a URL.",
     ),
 ]

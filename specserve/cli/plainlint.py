@@ -32,12 +32,12 @@ def plain_lint(arguments: list[str]) -> int | None:
             return None
     if not paths or not all(values.values()) or values.get("--format", "text") not in _FORMATS:
         return None
-    from specserve.cli.judge import Format, judge
+    from specserve.cli.judge import FindingsFormat, judge
 
     format = values.get("--format")
     return judge(
         paths,
-        format=Format(format) if format else None,
+        format=FindingsFormat(format) if format else None,
         strict="--strict" in switches,
         exit_zero="--exit-zero" in switches,
         pick="--pick" in switches,

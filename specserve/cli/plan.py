@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 
-class Format(StrEnum):
+class PlanFormat(StrEnum):
     """How the plan is written."""
 
     SHELL = "shell"
@@ -39,7 +39,7 @@ def plan(
         str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
     ],
     *,
-    format: Annotated[Format, typer.Option(help="A command to paste, or JSON.")] = Format.SHELL,
+    format: Annotated[PlanFormat, typer.Option(help="A command to paste, or JSON.")] = PlanFormat.SHELL,
     origin: Annotated[bool, typer.Option("--origin", help="Show where each value was written.")] = False,
     effective: Effective = False,
     baseline: Annotated[bool, typer.Option("--baseline", help="Without speculation.")] = False,
@@ -98,11 +98,11 @@ def plan(
 
     source, made = planned(node_rank)
     if effective:
-        _print_effective(source, machine, use_lock=not no_lock, as_json=format is Format.JSON)
+        _print_effective(source, machine, use_lock=not no_lock, as_json=format is PlanFormat.JSON)
         return
     nodes = node_count(source) if node_rank is None else 1
     plans = [planned(rank)[1] for rank in range(nodes)] if nodes > 1 else [made]
-    if format is Format.JSON:
+    if format is PlanFormat.JSON:
         _print_json(plans, with_origins=origin)
     elif origin:
         _print_origins(plans[0])

@@ -22,7 +22,7 @@ def ps(
     """List detached servers: state, port, acceptance.
 
     States: starting, ready, silent (does not answer), hung (answers, and no token comes), stopping, dead (ended by
-    itself: the cause is told), gone (the host was started anew; told once), lost (runs, its state on disk is gone).
+    itself: the cause is shown), gone (the host was restarted; shown once), lost (runs, its state on disk is gone).
     ACCEPTED is the share of drafted tokens that the target accepted in the last minute.
 
     \b

@@ -24,9 +24,9 @@ def pull(
 ) -> None:
     """Download the models of a profile into the Hub cache.
 
-    They are fetched at the commits of the lock, where there is one. Only what vLLM reads is fetched:
+    They are fetched at the commits of the lock, if there is one. Only what vLLM reads is fetched:
     safetensors rather than other weights, no originals, no GGUF. The disk is looked at first; what was cut
-    off goes on where it stopped. Snapshots go to stdout, progress to stderr.
+    off continues where it stopped. Snapshots go to stdout, progress to stderr.
 
     \b
     specserve pull configs/llama70b-8b.yaml
@@ -43,12 +43,12 @@ def pull(
         error.hint = "unset HF_HUB_OFFLINE: a download asks the Hub"
         raise
     except HubUnreachable as error:
-        error.hint = "check the network and HF_ENDPOINT, and run it again: it goes on where it stopped"
+        error.hint = "check the network and HF_ENDPOINT, and run it again: it continues where it stopped"
         raise
 
 
 def at_lock(profile: Profile) -> Profile:
-    """The profile at the commits of its lock, where it has one; says what the lock does not have."""
+    """The profile at the commits of its lock, if it has one; says what the lock does not have."""
     from specserve.plan.locking import lock_of, locked, not_locked
 
     lock = lock_of(profile)
@@ -61,7 +61,7 @@ def at_lock(profile: Profile) -> Profile:
 
 def fetch(profile: Profile, *, everything: bool = False) -> None:
     """Download what a profile needs and the cache does not have. Raises FactError."""
-    from specserve.models.download import fetch_files, refuse_full_disk
+    from specserve.models.hub import fetch_files, refuse_full_disk
     from specserve.plan.uses import cache_of, downloads
 
     cache = cache_of(profile)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specserve.profile.schema import Profile
 
 
-class Target(StrEnum):
+class RenderTarget(StrEnum):
     """What the files are for."""
 
     COMPOSE = "compose"
@@ -27,8 +27,8 @@ class Target(StrEnum):
     MONITORING = "monitoring"
 
 
-class Format(StrEnum):
-    """How they are written where there is no folder."""
+class RenderFormat(StrEnum):
+    """How they are written if there is no folder."""
 
     TEXT = "text"
     JSON = "json"
@@ -39,7 +39,7 @@ def render(
         str, typer.Argument(metavar="PROFILE", help="A profile; `-` is stdin; or -- and a vLLM command.")
     ],
     *,
-    to: Annotated[Target, typer.Option("--to", help="What the files are for.", show_default=False)],
+    to: Annotated[RenderTarget, typer.Option("--to", help="What the files are for.", show_default=False)],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -47,7 +47,7 @@ def render(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; exit code 1 where the files in DIR are stale.")
+        bool, typer.Option("--check", help="Write nothing; exit code 1 if the files in DIR are stale.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite files that specserve did not write.")
@@ -70,8 +70,8 @@ def render(
     no_lock: NoLock = False,
     settings: Settings = None,
     format: Annotated[
-        Format, typer.Option(help="Without DIR: the text, or JSON of all files.")
-    ] = Format.TEXT,
+        RenderFormat, typer.Option(help="Without DIR: the text, or JSON of all files.")
+    ] = RenderFormat.TEXT,
 ) -> None:
     """Write a profile's launch for production, as files.
 
@@ -86,83 +86,63 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.checks.prepare import prepare
-    from specserve.deploy.targets import Place
     from specserve.deploy.targets import render as rendered
     from specserve.report.findings import StderrNotices
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
-    if format is Format.JSON and output is not None:
+    if format is RenderFormat.JSON and output is not None:
         raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
-    version = vllm or _version(profile, settings=settings or ())
+    vllm = vllm or _newest_version(profile, settings or ())
     source, plan = prepare(
         profile,
         settings=settings or (),
         alternative=alternative,
         baseline=baseline,
-        vllm=version,
+        vllm=vllm,
         check=not no_check,
         starts=False,
         whole=True,
         use_lock=not no_lock,
         notices=StderrNotices(),
     )
-    made = _deployment(source, version=version, platform=plan.platform, image=image, use_lock=not no_lock)
+    made = _deployment(source, vllm, plan.platform, image, use_lock=not no_lock)
     folder = output or (Path(source.file).parent if source.file != "-" else Path())
-    artifacts = rendered(to.value, made, Place(str(folder.absolute()), source.server.host))
-    if check and output is not None:
-        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
-    elif output is not None:
-        _write(artifacts, output, force=force)
-        _notes(made, to)
-    else:
+    artifacts = rendered(to.value, made, folder=str(folder.absolute()))
+    if output is None:
         _print(artifacts, to, format)
-        _notes(made, to)
+    elif check:
+        _compare(artifacts, output, to, again=f"specserve render {profile} --to {to.value} -o {output}")
+        return
+    else:
+        _write(artifacts, output, force=force)
+    _notes(made, to)
 
 
-def _version(path: str, *, settings: object) -> str:
+def _newest_version(profile: str, settings: list[str] | tuple[()]) -> str:
     """The newest known minor that the profile is for."""
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import in_range, known_versions
 
-    profile = load_profile(path, settings=settings)  # type: ignore[arg-type]
-    return (in_range(profile.vllm or "") or known_versions())[-1]
+    return (in_range(load_profile(profile, settings=settings).vllm or "") or known_versions())[-1]
 
 
 def _deployment(
-    profile: Profile, *, version: str, platform: str, image: str | None, use_lock: bool
+    profile: Profile, version: str, platform: str, image: str | None, *, use_lock: bool
 ) -> Deployment:
-    from specserve.deploy.deployment import deployment
+    from specserve.deploy.deployment import deployment, locked_weights_bytes
     from specserve.vllm.versions import table
 
-    weights = _weights_bytes(profile) if use_lock else None
+    weights = locked_weights_bytes(profile) if use_lock else None
     return deployment(
         profile, table=table(version), version=version, platform=platform, image=image, weights_bytes=weights
     )
 
 
-def _weights_bytes(profile: Profile) -> float | None:
-    """What the lock says that target and draft weigh on disk; None where it does not know both."""
-    from specserve.plan.locking import lock_of
-    from specserve.plan.uses import model_uses
-
-    lock = lock_of(profile)
-    total = 0
-    for use in model_uses(profile, alternatives=False) if lock else ():
-        if use.tokenizer_only:
-            continue
-        facts = lock.find(use.model, revision=use.revision) if lock else None
-        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
-        if None in sizes:
-            return None
-        total += sum(size or 0 for size in sizes)
-    return total or None
-
-
-def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
+def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
     from specserve.report.console import out, say
 
-    if format is Format.JSON:
+    if format is RenderFormat.JSON:
         files = [{"path": one.path, "text": one.text} for one in artifacts]
         out(json.dumps({"version": 1, "target": to.value, "files": files}, indent=2, ensure_ascii=False))
         return
@@ -173,7 +153,7 @@ def _print(artifacts: tuple[Artifact, ...], to: Target, format: Format) -> None:
             f"`--to {to.value}` is several files: {names}",
             hint="`-o DIR` writes them, `--format json` prints them",
         )
-    between = "" if to is Target.SYSTEMD else "---\n"
+    between = "" if to is RenderTarget.SYSTEMD else "---\n"
     out(between.join(one.text for one in alone).rstrip("\n"))
     if len(alone) < len(artifacts):
         say(f"# {len(artifacts) - len(alone)} more files belong to it: `-o DIR` writes them all")
@@ -192,19 +172,15 @@ def _write(artifacts: tuple[Artifact, ...], folder: Path, *, force: bool) -> Non
     changed = put(artifacts, folder)
     for one in artifacts:
         out(clean(str(folder / one.path)))
-    say(
-        f"{_files(len(artifacts))}, {changed} of them changed"
-        if changed
-        else f"{_files(len(artifacts))}, none changed"
-    )
+    say(f"{_files(len(artifacts))}, {f'{changed} of them' if changed else 'none'} changed")
 
 
 def _files(count: int) -> str:
     return f"{count} file{'' if count == 1 else 's'}"
 
 
-def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again: str) -> None:
-    """Exit code 1 where a file is missing, differs, or is left over from another rendering."""
+def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: RenderTarget, *, again: str) -> None:
+    """Exit code 1 if a file is missing, differs, or is left over from another rendering."""
     from specserve.deploy.targets import stale
     from specserve.report.console import clean, out, say, styled
 
@@ -219,18 +195,18 @@ def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: Target, *, again
     raise typer.Exit(1)
 
 
-def _notes(made: Deployment, to: Target) -> None:
+def _notes(made: Deployment, to: RenderTarget) -> None:
     """What the files rest on that a profile, a lock or an option would fix."""
     from specserve.deploy.deployment import CORRUPTED_TEXT
     from specserve.report.console import say
 
     if made.corrupts_text:
         say(f"warning: {CORRUPTED_TEXT}")
-    if to in (Target.COMPOSE, Target.KUBERNETES) and not made.image.is_pinned:
+    if to in (RenderTarget.COMPOSE, RenderTarget.KUBERNETES) and not made.image.is_pinned:
         say(f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it")
     unpinned = [one.model for one in made.downloads if not one.revision]
     if unpinned:
         models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
         say(f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits")
-    if to in (Target.KUBERNETES, Target.RAY) and not made.has_key:
+    if to in (RenderTarget.KUBERNETES, RenderTarget.RAY) and not made.has_key:
         say("note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`")

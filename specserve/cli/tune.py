@@ -131,8 +131,7 @@ def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, a
     from specserve.measure.tune.rundir import placed
     from specserve.measure.tune.session import Outlet, refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
-    from specserve.report.tune import as_json_text, text
-    from specserve.report.tunehtml import tune_html
+    from specserve.report.tune import as_json_text, text, tune_html
 
     notices = StderrNotices()
     refuse_unrunnable(asked, write=write)

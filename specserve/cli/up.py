@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Iterable
 from enum import StrEnum
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,19 +21,15 @@ from specserve.cli.options import (
     Port,
     Settings,
 )
-from specserve.errors import LaunchError, SpecserveError, UsageError, VerifyFailed
-from specserve.plan.launchplan import LaunchPlan
+from specserve.errors import SpecserveError, UsageError, VerifyFailed
+from specserve.plan.launchplan import LaunchPlan, as_json, shell
+from specserve.plan.nodes import LaunchNode, node_at
 from specserve.profile.schema import Profile
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
-from specserve.report.servers import JsonView, TextView
 
 if TYPE_CHECKING:
-    from specserve.plan.nodes import Node
-    from specserve.serve.detached.observe import Room
-    from specserve.serve.detached.registry import Arm
-    from specserve.serve.server import Server
-    from specserve.serve.signals import StopRequest
+    from specserve.serve.server import Gate, Server
 
 
 class LogFormat(StrEnum):
@@ -122,8 +114,9 @@ def up(
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
     _refuse_contradictions(
-        name=name, detach=detach, exec_=exec_, format=format, dry_run=dry_run, verify=verify
+        name=name, detach=detach, exec_=exec_, verify=verify, format=format if not dry_run else None
     )
+    node = _node(node_rank, master_addr, is_left=detach, is_verified=verify)
     notices = StderrNotices()
     source, plan = cleared(
         profile,
@@ -137,36 +130,35 @@ def up(
         use_lock=not no_lock,
         locked=locked,
         passed=("SD108",) if insecure else (),
-        node=_node(node_rank, master_addr, detach=detach, verify=verify),
+        node=node,
         notices=notices,
     )
     if dry_run:
-        show(plan, format=format or PlanFormat.SHELL)
+        out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
     from specserve.serve.detached.observe import room_beside
+    from specserve.serve.detached.registry import arm_of, default_name
+    from specserve.serve.server import become
 
     refuse_exposed(source, insecure=insecure, notices=notices)
-    called = (name or detached_name(plan, arm="baseline" if baseline else alternative)) if detach else None
+    called = (
+        (name or default_name(plan.name, arm="baseline" if baseline else alternative)) if detach else None
+    )
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)
-    gate = verification_gate(source, plan, as_json=log_format is LogFormat.JSON) if verify else None
     if exec_:
+        if "NOTIFY_SOCKET" in os.environ:
+            say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
         become(plan)
-        return
-    start = partial(launch, plan)
-    if called is not None:
-        arm = arm_of(alternative, settings or ())
-        start = partial(leave, plan, name=called, profile=source.file, arm=arm, room=room)
-    start(log_format=log_format, gate=gate, warms_up=not no_warm_up)
+    options: dict[str, Any] = {"warms_up": not no_warm_up}
+    if verify:
+        options["gate"] = verification_gate(source, plan, as_json=log_format is LogFormat.JSON)
+    if detach:
+        options |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
+    start(plan, name=called, log_format=log_format, **options)
 
 
 def _refuse_contradictions(
-    *,
-    name: str | None,
-    detach: bool,
-    exec_: bool,
-    format: PlanFormat | None,
-    dry_run: bool,
-    verify: bool,
+    *, name: str | None, detach: bool, exec_: bool, verify: bool, format: PlanFormat | None
 ) -> None:
     """Raises UsageError for options that do not go together: none is passed over in silence."""
     if name is not None and not detach:
@@ -174,191 +166,75 @@ def _refuse_contradictions(
     if detach and exec_:
         raise UsageError("`--detach` leaves vLLM behind, `--exec` becomes it: one of the two")
     if verify and exec_:
-        raise UsageError(
-            "`--exec` becomes vLLM, and nobody is left to `--verify` it",
-            hint="`specserve verify` does it from elsewhere",
-        )
-    if format is not None and not dry_run:
-        raise UsageError(
-            "`--format` says how `--dry-run` prints the plan, and nothing else",
-            hint="`--log-format json` tells the start as JSON",
-        )
+        hint = "`specserve verify` does it from elsewhere"
+        raise UsageError("`--exec` becomes vLLM, and nobody is left to `--verify` it", hint=hint)
+    if format is not None:
+        hint = "`--log-format json` tells the start as JSON"
+        raise UsageError("`--format` says how `--dry-run` prints the plan, and nothing else", hint=hint)
 
 
-def _node(rank: int | None, address: str | None, *, detach: bool, verify: bool) -> Node | None:
-    """The node that is to be started; None where there is one. Raises UsageError."""
+def _node(rank: int | None, address: str | None, *, is_left: bool, is_verified: bool) -> LaunchNode | None:
+    """The node that is to be started; None if there is one. Raises UsageError."""
     if rank is None:
         if address is not None:
             raise UsageError("`--master-addr` is for one of several nodes: `--node-rank N`")
         return None
-    if detach:
-        raise UsageError(
-            "a node among several is not left with `--detach`",
-            hint="`specserve render PROFILE --to systemd` writes a unit for each node",
-        )
-    if verify and rank:
+    if is_left:
+        hint = "`specserve render PROFILE --to systemd` writes a unit for each node"
+        raise UsageError("a node among several is not left with `--detach`", hint=hint)
+    if is_verified and rank:
         raise UsageError("`--verify` asks the server, which is at node 0")
-    from specserve.plan.nodes import node_at
-
     return node_at(rank, address)
 
 
-def show(plan: LaunchPlan, *, format: PlanFormat) -> None:
-    """The plan on stdout: as a command to paste, or as JSON."""
-    from specserve.plan.launchplan import as_json, shell
-
-    out(shell(plan) if format is PlanFormat.SHELL else json.dumps(as_json(plan), indent=2))
-
-
-def launch(
-    plan: LaunchPlan,
-    *,
-    log_format: LogFormat = LogFormat.TEXT,
-    log_path: Path | None = None,
-    gate: Gate | None = None,
-    warms_up: bool = True,
+def start(
+    plan: LaunchPlan, *, name: str | None = None, log_format: LogFormat = LogFormat.TEXT, **options: Any
 ) -> None:
-    """Serve until a signal asks for the end. Raises LaunchError, UsageError, VerifyFailed and Interrupted.
+    """Show how `serve` runs the server until a signal, or `leave` starts it under a name; both say what they raise."""
+    from specserve.report.servers import JsonView, TextView
+    from specserve.serve.detached.launch import leave
+    from specserve.serve.server import serve
 
-    `gate`: called when it answers; what it raises ends the server.
-    """
-    from specserve.serve.logs import default_log
-    from specserve.serve.server import refuse_taken_port, supervise
-    from specserve.serve.signals import stop_on_signals
-
-    view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan)
+    is_json = log_format is LogFormat.JSON
+    view = JsonView(plan) if is_json else TextView(plan, stays_as=name)
     try:
-        refuse_taken_port(plan)
-        with stop_on_signals() as stop:
-            first = partial(gate, stop=stop) if gate is not None else None
-            log_path = log_path or default_log(plan.name)
-            supervise(plan, log_path=log_path, stop=stop, on_event=view, first=first, warms_up=warms_up)
+        if name is None:
+            serve(plan, on_event=view, **options)
+        else:
+            leave(plan, name=name, on_event=view, **options)
     except SpecserveError as error:
         view.failed(error)
-        if log_format is LogFormat.JSON:
-            raise typer.Exit(error.exit_code) from error
-        raise
-
-
-def become(plan: LaunchPlan) -> None:
-    """Replace this process by vLLM; returns only by an error."""
-    from specserve.serve.process import resolve_env
-    from specserve.serve.server import refuse_taken_port
-
-    env = resolve_env(plan.env)
-    if "NOTIFY_SOCKET" in os.environ:
-        say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
-    refuse_taken_port(plan)
-    try:
-        os.execvpe(plan.argv[0], plan.argv, env)  # noqa: S606  # no shell on purpose
-    except OSError as error:
-        raise LaunchError(f"cannot start `{plan.argv[0]}`: {error.strerror}") from error
-
-
-_TOLD = frozenset({"name", "target", "speculation", "alternatives", "expect", "hardware"})
-"""Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
-
-
-def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
-    """What has to be known later of the command line, to tell what the server promises."""
-    from specserve.serve.detached.registry import Arm
-
-    kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _TOLD)
-    return Arm(alternative, tuple(kept))
-
-
-def detached_name(plan: LaunchPlan, *, arm: str | None) -> str:
-    """The profile's name, with the arm that is served: both may run at once."""
-    whole = f"{plan.name}-{arm}" if arm else plan.name
-    return re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")[:63]
-
-
-def leave(
-    plan: LaunchPlan,
-    *,
-    name: str,
-    profile: str,
-    room: Room | None,
-    log_format: LogFormat,
-    arm: Arm | None = None,
-    gate: Gate | None = None,
-    warms_up: bool = True,
-) -> None:
-    """Start it under a name and return when it answers, and has passed the gate.
-
-    `room`: what it declares to take, where that was judged. `arm`: as `arm_of` makes it.
-    """
-    from specserve.serve.detached.launch import launch, refuse_running
-    from specserve.serve.detached.observe import Room
-    from specserve.serve.detached.registry import folder_of
-    from specserve.serve.logs import default_log
-    from specserve.serve.server import refuse_taken_port
-    from specserve.serve.signals import stop_on_signals
-
-    folder_of(name)  # what cannot be a name ends it before anything starts
-    refuse_running(name)
-    view = JsonView(plan) if log_format is LogFormat.JSON else TextView(plan, stays_as=name)
-    try:
-        refuse_taken_port(plan)
-        with stop_on_signals() as stop:
-            launch(
-                plan,
-                name=name,
-                profile=profile,
-                arm=arm,
-                room=room or Room((), None, None),
-                log_path=default_log(name),
-                stop=stop,
-                on_event=view,
-                first=partial(gate, stop=stop) if gate is not None else None,
-                warms_up=warms_up,
-            )
-    except SpecserveError as error:
-        view.failed(error)
-        if log_format is LogFormat.JSON:
+        if is_json:
             raise typer.Exit(error.exit_code) from error
         raise
 
 
 _PATIENCE = 3
-"""A verification may take so many times its limit before systemd gives the start up."""
-
-
-class Gate(Protocol):
-    """Called with a server that answers; what it raises ends the server."""
-
-    def __call__(self, server: Server, *, stop: StopRequest) -> None:
-        """Look at it."""
+"""A verification may take this many times its limit before systemd gives up."""
 
 
 def verification_gate(profile: Profile, plan: LaunchPlan, *, as_json: bool, limit_s: float = 60.0) -> Gate:
-    """A gate that verifies as `specserve verify` does, without options, and tells the result on stderr."""
-    from specserve.measure.verify.prompts import prompts
+    """A gate that verifies as `specserve verify` does, without options, and prints the result on stderr."""
+    from specserve.measure.verify.prompts import load_prompts
     from specserve.measure.verify.result import Sampling
-    from specserve.measure.verify.run import Wish
-    from specserve.measure.verify.server import VerifyRequest, draft_limit, verified
+    from specserve.measure.verify.server import VerifyRequest, draft_limit, verify_url
     from specserve.report.verify import VerifyProgress, brief, brief_json
     from specserve.serve.signals import notify
 
-    wish = Wish(
-        samplings=(Sampling(0.0), Sampling(0.7)),
-        prompts=prompts(),
-        limit_s=limit_s,
-        draft_limit=draft_limit(profile),
-    )
+    request = VerifyRequest((Sampling(0.0), Sampling(0.7)), load_prompts()[0], limit_s)
+    limit = draft_limit(profile)
 
-    def gate(server: Server, *, stop: StopRequest) -> None:
-        limit_us = round(_PATIENCE * wish.limit_s * 1e6)
+    def gate(server: Server) -> None:
+        limit_us = round(_PATIENCE * limit_s * 1e6)
         notify("STATUS=verifying; the port is open already", f"EXTEND_TIMEOUT_USEC={limit_us}")
         if not as_json:
             say("verifying; the port is open already, and requests are answered meanwhile")
-        progress = None if as_json else VerifyProgress(limit_s=wish.limit_s)
-        asked = VerifyRequest(server.url)
-        found = verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked, progress=progress)
-        if as_json:
-            say(json.dumps({"version": 1, "name": plan.name, "event": "verified", **brief_json(found)}))
-        else:
-            say(brief(found))
+        progress = None if as_json else VerifyProgress(limit_s=limit_s)
+        found = verify_url(
+            server.url, plan.api_key_env, request, stop=server.stop, progress=progress, draft_limit=limit
+        )
+        event = {"version": 1, "name": plan.name, "event": "verified"}
+        say(json.dumps({**event, **brief_json(found)}) if as_json else brief(found))
         if found.has_failed:
             raise VerifyFailed(
                 f"the server did not pass its verification ({found.verdict.value}): it is stopped",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specserve.convert.given import Given, Setting, command_settings, left_open
+from specserve.convert.given import EngineStart, Setting, command_settings, left_open
 from specserve.convert.invocation import STARTS, invocation
 from specserve.convert.options import parse, refused_spellings
 from specserve.convert.profiletree import SECRETS, profile_tree
@@ -19,7 +19,7 @@ from specserve.profile.load import absolute_paths, apply, made_by
 from specserve.profile.schema import Profile
 from specserve.profile.secrets import hushed, names_a_secret
 from specserve.profile.texts import keep
-from specserve.profile.validate import validate
+from specserve.profile.validate import read_profile
 from specserve.vllm.versions import ARGUMENTS, KEYS, argument_names, first_like_newest, newest, options
 
 _LAUNCH = ("plan", "up", "verify", "render")
@@ -54,7 +54,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     env = {name: word.node() for name, word in start.env.items()}
     tree = profile_tree(given, place=start.start.span, table=newest(), env=env, found=found)
     tree = apply(absolute_paths(tree, folder=Path.cwd()), settings)
-    profile, more = validate(tree, file=COMMAND)
+    profile, more = read_profile(tree, file=COMMAND)
     if profile:
         profile = _for_versions(profile)
         found += _open_to_all(profile, start) if "headless" not in given else []
@@ -62,7 +62,7 @@ def profile_of(words: Iterable[str], *, settings: Iterable[str] = ()) -> tuple[P
     return profile, ordered(replace(finding, message=hushed(finding.message)) for finding in told)
 
 
-def _started(argv: Sequence[Word]) -> Given:
+def _started(argv: Sequence[Word]) -> EngineStart:
     """The start of vLLM among the words, in the script of a shell too."""
     start = invocation(argv)
     if start is None:
@@ -113,7 +113,7 @@ def _for_versions(profile: Profile) -> Profile:
     return replace(profile, vllm=f">={first[0]}") if first else profile
 
 
-def _open_to_all(profile: Profile, start: Given) -> list[Finding]:
+def _open_to_all(profile: Profile, start: EngineStart) -> list[Finding]:
     """vLLM listens on every interface where no host is said."""
     if "server.host" in profile.spans or profile.server.api_key_env or profile.frontend.get("uds"):
         return []

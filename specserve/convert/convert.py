@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from specserve.convert.given import Given, Setting
+from specserve.convert.given import EngineStart, Setting
 from specserve.convert.options import wrong_value
 from specserve.convert.profiletree import profile_tree
 from specserve.convert.translate import translated
@@ -15,13 +16,13 @@ from specserve.diagnostics import Finding, Span
 from specserve.errors import UsageError
 from specserve.plan.arguments import problems
 from specserve.plan.launch import launch
-from specserve.plan.writer import yaml_text
 from specserve.profile.codes import quoted
 from specserve.profile.schema import Profile, Server
 from specserve.profile.secrets import hushed, looks_secret, names_a_secret
 from specserve.profile.sections import ENV_NAME
 from specserve.profile.tree import Node, meaning
-from specserve.profile.validate import validate
+from specserve.profile.validate import read_profile
+from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.table import VllmTable
 from specserve.vllm.versions import UnknownVersion, first_like_newest, judged_versions, newest, table
 
@@ -35,6 +36,7 @@ _PROGRAMS = ("sh", "bash", "zsh", "dash", "python", "python3", "vllm", "serve", 
 _BLOCK = ("speculation.method", "speculation.model", "speculation.num_speculative_tokens")
 _KEPT = ("", "target", "target.model", "speculation", *_BLOCK)
 """What is never cut: the target, and what makes a block of speculation."""
+_ORDER = ("vllm", "target", "speculation", "engine", "frontend", "server", "hardware", "env")
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 - what is looked for, not what is listened on
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _SGLANG_PORT = 30_000
@@ -52,7 +54,7 @@ class Converted:
     """Errors about values that the source does not say; none of them stands in the text."""
 
 
-def converted(given: Given, *, origin: str) -> Converted:
+def converted(given: EngineStart, *, origin: str) -> Converted:
     """The profile of one start of an engine. `origin` names the text.
 
     Raises UsageError if the text names no model.
@@ -77,15 +79,32 @@ def converted(given: Given, *, origin: str) -> Converted:
         head.append(f"A launch adds {words}: see `specserve plan`.")
     comments = _comments(tree, notes)
     head += [f"- {text}" for text in comments.pop("", [])]
-    return Converted(yaml_text(tree, head=head, comments=comments), tuple(notes), tuple(found))
+    sections = tree.mapping or {}
+    ordered = replace(tree, value={name: sections[name] for name in _ORDER if name in sections})
+    text = yaml_text(_commented(ordered, "", comments), head="\n".join(head), flow=True)
+    return Converted(text, tuple(notes), tuple(found))
+
+
+def _commented(node: Node, path: str, comments: Mapping[str, list[str]]) -> Any:
+    """The values of a tree, each with its comments."""
+    if isinstance(node.value, list):
+        return [_commented(item, "", {}) for item in node.value]
+    if node.mapping is None:
+        return node.value
+    values = {}
+    for key, child in node.mapping.items():
+        place = f"{path}.{key}" if path else key
+        value = _commented(child, place, comments)
+        values[key] = Commented("\n".join(comments[place]), value) if place in comments else value
+    return values
 
 
 def _harmless(text: str) -> str:
     """A text without secrets, and without the marks of what the source leaves open."""
-    return hushed(_PRIVATE_USE.sub("…", readable(text)))
+    return " ".join(hushed(_PRIVATE_USE.sub("…", readable(text))).splitlines())
 
 
-def _tree(given: Given, known: VllmTable, notes: list[Note]) -> Node:
+def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     """The profile's tree, not open to everybody."""
     settings = dict(given.settings)
     headless = settings.pop("headless", None)
@@ -188,9 +207,9 @@ def _without(
 def _cured(tree: Node, known: VllmTable, notes: list[Note]) -> tuple[Node, Profile | None]:
     """The tree without the values that no profile, or this vLLM, would take, each noted; None if an error is left."""
     for _ in range(_ROUNDS):
-        profile, findings = validate(tree, file=FILE)
+        profile, findings = read_profile(tree, file=FILE)
         wrong = [(finding.span.path, finding.message, finding.span) for finding in findings]
-        if profile:
+        if profile and not findings:
             refused = [item for item in problems(profile, known) if item.kind != "plug-in"]
             wrong = [(item.path, item.message, profile.span(item.path)) for item in refused]
         cut = {path.partition("[")[0]: (message, span) for path, message, span in wrong if path not in _KEPT}
@@ -227,7 +246,7 @@ def _comments(tree: Node, notes: list[Note]) -> dict[str, list[str]]:
     return comments
 
 
-def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None]:
+def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str | None]:
     """The table of the vLLM in a container's image, and its range for a profile; else the newest table and None."""
     image = given.image
     if image is None:
@@ -252,7 +271,9 @@ def _image_table(given: Given, notes: list[Note]) -> tuple[VllmTable, str | None
     return newest(), None
 
 
-def _keep_on_loopback(server: dict[str, Node], given: Given, settings: Mapping[str, Setting]) -> list[Note]:
+def _keep_on_loopback(
+    server: dict[str, Node], given: EngineStart, settings: Mapping[str, Setting]
+) -> list[Note]:
     """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
     if given.is_call or "uds" in settings:
         return []

@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Given:
+class EngineStart:
     """One start of an engine as it was written: its arguments, and what stands around it."""
 
     engine: str

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specserve.convert.given import Given
+from specserve.convert.given import EngineStart
 from specserve.convert.shell import script
-from specserve.convert.words import UNKNOWN, Note, Word, readable, unknown
+from specserve.convert.words import UNKNOWN, Note, Word, argv_words, readable, unknown
 from specserve.profile.codes import quoted
 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
@@ -38,11 +38,11 @@ _MOST_NESTED = 4
 DYNAMO = "`dynamo.vllm` is NVIDIA Dynamo's worker around vLLM: the profile starts vLLM alone, without Dynamo"
 
 
-def starts(words: Sequence[Word], around: Given | None = None, *, nested: int = 0) -> list[Given]:
+def starts(words: Sequence[Word], around: EngineStart | None = None, *, nested: int = 0) -> list[EngineStart]:
     """Every engine that one command starts: several if it is a shell with a script. `around`: its container."""
     if nested > _MOST_NESTED or not words or words[0].text in _SAYS:
         return []
-    found = around or Given("vllm", words[0])
+    found = around or EngineStart("vllm", words[0])
     env, at = dict(found.env), 0
     while at < len(words):
         word = words[at]
@@ -66,9 +66,14 @@ def starts(words: Sequence[Word], around: Given | None = None, *, nested: int = 
     return []
 
 
-def invocation(words: Sequence[Word]) -> Given | None:
+def invocation(words: Sequence[Word]) -> EngineStart | None:
     """The engine that one command starts, or None if it starts none."""
     return next(iter(starts(words)), None)
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether arguments are the words of one command that starts an engine."""
+    return len(words) > 1 and invocation(argv_words(words)[1]) is not None
 
 
 def _program(words: Sequence[Word], at: int) -> tuple[str, int] | None:
@@ -110,12 +115,14 @@ def _script(words: Sequence[Word], at: int) -> int | None:
     return None
 
 
-def _scripted(text: Word, arguments: Sequence[Word], around: Given, *, nested: int) -> list[Given]:
+def _scripted(
+    text: Word, arguments: Sequence[Word], around: EngineStart, *, nested: int
+) -> list[EngineStart]:
     """The engines of a script after `sh -c`; the words behind it are its positional parameters."""
     variables = {name: word.text for name, word in around.env.items() if not UNKNOWN.search(word.text)}
     given, place = [word.text for word in arguments], text.span
     inner = script(text.text, file=place.file, line=place.line, positional=given, variables=variables)
-    found: list[Given] = []
+    found: list[EngineStart] = []
     for command in inner:
         env, notes = (
             {**command.exported, **around.env},
@@ -125,7 +132,7 @@ def _scripted(text: Word, arguments: Sequence[Word], around: Given, *, nested: i
     return found
 
 
-def _container(words: Sequence[Word], found: Given, *, nested: int) -> list[Given]:
+def _container(words: Sequence[Word], found: EngineStart, *, nested: int) -> list[EngineStart]:
     """`docker run … IMAGE ARGS`: its options are noted, or become variables, ports and devices."""
     entry, other, folders = None, [], []
     found = replace(found, published=[], env={})
@@ -172,8 +179,8 @@ def around_notes(folders: Sequence[str], other: Sequence[str], *, line: int) -> 
 
 
 def in_container(
-    image: Word | None, words: list[Word], entry: Word | None, found: Given, *, nested: int = 0
-) -> list[Given]:
+    image: Word | None, words: list[Word], entry: Word | None, found: EngineStart, *, nested: int = 0
+) -> list[EngineStart]:
     """What a container of this image starts with these words; its own entry point is the server."""
     found.image = image
     program = [entry, *words] if entry is not None and entry.text else words

@@ -99,7 +99,7 @@ def parse(words: Sequence[Word], known: Known, *, positional: bool = True) -> Pa
 def refused_spellings(profile: Profile, table: VllmTable) -> Iterator[ArgumentProblem]:
     """The options of a raw command whose argument this version has, but not by the spelling used: `--disable-x`."""
     known = table.options()
-    line = recall(COMMAND).decode(errors="replace") if profile.file == COMMAND else ""
+    line = recall(COMMAND).decode(errors="replace")
     for path, span in profile.key_spans.items():
         written = line[span.column - 1 : span.end_column - 1] if span.file == COMMAND else ""
         name = path.rpartition(".")[2]

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from specserve.convert.given import Given, Setting
+from specserve.convert.given import EngineStart, Setting
 from specserve.convert.invocation import starts
 from specserve.convert.words import Note, Word, unknown
 from specserve.diagnostics import Span
@@ -25,7 +25,7 @@ _MOST_NAMES = 200
 """Names that are looked up for one value: a list of lists of names grows without bounds."""
 
 
-class Source:
+class PythonSource:
     """A parsed source with the values of the names that it assigns once."""
 
     def __init__(self, text: str, *, file: str) -> None:
@@ -156,10 +156,10 @@ def _tree(value: Any, span: Span, key: Span | None = None) -> Node:
     return Node(value, span, key, None if value is None or isinstance(value, str) else str(value))
 
 
-def calls(source: Source) -> list[Given]:
+def calls(source: PythonSource) -> list[EngineStart]:
     """Every call of `LLM`, `EngineArgs`, `AsyncEngineArgs` and SGLang's `Engine`, in the order of the source."""
     arguments = {**newest().frontend, **newest().engine}
-    found: list[Given] = []
+    found: list[EngineStart] = []
     env: dict[str, Word] = {}
     sampling: list[Note] = []
     for node in source.nodes:
@@ -176,11 +176,11 @@ def calls(source: Source) -> list[Given]:
                 nodes = _keywords(node, source)
                 said = {key: Setting(key, held, key, arguments.get(key)) for key, held in nodes.items()}
                 start = Word(f"{name}(…)", source.span(node))
-                found += [Given(ENGINES[name], start, settings=said, env=dict(env))] if said else []
+                found += [EngineStart(ENGINES[name], start, settings=said, env=dict(env))] if said else []
     return [replace(given, notes=[*given.notes, *sampling[:1]]) for given in found]
 
 
-def _keywords(node: ast.Call, source: Source) -> dict[str, Node]:
+def _keywords(node: ast.Call, source: PythonSource) -> dict[str, Node]:
     keywords: dict[str, Node] = {}
     for at, item in enumerate(node.args):
         value = source.value(item) if at == 0 else unknown("an argument without a name")
@@ -195,7 +195,7 @@ def _keywords(node: ast.Call, source: Source) -> dict[str, Node]:
     return keywords
 
 
-def command_lists(source: Source) -> list[Given]:
+def command_lists(source: PythonSource) -> list[EngineStart]:
     """The engines that lists of words start, in the order of the source."""
     lists = [node for node in source.nodes if isinstance(node, ast.List | ast.Tuple)]
     return [start for node in lists for start in starts(source.words(node))]

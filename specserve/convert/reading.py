@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from specserve.convert import translate
-from specserve.convert.given import LEFT_OVER, Given, command_settings
+from specserve.convert.given import LEFT_OVER, EngineStart, command_settings
 from specserve.convert.invocation import STARTS, around_notes, in_container, is_image, starts
 from specserve.convert.options import parse
-from specserve.convert.python import ENGINES, Source, calls, command_lists
+from specserve.convert.python import ENGINES, PythonSource, calls, command_lists
 from specserve.convert.shell import script
 from specserve.convert.words import Note, Word, unknown, without_placeholder
 from specserve.diagnostics import Finding, Span
@@ -39,7 +39,7 @@ _READ = (
 _DOLLAR = "\ue004"  # a `$$` of compose, which becomes `$` at the end
 
 
-def containers(text: str, *, file: str) -> list[Given]:
+def containers(text: str, *, file: str) -> list[EngineStart]:
     """Every engine that a YAML file starts. Raises UsageError for what is no YAML, or a form that is not read."""
     documents = _documents(text, file=file)
     if _TEMPLATE.search(text) or any(
@@ -49,7 +49,7 @@ def containers(text: str, *, file: str) -> list[Given]:
         raise UsageError(
             f"`{file}` holds values or templates of Helm, which specserve does not read", hint=hint
         )
-    found: list[Given] = []
+    found: list[EngineStart] = []
     for root in documents:
         for mapping in _mappings(root):
             found += _started(mapping, compose=isinstance(root, dict) and "services" in root)
@@ -91,7 +91,7 @@ def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
         yield from _mappings(item)
 
 
-def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
+def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[EngineStart]:
     """What a container starts; nothing if the mapping is no container of an engine."""
     image = mapping.get("image")
     parts = [_listed(mapping.get(key)) for key in _COMMAND]
@@ -114,7 +114,7 @@ def _started(mapping: Mapping[str, Any], *, compose: bool) -> list[Given]:
         else:
             command += [resolved(item, shell=shell) for item in _listed(value)]
     place = next(iter([*command, *([image] if image else [])]), Word("", Span("")))
-    found = Given("vllm", place, env=env)
+    found = EngineStart("vllm", place, env=env)
     found.published = [resolved(port) for port in _ports(mapping.get("ports"))]
     folders = [word.text for key in ("volumes", "volumeMounts") for word in _places(mapping.get(key))]
     found.notes = around_notes(folders, [key for key in mapping if key not in _READ], line=place.span.line)
@@ -194,7 +194,7 @@ _OF_AN_ENGINE = re.compile(
 )
 
 
-def read(text: str, *, file: str, folder: Path) -> list[Given]:
+def read(text: str, *, file: str, folder: Path) -> list[EngineStart]:
     """Every start of vLLM or SGLang in a text: Python, YAML of containers, or a shell's.
 
     `folder` is where relative paths of `--config` begin. Raises UsageError if there is none.
@@ -217,7 +217,7 @@ def read(text: str, *, file: str, folder: Path) -> list[Given]:
     raise UsageError(f"`{file}` starts no vLLM that specserve could find", hint=hint)
 
 
-def from_argv(words: Iterable[Word], *, folder: Path) -> Given:
+def from_argv(words: Iterable[Word], *, folder: Path) -> EngineStart:
     """What a command line says. Raises UsageError if it starts neither vLLM nor SGLang."""
     words = list(words)
     found = starts(words)
@@ -238,7 +238,7 @@ def _code_of(text: str) -> str:
     return "\n".join(line if number in inside else "" for number, line in enumerate(lines))
 
 
-def _readers(text: str, *, file: str) -> list[Callable[..., list[Given]]]:
+def _readers(text: str, *, file: str) -> list[Callable[..., list[EngineStart]]]:
     """The forms to try, the likeliest first: the one that the file's name says, or those that the text looks like."""
     readers = {".py": _from_python, ".yaml": containers, ".yml": containers, ".sh": _from_shell}
     named = readers.get(Path(file).suffix.lower())
@@ -247,13 +247,13 @@ def _readers(text: str, *, file: str) -> list[Callable[..., list[Given]]]:
     return [named] if named else [*python, *yaml, _from_shell]
 
 
-def _from_python(text: str, *, file: str) -> list[Given]:
-    source = Source(text, file=file)
+def _from_python(text: str, *, file: str) -> list[EngineStart]:
+    source = PythonSource(text, file=file)
     return calls(source) or command_lists(source)
 
 
-def _from_shell(text: str, *, file: str) -> list[Given]:
-    found: list[Given] = []
+def _from_shell(text: str, *, file: str) -> list[EngineStart]:
+    found: list[EngineStart] = []
     for command in script(text, file=file):
         for start in starts(command.words):
             exported = {} if start.image else _of_engine(command.exported, text)
@@ -272,7 +272,7 @@ def _of_engine(exported: Mapping[str, Word], text: str) -> dict[str, Word]:
     }
 
 
-def _with_settings(given: Given, *, folder: Path) -> Given:
+def _with_settings(given: EngineStart, *, folder: Path) -> EngineStart:
     """The start with the settings of its command line; what is wrong with that becomes notes."""
     env = {name: without_placeholder(word) for name, word in given.env.items()}
     given = replace(given, words=[without_placeholder(word) for word in given.words], env=env)

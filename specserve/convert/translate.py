@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specserve.convert.given import Given, Setting
+from specserve.convert.given import EngineStart, Setting
 from specserve.convert.options import merged
 from specserve.convert.profiletree import inferred_method
 from specserve.convert.words import Note, Word, unresolved
@@ -41,7 +41,7 @@ def options(table: VllmTable) -> dict[str, tuple[Argument, bool]]:
     return known
 
 
-def speculation(given: Given, notes: list[Note]) -> dict[str, Node]:
+def speculation(given: EngineStart, notes: list[Note]) -> dict[str, Node]:
     """The keys of `speculation` that SGLang's flags amount to; none if it does not speculate."""
     places = {name: (item.now or "").partition("speculation.")[2] for name, item in SGLANG.items()}
     said = {name: setting.node for name, setting in given.settings.items() if places.get(name)}
@@ -157,7 +157,7 @@ class _Translation:
                 self.put(setting, place, replace(node, value=also, raw=None), "")
 
 
-def translated(given: Given, *, table: VllmTable) -> Given:
+def translated(given: EngineStart, *, table: VllmTable) -> EngineStart:
     """The same start for one vLLM version; what that version lacks is left out and noted."""
     made = _Translation(table, given.engine == "sglang", list(given.notes))
     later: list[tuple[Setting, Replacement]] = []
@@ -200,7 +200,7 @@ def _argument(table: VllmTable, name: str) -> Any:
     return table.engine.get(name) or table.frontend.get(name)
 
 
-def _with_variables(given: Given, table: VllmTable) -> Iterator[Setting]:
+def _with_variables(given: EngineStart, table: VllmTable) -> Iterator[Setting]:
     """The settings, `--no-x` of a switch that is gone as `--x`, and the variables that something replaced."""
     for name, setting in given.settings.items():
         bare = name.removeprefix("no_")

@@ -15,18 +15,20 @@ from specserve.deploy.deployment import (
     question,
     staging,
 )
-from specserve.deploy.yamltext import Note, yaml_text
+from specserve.deploy.monitoring import monitoring_files
 from specserve.errors import UsageError
 from specserve.plan.launchplan import FromEnv
+from specserve.profile.writer import Commented, yaml_text
 
 PROMETHEUS = "prom/prometheus:v3.7.3"
+PROMETHEUS_URL = "http://prometheus:9090"
 GRAFANA = "grafana/grafana:12.3.0"
 _START = """\
 docker compose up --wait          (first: export HF_TOKEN=… for gated models)
 docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"""
 
 
-def compose(made: Deployment, *, folder: str, monitoring: tuple[Artifact, ...] = ()) -> tuple[Artifact, ...]:
+def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
     """compose.yaml, and what Prometheus and Grafana read. `folder`: where it is to lie, for relative paths.
 
     Raises UsageError for a server that spans several hosts.
@@ -40,46 +42,44 @@ def compose(made: Deployment, *, folder: str, monitoring: tuple[Artifact, ...] =
     if made.downloads:
         services["stage"] = _stage(made)
     services["vllm"] = _server(made, folder=folder)
-    volumes: dict[str, Any] = {"home": {}}
-    if monitoring:
-        services |= _monitoring()
-        volumes |= {"prometheus": {}, "grafana": {}}
+    services |= _monitoring()
+    volumes: dict[str, Any] = {"home": {}, "prometheus": {}, "grafana": {}}
     content = {"name": made.name, "services": services, "volumes": volumes}
-    head = f"{made.head}\n\n{_START if monitoring else _START.splitlines()[0]}"
-    return (Artifact("compose.yaml", yaml_text(content, head=head)), *monitoring)
+    observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
+    return (Artifact("compose.yaml", yaml_text(content, head=f"{made.head}\n\n{_START}")), *observing)
 
 
 def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
     plan = made.plan
     note = "" if made.image.is_pinned else "a tag can move: `--image …@sha256:…` pins it"
     service: dict[str, Any] = {
-        "image": Note(note, made.image.reference) if note else made.image.reference,
+        "image": Commented(note, made.image.reference) if note else made.image.reference,
         "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()},
         "entrypoint": list(plan.argv[:2]),
         "command": [_literal(word) for word in plan.argv[2:]],
     }
     if made.mounts:
-        service["working_dir"] = Note("paths in the command are seen from here", MODELS)
+        service["working_dir"] = Commented("paths in the command are seen from here", MODELS)
     service |= {
         "environment": {
             name: _literal(value) for name, value in environment(made, cache=_cache(made)).items()
         }
         | _secrets(made),
-        "ports": Note(
+        "ports": Commented(
             "this host only; a proxy with TLS in front of it may be reached by others",
             [f"127.0.0.1:{plan.port}:{plan.port}"],
         ),
         "volumes": _volumes(made, folder=folder),
-        "shm_size": Note("NCCL and vLLM's message queues", f"{made.shm_bytes // 2**30}gb"),
+        "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_bytes // 2**30}gb"),
         "healthcheck": {
             "test": ["CMD", *question(made, port=plan.port)],
-            "start_period": Note(made.start_limit_from, f"{made.start_limit_s}s"),
+            "start_period": Commented(made.start_limit_from, f"{made.start_limit_s}s"),
             "start_interval": "5s",
             "interval": "15s",
             "timeout": "10s",
             "retries": 6,
         },
-        "stop_grace_period": Note("server.shutdown_timeout_s and 30 s more", f"{made.grace_s}s"),
+        "stop_grace_period": Commented("server.shutdown_timeout_s and 30 s more", f"{made.grace_s}s"),
         **_confined(made),
         "restart": "unless-stopped",
     }
@@ -112,7 +112,7 @@ def _cache(made: Deployment) -> str:
 def _confined(made: Deployment) -> dict[str, Any]:
     """No root, no privilege, and nothing to write but the volumes."""
     return {
-        "user": Note(
+        "user": Commented(
             "a user that the image knows: torch dies of any other", f"{made.image.uid}:{made.image.gid}"
         ),
         "read_only": True,
@@ -134,7 +134,7 @@ def _secrets(made: Deployment) -> dict[str, str]:
 
 
 def _volumes(made: Deployment, *, folder: str) -> list[Any]:
-    found: list[Any] = [Note(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
+    found: list[Any] = [Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
     for mount in made.mounts:
         source = seen_from(mount.path, folder)
         found.append(
@@ -156,7 +156,7 @@ def _devices(made: Deployment) -> dict[str, Any]:
     if made.devices:
         which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
     else:
-        which = {"count": Note("of this host; `hardware.devices` names certain ones", made.accelerators)}
+        which = {"count": Commented("of this host; `hardware.devices` names certain ones", made.accelerators)}
     return {"driver": "nvidia", **which, "capabilities": ["gpu"]}
 
 

@@ -12,6 +12,7 @@ from specserve.hardware.accelerators import catalogue
 from specserve.plan.contained import Mount, contained
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import FromEnv, LaunchPlan
+from specserve.plan.locking import lock_of
 from specserve.plan.nodes import node_count, on_node
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, world_size
@@ -108,7 +109,7 @@ CORRUPTED_TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class StagedModel:
     """A repository of the Hub that must be there before vLLM starts."""
 
     step: str
@@ -132,16 +133,23 @@ class Deployment:
     ranks: tuple[LaunchPlan, ...]
     """One plan per node, where there are several."""
     image: Image
+    host: str
+    """Where the profile has the server listen."""
     devices: tuple[int | str, ...]
     """The accelerators of one host, by index or UUID, where the profile names them."""
     mounts: tuple[Mount, ...]
-    downloads: tuple[Download, ...]
+    downloads: tuple[StagedModel, ...]
     weights_bytes: float | None
     """Of target and draft together, by the lock; None where there is none."""
     memory_bytes: float | None
     """Of all its accelerators, by the profile's `hardware`; None where that names none."""
     target: str = ""
     """What it is being written for."""
+
+    @property
+    def reached_host(self) -> str:
+        """Where a client on the server's machine finds it."""
+        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104
 
     @property
     def nodes(self) -> int:
@@ -277,12 +285,26 @@ def deployment(
         plain=planned(replace(inside, speculation=None)) if inside.speculation else None,
         ranks=ranks,
         image=official(version, platform=platform, reference=image),
+        host=profile.server.host,
         devices=(profile.hardware and profile.hardware.devices) or (),
         mounts=mounts,
         downloads=_downloads(inside),
         weights_bytes=weights_bytes,
         memory_bytes=_memory_bytes(profile),
     )
+
+
+def locked_weights_bytes(profile: Profile) -> float | None:
+    """What the lock beside a profile says that target and draft weigh on disk; None if it does not know both."""
+    lock = lock_of(profile)
+    total = 0
+    for use in model_uses(profile, alternatives=False) if lock else ():
+        facts = lock.find(use.model, revision=use.revision) if lock else None
+        sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
+        if not use.tokenizer_only and None in sizes:
+            return None
+        total += 0 if use.tokenizer_only else sum(size or 0 for size in sizes)
+    return total or None
 
 
 def _refuse(profile: Profile) -> None:
@@ -303,14 +325,14 @@ def _memory_bytes(profile: Profile) -> float | None:
     return known[0].total_bytes * hardware.count * hardware.nodes if hardware and known else None
 
 
-def _downloads(profile: Profile) -> tuple[Download, ...]:
+def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
     """The repositories of the Hub, each once at each revision."""
-    found: dict[tuple[str, str | None], Download] = {}
+    found: dict[tuple[str, str | None], StagedModel] = {}
     for use in model_uses(profile, alternatives=False):
         key = (use.model, use.revision)
         if not use.model.startswith(".") and key not in found:
             step = "tokenizer" if use.tokenizer_only else "draft" if found else "target"
-            found[key] = Download(step, *key, tokenizer_only=use.tokenizer_only)
+            found[key] = StagedModel(step, *key, tokenizer_only=use.tokenizer_only)
     return tuple(found.values())
 
 
@@ -334,7 +356,7 @@ def environment(made: Deployment, *, cache: str) -> dict[str, str]:
     return {**own, **values}
 
 
-def staging(download: Download) -> list[str]:
+def staging(download: StagedModel) -> list[str]:
     """The command that brings one repository into the cache; `hf` comes with vLLM."""
     words = ["hf", "download", download.model]
     if download.revision:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from specserve.deploy.deployment import Artifact, Deployment
+from specserve.deploy.monitoring import alert_groups
 from specserve.deploy.pods import disruption_budget, metadata, pool_name, selector, workload
-from specserve.deploy.yamltext import Note, yaml_text
+from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
@@ -35,7 +36,7 @@ def policy(made: Deployment) -> dict[str, Any]:
     """Requests reach the port of the server, and nothing else of a pod; ranks reach each other."""
     mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": made.name}}}
     http: dict[str, Any] = {
-        "from": Note(
+        "from": Commented(
             "every pod of this namespace; name others, or Prometheus' namespace, here", [{"podSelector": {}}]
         ),
         "ports": [{"port": "http"}],
@@ -45,7 +46,7 @@ def policy(made: Deployment) -> dict[str, Any]:
         text = (
             "the ranks among themselves, on ports that torch and NCCL choose: without a key, so nobody else"
         )
-        rules.append(Note(text, {"from": [mine]}))
+        rules.append(Commented(text, {"from": [mine]}))
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -58,9 +59,9 @@ def claims(made: Deployment) -> list[dict[str, Any]]:
     """Where downloads and the profile's own models lie."""
     found = []
     if made.nodes > 1:
-        mode = Note("the pods run on several nodes", [SHARED_MODE])
+        mode = Commented("the pods run on several nodes", [SHARED_MODE])
     else:
-        mode = Note(
+        mode = Commented(
             f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}",
             ["ReadWriteOnce"],
         )
@@ -68,22 +69,22 @@ def claims(made: Deployment) -> list[dict[str, Any]]:
         found.append(_claim(made, f"{made.name}-cache", mode=mode, size=_cache_size(made)))
     if made.mounts:
         names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-        size = Note(f"must hold {names}: copy them there once", "50Gi")
+        size = Commented(f"must hold {names}: copy them there once", "50Gi")
         found.append(_claim(made, f"{made.name}-models", mode=mode, size=size))
     return found
 
 
-def _cache_size(made: Deployment) -> Note:
+def _cache_size(made: Deployment) -> Commented:
     size = next((size for size in (made.weights_bytes, made.memory_bytes) if size), _UNKNOWN_BYTES)
     basis = (
         "weights by the lock, and half as much"
         if made.weights_bytes
         else "assumed: target and draft together"
     )
-    return Note(basis, f"{max(10, -int(-1.5 * size // _GB))}G")
+    return Commented(basis, f"{max(10, -int(-1.5 * size // _GB))}G")
 
 
-def _claim(made: Deployment, name: str, *, mode: Note, size: Note) -> dict[str, Any]:
+def _claim(made: Deployment, name: str, *, mode: Commented, size: Commented) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -121,10 +122,10 @@ def autoscaler(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
         "spec": {
             "scaleTargetRef": target,
             "minReplicas": 1,
-            "maxReplicas": Note("as many as there are accelerators for", 2),
-            "metrics": Note(_ADAPTER, [metric]),
+            "maxReplicas": Commented("as many as there are accelerators for", 2),
+            "metrics": Commented(_ADAPTER, [metric]),
             "behavior": {
-                "scaleUp": Note(
+                "scaleUp": Commented(
                     "one at a time: a replica helps only once it has started",
                     {
                         "stabilizationWindowSeconds": 60,
@@ -153,7 +154,7 @@ def pod_monitor(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
             "replacement": "$1 (plain)",
         }
         text = "the alerts on speculation are for the other pool"
-        endpoint["metricRelabelings"] = Note(text, [renamed])
+        endpoint["metricRelabelings"] = Commented(text, [renamed])
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
@@ -165,13 +166,13 @@ def pod_monitor(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
     }
 
 
-def prometheus_rule(made: Deployment, groups: list[Any]) -> dict[str, Any]:
+def prometheus_rule(made: Deployment) -> dict[str, Any]:
     """The alerts, for the operator."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
         "metadata": metadata(made, made.name),
-        "spec": {"groups": groups},
+        "spec": {"groups": alert_groups(made.profile)},
     }
 
 
@@ -189,8 +190,8 @@ _SHARED = (
 )
 
 
-def kubernetes(made: Deployment, *, groups: list[Any]) -> tuple[Artifact, ...]:
-    """The manifests. `groups`: the groups of alert rules, as Prometheus reads them."""
+def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
+    """The manifests: the server alone, and components to put on top."""
     several = made.nodes > 1
     objects: dict[str, list[dict[str, Any]]] = {
         "claims.yaml": claims(made),
@@ -203,7 +204,7 @@ def kubernetes(made: Deployment, *, groups: list[Any]) -> tuple[Artifact, ...]:
     components = {
         "monitoring": {
             "podmonitor.yaml": pod_monitor(made),
-            "prometheusrule.yaml": prometheus_rule(made, groups),
+            "prometheusrule.yaml": prometheus_rule(made),
         },
         "autoscaling": {"autoscaler.yaml": autoscaler(made)},
     }

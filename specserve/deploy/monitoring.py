@@ -22,30 +22,27 @@ from specserve.deploy.dashboard import (
     undrafted_ratio,
 )
 from specserve.deploy.deployment import Artifact, Deployment
-from specserve.deploy.yamltext import Note, yaml_text
 from specserve.profile.schema import Expectation, Profile
+from specserve.profile.writer import Commented, yaml_text
 
 Rule = dict[str, Any]
 _HEAD = """\
-# Alerts on speculative decoding, from vLLM's own counters: `rule_files` of prometheus.yml takes this file.
-# Written by specserve; `promtool check rules FILE` reads it.
-"""
+Alerts on speculative decoding, from vLLM's own counters; goes into `rule_files` of prometheus.yml.
+Written by specserve; `promtool check rules FILE` reads it."""
 
 
 def alert_rules(profile: Profile | None = None) -> str:
     """A rule file, in YAML. With a profile, also its promises, for the model under the name that it is served by."""
-    import yaml
+    return yaml_text({"groups": alert_groups(profile)}, head=_HEAD)
 
-    groups = [
-        {"name": "specserve-figures", "interval": "30s", "rules": list(_recorded())},
-        {"name": "specserve-alerts", "rules": list(_general())},
-    ]
+
+def alert_groups(profile: Profile | None = None) -> list[dict[str, Any]]:
+    """The groups of rules: recorded figures, general alerts, the profile's promises."""
+    groups = {"specserve-alerts": list(_general())}
     if profile is not None:
-        rules = list(_promised(profile))
-        if rules:
-            groups.append({"name": f"specserve-promises-{profile.name}", "rules": rules})
-    text: str = yaml.safe_dump({"groups": groups}, sort_keys=False, width=110, allow_unicode=True)
-    return _HEAD + text
+        groups[f"specserve-promises-{profile.name}"] = list(_promised(profile))
+    recorded = {"name": "specserve-figures", "interval": "30s", "rules": list(_recorded())}
+    return [recorded, *({"name": name, "rules": rules} for name, rules in groups.items() if rules)]
 
 
 def _recorded() -> Iterator[Rule]:
@@ -212,19 +209,14 @@ def _alert(
     }
 
 
-PROMETHEUS_URL = "http://prometheus:9090"
+def monitoring(made: Deployment) -> tuple[Artifact, ...]:
+    """Prometheus and Grafana on the machine of a server that runs already."""
+    target = f"{made.reached_host}:{made.plan.port}"
+    return monitoring_files(made, target=target, prometheus_url="http://127.0.0.1:9090")
 
 
-def groups(made: Deployment) -> list[dict[str, Any]]:
-    """The groups of rules, as a list."""
-    import yaml
-
-    found: list[dict[str, Any]] = yaml.safe_load(alert_rules(made.profile))["groups"]
-    return found
-
-
-def observing(made: Deployment, *, target: str, prometheus_url: str) -> tuple[Artifact, ...]:
-    """The files. `target`: host and port at which Prometheus finds the server."""
+def monitoring_files(made: Deployment, *, target: str, prometheus_url: str) -> tuple[Artifact, ...]:
+    """What Prometheus and Grafana read. `target`: host and port at which Prometheus finds the server."""
     rules = alert_rules(made.profile)
     return (
         Artifact("prometheus/prometheus.yml", _prometheus(made, target=target), alone=False),
@@ -242,7 +234,7 @@ def _prometheus(made: Deployment, *, target: str) -> str:
     job: dict[str, Any] = {"job_name": made.name, "scheme": made.scheme}
     if made.scheme == "https":
         job["tls_config"] = {"insecure_skip_verify": True}
-    where = Note("the server; /metrics asks for no key", [{"targets": [target], "labels": labels}])
+    where = Commented("the server; /metrics asks for no key", [{"targets": [target], "labels": labels}])
     content = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "rule_files": ["specserve.rules.yml"],

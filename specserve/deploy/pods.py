@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specserve.deploy.deployment import CACHE, HOME_NOTE, LEADER, MODELS, Deployment, environment, staging
-from specserve.deploy.yamltext import Note
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.plan.nodes import rank_at
+from specserve.profile.writer import Commented
 
 PROBE_PERIOD_S = 10
 PRE_STOP_S = 5
@@ -29,12 +29,12 @@ def server(
         "volumeMounts": mounts(made),
     }
     if made.mounts:
-        container["workingDir"] = Note("paths in the arguments are seen from here", MODELS)
+        container["workingDir"] = Commented("paths in the arguments are seen from here", MODELS)
     if not plan.answers:
         return container
     container["ports"] = [{"name": "http", "containerPort": plan.port}]
     container |= _probes(made)
-    pause = Note("until no new request comes in: the Service forgets a pod a moment after it is told to stop",
+    pause = Commented("until no new request comes in: the Service forgets a pod a moment after it is told to stop",
                  {"exec": {"command": ["sleep", str(PRE_STOP_S)]}})  # fmt: skip
     container["lifecycle"] = {"preStop": pause}
     return container
@@ -81,18 +81,18 @@ def stagers(made: Deployment) -> list[dict[str, Any]]:
     return found
 
 
-def token() -> Note:
+def token() -> Commented:
     """HF_TOKEN, by reference; models that anybody may read need none."""
     reference = {"name": "huggingface", "key": "token", "optional": True}
     note = "for gated models: kubectl create secret generic huggingface --from-literal=token=…"
-    return Note(note, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
+    return Commented(note, {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}})
 
 
 def image(made: Deployment) -> dict[str, Any]:
     """Which image, and when it is pulled."""
     note = "" if made.image.is_pinned else "a tag can move: `--image …@sha256:…` pins it"
     name = made.image.reference
-    return {"image": Note(note, name) if note else name, "imagePullPolicy": "IfNotPresent"}
+    return {"image": Commented(note, name) if note else name, "imagePullPolicy": "IfNotPresent"}
 
 
 def confined() -> dict[str, Any]:
@@ -121,15 +121,17 @@ def volumes(made: Deployment) -> list[dict[str, Any]]:
     """The volumes of a pod."""
     found: list[Any] = [
         {"name": "cache", **(_claim(f"{made.name}-cache") if made.downloads else {"emptyDir": {}})},
-        Note(HOME_NOTE, {"name": "home", "emptyDir": {}}),
+        Commented(HOME_NOTE, {"name": "home", "emptyDir": {}}),
         {"name": "tmp", "emptyDir": {}},
-        Note("NCCL and vLLM's message queues; what is used of it counts as memory of the pod",
+        Commented("NCCL and vLLM's message queues; what is used of it counts as memory of the pod",
              {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(made.shm_bytes)}}),
     ]  # fmt: skip
     if made.mounts:
         names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
         found.append(
-            Note(f"must hold {names}", {"name": "models", **_claim(f"{made.name}-models", read_only=True)})
+            Commented(
+                f"must hold {names}", {"name": "models", **_claim(f"{made.name}-models", read_only=True)}
+            )
         )
     return found
 
@@ -152,12 +154,12 @@ def _environment(made: Deployment, plan: LaunchPlan) -> list[Any]:
         if isinstance(value, FromEnv) and plan.answers:
             reference = {"name": f"{made.name}-api-key", "key": name}
             note = f"kubectl create secret generic {made.name}-api-key --from-literal={name}=…"
-            found.append(Note(note, {"name": name, "valueFrom": {"secretKeyRef": reference}}))
+            found.append(Commented(note, {"name": name, "valueFrom": {"secretKeyRef": reference}}))
     if not made.may_be_offline:
         found.append(token())
     if made.nodes > 1:
         address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-        found.append(Note("at which the other nodes find this one", address))
+        found.append(Commented("at which the other nodes find this one", address))
     return found
 
 
@@ -166,12 +168,12 @@ def _resources(made: Deployment) -> Any:
     requests = {"cpu": str(2 + 2 * per_node), "memory": f"{16 + 16 * per_node}Gi"}
     if made.is_cpu:
         requests = {"cpu": str(2 * per_node), "memory": f"{8 * per_node}Gi"}
-        return Note(
+        return Commented(
             "assumed: weights, KV cache and 2 GiB more; processors decide the speed", {"requests": requests}
         )
     gpus = {"nvidia.com/gpu": str(made.accelerators)}
     text = "processors and memory are assumed; weights pass through the page cache, which counts as memory"
-    return Note(text, {"requests": {**requests, **gpus}, "limits": gpus})
+    return Commented(text, {"requests": {**requests, **gpus}, "limits": gpus})
 
 
 def _probes(made: Deployment) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def _probes(made: Deployment) -> dict[str, Any]:
             "httpGet": get,
             "periodSeconds": PROBE_PERIOD_S,
             "timeoutSeconds": 5,
-            "failureThreshold": Note(limit, made.start_limit_s // PROBE_PERIOD_S),
+            "failureThreshold": Commented(limit, made.start_limit_s // PROBE_PERIOD_S),
         },
         "readinessProbe": {"httpGet": get, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {
@@ -239,9 +241,9 @@ def workload(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
         "kind": "Deployment",
         "metadata": metadata(made, pool_name(made, plain=plain), plain=plain),
         "spec": {
-            "replicas": Note("each replica takes GPUs of its own", 1) if not made.is_cpu else 1,
+            "replicas": Commented("each replica takes GPUs of its own", 1) if not made.is_cpu else 1,
             "selector": {"matchLabels": selector(made, plain=plain)},
-            "strategy": Note(
+            "strategy": Commented(
                 "the old pod stops before the new one starts, because a cluster seldom has the accelerators twice; "
                 "if yours does, set maxSurge 1 and maxUnavailable 0",
                 {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
@@ -268,7 +270,7 @@ def leader_worker_set(made: Deployment) -> dict[str, Any]:
             "startupPolicy": "LeaderCreated",
             "leaderWorkerTemplate": {
                 "size": made.nodes,
-                "restartPolicy": Note(
+                "restartPolicy": Commented(
                     "a single vLLM rank cannot rejoin: all ranks restart when one ends",
                     "RecreateGroupOnPodRestart",
                 ),
@@ -281,14 +283,16 @@ def leader_worker_set(made: Deployment) -> dict[str, Any]:
 
 def disruption_budget(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
     """A PodDisruptionBudget: draining nodes takes one pod of a pool at a time."""
-    limit = Note("with one replica, a drain still stops the server: minAvailable 1 would block the drain", 1)
+    limit = Commented(
+        "with one replica, a drain still stops the server: minAvailable 1 would block the drain", 1
+    )
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(made, pool_name(made, plain=plain), plain=plain),
         "spec": {
             "maxUnavailable": limit,
-            "unhealthyPodEvictionPolicy": Note(
+            "unhealthyPodEvictionPolicy": Commented(
                 "a pod that is not ready serves nobody, so it never blocks a drain", "AlwaysAllow"
             ),
             "selector": {"matchLabels": selector(made, plain=plain)},
@@ -299,15 +303,15 @@ def disruption_budget(made: Deployment, *, plain: bool = False) -> dict[str, Any
 def pod(made: Deployment, container: dict[str, Any]) -> dict[str, Any]:
     """The pod around a server."""
     spec: dict[str, Any] = {
-        "enableServiceLinks": Note(
+        "enableServiceLinks": Commented(
             "a Service called vllm would set VLLM_PORT in every pod, and vLLM dies of it (vllm-project/vllm#34199)",
             False,
         ),
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": Note("server.shutdown_timeout_s and 30 s more", made.grace_s),
+        "terminationGracePeriodSeconds": Commented("server.shutdown_timeout_s and 30 s more", made.grace_s),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": Note(
+            "runAsUser": Commented(
                 "must be a user in the image's /etc/passwd: torch fails for any other uid", made.image.uid
             ),
             "runAsGroup": made.image.gid,
@@ -321,10 +325,10 @@ def pod(made: Deployment, container: dict[str, Any]) -> dict[str, Any]:
         hardware = made.profile.hardware
         if hardware and hardware.accelerator:
             note = f"the profile is for {hardware.accelerator}: name your nodes' label of it, if they differ"
-            spec["nodeSelector"] = Note(note, {})
+            spec["nodeSelector"] = Commented(note, {})
     staged = stagers(made)
     if staged:
-        spec["initContainers"] = Note("no pod is ready without all of its models", staged)
+        spec["initContainers"] = Commented("no pod is ready without all of its models", staged)
     return {**spec, "containers": [container], "volumes": volumes(made)}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from specserve.deploy.deployment import MODELS, Artifact, Deployment
-from specserve.deploy.yamltext import Note, yaml_text
 from specserve.plan.launchplan import FromEnv
 from specserve.profile.fingerprint import jsonable
+from specserve.profile.writer import Commented, yaml_text
 from specserve.vllm.facts import RAY_PIN
 
 _VERSION = f"Its nodes need ray[serve,llm] and this vLLM; {RAY_PIN}."
@@ -31,7 +31,7 @@ def ray(made: Deployment) -> tuple[Artifact, ...]:
         },
         "engine_kwargs": _engine(made),
         "deployment_config": {
-            "autoscaling_config": Note(
+            "autoscaling_config": Commented(
                 "replicas; Ray adds one where requests wait", {"min_replicas": 1, "max_replicas": 1}
             ),
             "graceful_shutdown_timeout_s": made.grace_s,
@@ -78,7 +78,7 @@ def _inside(value: Any) -> Any:
 def _source(made: Deployment) -> Any:
     source = _inside(made.profile.target.model)
     names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-    return Note(f"{MODELS} of every node must hold {names}", source) if names else source
+    return Commented(f"{MODELS} of every node must hold {names}", source) if names else source
 
 
 def _head(made: Deployment) -> str:

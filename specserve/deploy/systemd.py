@@ -13,16 +13,14 @@ _MODELS = "/srv/models"
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
-def systemd(made: Deployment, *, host: str) -> tuple[Artifact, ...]:
-    """The unit, or one per node. `host`: where the server listens, as the profile says."""
+def systemd(made: Deployment) -> tuple[Artifact, ...]:
+    """The unit, or one per node."""
     if made.nodes == 1:
-        return (_unit(made, made.plan, name=made.name, host=host),)
-    return tuple(
-        _unit(made, plan, name=f"{made.name}-node{rank}", host=host) for rank, plan in enumerate(made.ranks)
-    )
+        return (_unit(made, made.plan, name=made.name),)
+    return tuple(_unit(made, plan, name=f"{made.name}-node{rank}") for rank, plan in enumerate(made.ranks))
 
 
-def _unit(made: Deployment, plan: LaunchPlan, *, name: str, host: str) -> Artifact:
+def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
     several = made.nodes > 1
     title = f"vLLM: {made.profile.name}" + (f", node {plan.node_rank} of {made.nodes}" if several else "")
     sections = [
@@ -39,8 +37,8 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str, host: str) -> Artifa
         "Type=exec",
         *_place(made, plan, name=name, several=several),
         *_staged(made),
-        f"ExecStart={PROGRAM} {_words(_argv(plan, host=host))}",
-        *(_wait(made, host=host, port=plan.port) if plan.answers else ()),
+        f"ExecStart={PROGRAM} {_words(_argv(plan, host=made.host))}",
+        *(_wait(made) if plan.answers else ()),
         f"# {made.start_limit_s // 60} minutes: {made.start_limit_from}",
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
@@ -124,10 +122,9 @@ def _argv(plan: LaunchPlan, *, host: str) -> list[str]:
     return words
 
 
-def _wait(made: Deployment, *, host: str, port: int) -> list[str]:
+def _wait(made: Deployment) -> list[str]:
     """`systemctl start` returns when it answers, and fails where it died before."""
-    reached = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104
-    url = f"{made.scheme}://{reached}:{port}/health"
+    url = f"{made.scheme}://{made.reached_host}:{made.plan.port}/health"
     insecure = " -k" if made.scheme == "https" else ""
     script = (
         f"while kill -0 $$MAINPID; do curl -fsS{insecure} -m 5 -o /dev/null {shlex.quote(url)} 2>/dev/null && exit 0; "

@@ -3,60 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from specserve.deploy.compose import compose
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.deploy.kubernetes import kubernetes
-from specserve.deploy.monitoring import PROMETHEUS_URL, groups, observing
+from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
 from specserve.deploy.systemd import systemd
 from specserve.errors import FactError
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the files are to lie, and where the profile says that the server listens."""
-
-    folder: str
-    """Absolute: relative paths are seen from here."""
-    host: str
-
-
-def render(target: str, made: Deployment, place: Place) -> tuple[Artifact, ...]:
-    """The files of a target. Raises KeyError for one that is not in TARGETS, UsageError for what it cannot do."""
-    return TARGETS[target](replace(made, target=target), place)
-
-
-def _compose(made: Deployment, place: Place) -> tuple[Artifact, ...]:
-    files = observing(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
-    return compose(made, folder=place.folder, monitoring=files)
-
-
-def _monitoring(made: Deployment, place: Place) -> tuple[Artifact, ...]:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(place.host, place.host)  # noqa: S104
-    return observing(made, target=f"{host}:{made.plan.port}", prometheus_url="http://127.0.0.1:9090")
-
-
-TARGETS: Mapping[str, Callable[[Deployment, Place], tuple[Artifact, ...]]] = {
-    "compose": _compose,
-    "kubernetes": lambda made, _place: kubernetes(made, groups=groups(made)),
-    "systemd": lambda made, place: systemd(made, host=place.host),
-    "ray": lambda made, _place: ray(made),
-    "monitoring": _monitoring,
+TARGETS: Mapping[str, Callable[[Deployment, str], tuple[Artifact, ...]]] = {
+    "compose": compose,
+    "kubernetes": lambda made, _folder: kubernetes(made),
+    "systemd": lambda made, _folder: systemd(made),
+    "ray": lambda made, _folder: ray(made),
+    "monitoring": lambda made, _folder: monitoring(made),
 }
 
 
-State = Literal["missing", "stale", "left over"]
+def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...]:
+    """The files of one of TARGETS. `folder`: absolute, where they are to lie. Raises UsageError."""
+    return TARGETS[target](replace(made, target=target), folder)
+
+
+FileState = Literal["missing", "stale", "left over"]
 _MARK = "Rendered by `specserve render --to {target}` from "
 
 
-def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, State]]:
+def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, FileState]]:
     """Files that are not as they would be rendered now, by path; and those of an earlier rendering for `target`."""
     wanted = {one.path: one.text for one in artifacts}
-    found: list[tuple[str, State]] = []
+    found: list[tuple[str, FileState]] = []
     for path, text in wanted.items():
         there = _read(folder / path)
         if there != text:

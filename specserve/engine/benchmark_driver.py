@@ -25,7 +25,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import IO, Any
+from typing import Any
+
+from specserve.engine.jsonlines import JsonLines, error_text
 
 _NAME = "specserve"
 _SENDERS = {"completions": "openai", "chat/completions": "openai-chat"}
@@ -33,24 +35,6 @@ _LONGEST_ERROR = 600
 
 _heard: ContextVar[dict[str, Any] | None] = ContextVar("_heard", default=None)
 """What the stream of the request that is being answered said, beside what vLLM keeps of it."""
-
-
-class Streams:
-    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
-
-    def __init__(self) -> None:
-        self.input: IO[str] = os.fdopen(os.dup(0), "r", encoding="utf-8")
-        self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        os.dup2(2, 1)
-
-    def send(self, event: str, **fields: object) -> None:
-        """Write one message; a parent that no longer reads is gone, and the end of the input says so."""
-        with contextlib.suppress(BrokenPipeError):
-            self._output.write(json.dumps({"event": event, **fields}) + "\n")
-            self._output.flush()
 
 
 def listen_along() -> None:
@@ -119,32 +103,32 @@ def sender(
 class Driver:
     """Runs passes, one after another."""
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, lines: JsonLines) -> None:
         import vllm
         from vllm.benchmarks import serve
         from vllm.benchmarks.datasets import SampleRequest
         from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS
 
         listen_along()
-        self._streams = streams
+        self._lines = lines
         self._serve = serve
         self._sample = SampleRequest
         self._functions = ASYNC_REQUEST_FUNCS
-        streams.send("ready", vllm=vllm.__version__)
+        lines.send("ready", vllm=vllm.__version__)
 
     async def run(self, wanted: dict[str, Any]) -> None:
         """One pass: its requests as they are answered, then the pass."""
         started = 0.0
 
         def report(request: Any, output: Any, heard: dict[str, Any]) -> None:
-            self._streams.send("request", **_answer(wanted["pass"], request, output, heard, began=started))
+            self._lines.send("request", **_answer(wanted["pass"], request, output, heard, began=started))
 
         self._functions[_NAME] = sender(self._functions[_SENDERS[wanted["endpoint"]]], report=report)
         _sow(int(wanted["seed"]))
         cpu_s, started = time.process_time(), time.perf_counter()
         result = await self._serve.benchmark(**self._arguments(wanted))
         took_s = time.perf_counter() - started
-        self._streams.send(
+        self._lines.send(
             "pass",
             **{"pass": wanted["pass"]},
             duration_s=round(float(result["duration"]), 6),
@@ -232,31 +216,31 @@ def _answer(number: str, request: Any, output: Any, heard: dict[str, Any], *, be
     }
 
 
-async def drive(streams: Streams) -> None:
+async def drive(lines: JsonLines) -> None:
     """Passes until there is no more input. Reading blocks a thread, so that nothing waits for it."""
-    driver = Driver(streams)
+    driver = Driver(lines)
     loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, streams.input.readline):
-        wanted = json.loads(line)
+    inbox = lines.read()
+    while wanted := await loop.run_in_executor(None, next, inbox, None):
         try:
             await driver.run(wanted)
         except Exception as error:  # one pass that cannot be done does not end the others
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]
-            streams.send("failed", **{"pass": wanted["pass"]}, error=text)
+            text = error_text(f"{type(error).__name__}: {error}")
+            lines.send("failed", **{"pass": wanted["pass"]}, error=text)
 
 
 def main() -> int:
     """Serve the protocol until the parent closes it or sends SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
     os.environ.pop("OPENAI_API_KEY", None)  # vLLM's functions would send it to whatever answers
-    streams = Streams()
+    lines = JsonLines()
     try:
-        asyncio.run(drive(streams))
+        asyncio.run(drive(lines))
     except Exception as error:
         import traceback
 
         traceback.print_exc()
-        streams.send("failed", **{"pass": None}, error=f"{type(error).__name__}: {error}"[:_LONGEST_ERROR])
+        lines.send("failed", **{"pass": None}, error=error_text(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import json
 import os
 import queue
 import signal
@@ -20,7 +19,9 @@ import traceback
 from multiprocessing import active_children, connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
+
+from specserve.engine.jsonlines import JsonLines, error_text
 
 _KILL_AFTER_S = 10.0
 """How long vLLM gets to end by itself once the parent is gone."""
@@ -32,36 +33,14 @@ _SERVER_MAX_TOKENS = 16
 """What vLLM's server takes for a completion without max_tokens (vllm 0.32, openai/completion/protocol.py)."""
 
 
-class Protocol:
-    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
+Messages = queue.SimpleQueue[dict[str, Any]]
 
-    def __init__(self) -> None:
-        # Private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin under the reader.
-        self._input: IO[bytes] = os.fdopen(os.dup(0), "rb", buffering=0)
-        self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        os.dup2(2, 1)
-        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
-    def listen(self) -> None:
-        """Read messages in a thread, from the start: a parent that dies while the model loads is noticed."""
-        threading.Thread(target=self._read, name="protocol", daemon=True).start()
-
-    def _read(self) -> None:
-        unread = b""
-        while chunk := self._input.read(1 << 16):
-            *lines, unread = (unread + chunk).split(b"\n")
-            for line in lines:
-                self.messages.put(json.loads(line))
-        _stop_this_group()
-
-    def send(self, event: str, **fields: object) -> None:
-        """Write one message; a parent that no longer reads is gone, and then the reader ends us."""
-        with contextlib.suppress(BrokenPipeError):
-            self._output.write(json.dumps({"event": event, **fields}) + "\n")
-            self._output.flush()
+def _read(lines: JsonLines, messages: Messages) -> None:
+    """In a thread, from the start: a parent that dies while the model loads is noticed."""
+    for message in lines.read():
+        messages.put(message)
+    _stop_this_group()
 
 
 def _stop_this_group() -> None:
@@ -111,10 +90,10 @@ def sampling_params(given: dict[str, Any], *, defaults: dict[str, Any], is_chat:
 class Generation:
     """One vllm.LLM and the requests that it works on."""
 
-    def __init__(self, protocol: Protocol, *, engine_kwargs: dict[str, Any]) -> None:
+    def __init__(self, lines: JsonLines, messages: Messages, *, engine_kwargs: dict[str, Any]) -> None:
         import vllm
 
-        self._protocol = protocol
+        self._lines, self._messages = lines, messages
         # Without statistics there are no acceptance counters; vllm.LLM leaves them out by default.
         self._llm = vllm.LLM(**{**engine_kwargs, "disable_log_stats": False})
         self._defaults: dict[str, Any] = dict(self._llm.model_config.get_diff_sampling_param() or {})
@@ -122,7 +101,7 @@ class Generation:
         max_num_seqs = self._llm.llm_engine.vllm_config.scheduler_config.max_num_seqs
         self._is_closing = False
         threading.Thread(target=self._watch, args=(active_children(),), name="watch", daemon=True).start()
-        protocol.send("ready", vllm=vllm.__version__, max_num_seqs=max_num_seqs, defaults=self._defaults)
+        lines.send("ready", vllm=vllm.__version__, max_num_seqs=max_num_seqs, defaults=self._defaults)
 
     def run(self) -> None:
         """Work until the parent says that there is no more, and everything that it sent is answered."""
@@ -130,13 +109,13 @@ class Generation:
         while not (is_ended and not self._index_of):
             with contextlib.suppress(queue.Empty):
                 while not is_ended:
-                    message = self._protocol.messages.get(block=not self._index_of)
+                    message = self._messages.get(block=not self._index_of)
                     is_ended = bool(message.get("end"))
                     if not is_ended:
                         self._add(message)
             if self._index_of:
                 self._step()
-        self._protocol.send("done", acceptance=self._acceptance())
+        self._lines.send("done", acceptance=self._acceptance())
 
     def _add(self, message: dict[str, Any]) -> None:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -151,7 +130,7 @@ class Generation:
         except EngineDeadError:
             raise
         except Exception as error:  # whatever vLLM finds wrong with one request concerns that request alone
-            self._protocol.send("refused", index=index, error=_one_line(error))
+            self._lines.send("refused", index=index, error=error_text(error))
             return
         # vLLM adds random letters to its number, and reports under the number (0.33, input_processor.py).
         self._index_of[request_id.partition("-")[0]] = index
@@ -162,11 +141,9 @@ class Generation:
                 continue
             index, completion = self._index_of.pop(output.request_id), output.outputs[0]
             if completion.finish_reason in ("error", "abort"):
-                self._protocol.send(
-                    "refused", index=index, error=f"vLLM ended it: {completion.finish_reason}"
-                )
+                self._lines.send("refused", index=index, error=f"vLLM ended it: {completion.finish_reason}")
                 continue
-            self._protocol.send(
+            self._lines.send(
                 "finished",
                 index=index,
                 text=completion.text,
@@ -197,7 +174,7 @@ class Generation:
         connection.wait([process.sentinel for process in processes])
         time.sleep(_LAST_WORDS_S)
         if not self._is_closing:
-            self._protocol.send("failed", error="an engine process died", exception="EngineDeadError")
+            self._lines.send("failed", error="an engine process died", exception="EngineDeadError")
             os._exit(1)
 
     def close(self) -> None:
@@ -210,11 +187,6 @@ def _prompt(prompt: str | list[int]) -> dict[str, Any]:
     return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
 
 
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 600 else f"{text[:600]}…"
-
-
 def _on_sigterm(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(143)
@@ -224,15 +196,15 @@ def main() -> int:
     """Serve the protocol; exit code 0 after `done`, 1 after `failed`, 143 when stopped."""
     signal.signal(signal.SIGTERM, _on_sigterm)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; a Ctrl-C reaches it, not us
-    protocol = Protocol()
-    protocol.listen()
+    lines, messages = JsonLines(), Messages()
+    threading.Thread(target=_read, args=(lines, messages), name="inbox", daemon=True).start()
     generation = None
     try:
-        generation = Generation(protocol, engine_kwargs=protocol.messages.get()["engine_kwargs"])
+        generation = Generation(lines, messages, engine_kwargs=messages.get()["engine_kwargs"])
         generation.run()
     except Exception as error:
         traceback.print_exc()  # to the log, where the cause is looked for
-        protocol.send("failed", error=_one_line(error), exception=type(error).__name__)
+        lines.send("failed", error=error_text(error), exception=type(error).__name__)
         return 1
     finally:
         if generation is not None:

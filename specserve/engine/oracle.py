@@ -30,6 +30,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from specserve.engine.jsonlines import JsonLines
+
 _PLAIN = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", "vocab_size": 512,
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 8, "num_attention_heads": 2,
@@ -148,9 +150,7 @@ def main() -> None:
     options.add_argument("--source", help="a folder that holds a `vllm` package")
     options.add_argument("--cache", default="vllm-cache", help="vLLM's own cache folder")
     given = options.parse_args()
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # vLLM prints to stdout
+    lines = JsonLines()  # before anything of vLLM, which prints to stdout
     if given.source:
         sys.path.insert(0, given.source)
     if given.gpu:
@@ -160,11 +160,8 @@ def main() -> None:
         gpu = Gpu(**{**kind, "capability": tuple(kind["capability"])})
         pretend(gpu, count=given.count, cache=Path(given.cache))
     parser = serve_parser()
-    for line in requests:
-        request = json.loads(line)
-        answer = _answer(parser, request)
-        answers.write(json.dumps({"id": request["id"], **answer}, default=_plain) + "\n")
-        answers.flush()
+    for request in lines.read():
+        lines.write({"id": request["id"], **_answer(parser, request)}, default=_plain)
 
 
 if __name__ == "__main__":

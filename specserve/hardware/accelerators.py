@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Literal
 
 from specserve.errors import UsageError
@@ -27,7 +27,7 @@ class Accelerator:
     compute_capability: tuple[int, int] | None = None
     vendor: str = "nvidia"
     bandwidth_bytes_per_s: float | None = None
-    """Of its memory, the datasheet's peak; None where it is not known. Only for estimates, as is the next."""
+    """Of its memory, the datasheet's peak; None if it is not known. Only for estimates, as is the next."""
     flops: float | None = None
     """Dense 16-bit matrix products, a second, the datasheet's peak."""
 
@@ -40,9 +40,9 @@ class Machine:
     count: int
     nodes: int = 1
     basis: Literal["found", "assumed", "profile"] = "profile"
-    """Seen on this machine, told by `--assume`, or written in the profile's `hardware`."""
+    """Seen on this machine, given by `--assume`, or written in the profile's `hardware`."""
     free_bytes: tuple[int, ...] | None = None
-    """Free memory per accelerator, where they were found."""
+    """Free memory per accelerator, if they were found."""
     holders: tuple[str, ...] = ()
     """Who holds memory: `GPU 0: 12.3 GiB by pid 4711 (python)`."""
     memory_nodes: int = 1
@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One name of the catalogue, with what it rests on."""
 
     accelerator: Accelerator
@@ -72,11 +72,11 @@ class Entry:
 
 
 @lru_cache
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[CatalogueEntry, ...]:
     """The catalogue with its sources, in the order of the file."""
     import tomllib
 
-    text = (resources.files(__package__) / "accelerators.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("accelerators.toml").read_text(encoding="utf-8")
     found = []
     for name, row in tomllib.loads(text).items():
         major, minor = row.get("capability", (0, 0))
@@ -91,7 +91,7 @@ def entries() -> tuple[Entry, ...]:
             bandwidth_bytes_per_s=bandwidth * 1e9 if bandwidth else None,
             flops=flops * 1e12 if flops else None,
         )
-        found.append(Entry(accelerator, tuple(row["device"]), row["seen"], row.get("rates")))
+        found.append(CatalogueEntry(accelerator, tuple(row["device"]), row["seen"], row.get("rates")))
     return tuple(found)
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from specserve.hardware.accelerators import Accelerator, Entry, Machine, entries
+from specserve.hardware.accelerators import Accelerator, CatalogueEntry, Machine, entries
 
 _GIB = 2**30
 _SAME_SIZE = 0.06
@@ -65,7 +65,7 @@ def kind(gpu: Gpu) -> Accelerator:
     return Accelerator(gpu.name, gpu.total_bytes, gpu.compute_capability)
 
 
-def _is(entry: Entry, gpu: Gpu) -> bool:
+def _is(entry: CatalogueEntry, gpu: Gpu) -> bool:
     words = gpu.name.replace("-", " ").split()
     named = any(_contains(words, name.split()) for name in entry.devices)
     return named and abs(gpu.total_bytes / entry.accelerator.total_bytes - 1) < _SAME_SIZE

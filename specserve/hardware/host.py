@@ -85,7 +85,7 @@ def _number(file: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a port; `pid` None where this user may not see it."""
+    """Who holds a port; `pid` None if this user may not see it."""
 
     pid: int | None
     command: str

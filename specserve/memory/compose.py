@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from specserve.errors import FactError
 from specserve.memory.defaults import kv_dtype, served_bytes
-from specserve.memory.kv import Cache, Group, LayerKv, Stage, cache_of, layer_kv
+from specserve.memory.demand import BlockTable, Demand, PipelineStage
+from specserve.memory.kv import KvFormat, LayerKv, cache_of, layer_kv
 from specserve.memory.parts import is_by_formula, tallied
 from specserve.memory.settings import HEADS, WITHOUT_CACHE, Settings, Speculative
 from specserve.memory.weights import Weights, moe_backend, stage_of_layers, weigh
@@ -22,19 +22,7 @@ from specserve.models.tensors import brings_embeddings
 Layers = Mapping[str, LayerKv]
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
-    """Layers of one block table."""
-
-    layers: Layers
-
-    @property
-    def first(self) -> LayerKv:
-        """Speaks for all where a request's blocks are counted."""
-        return next(iter(self.layers.values()))
-
-
-def group_layers(layers: Layers, *, is_hybrid_off: bool = False) -> tuple[LayerGroup, ...]:
+def group_layers(layers: Layers, *, is_hybrid_off: bool = False) -> tuple[Layers, ...]:
     """The block tables of a model with its draft; layers in the order in which vLLM registers them.
 
     `is_hybrid_off`: `disable_hybrid_kv_cache_manager`. Raises ValueError where vLLM refuses the mixture.
@@ -44,7 +32,7 @@ def group_layers(layers: Layers, *, is_hybrid_off: bool = False) -> tuple[LayerG
     if not layers:
         return ()
     if _are_one_kind(list(layers.values())) or _are_one_family(list(layers.values())):
-        return (LayerGroup(layers),)
+        return (layers,)
     try:
         unified = _unify_pages(layers)
     except ValueError:
@@ -52,7 +40,7 @@ def group_layers(layers: Layers, *, is_hybrid_off: bool = False) -> tuple[LayerG
         kinds = {layer.kind for layer in layers.values()}
         if "chunked" in kinds or "sliding" not in kinds or not _are_one_family(list(promoted.values())):
             raise
-        return (LayerGroup(promoted),)
+        return (promoted,)
     return _split(unified)
 
 
@@ -107,7 +95,7 @@ def _unify_pages(layers: Layers) -> Layers:
     }
 
 
-def _split(layers: Layers) -> tuple[LayerGroup, ...]:
+def _split(layers: Layers) -> tuple[Layers, ...]:
     """Groups of equal layer count (vLLM's `_get_kv_cache_groups_uniform_page_size`)."""
     alike: dict[LayerKv, list[str]] = {}
     for name, layer in layers.items():
@@ -126,7 +114,7 @@ def _split(layers: Layers) -> tuple[LayerGroup, ...]:
     groups = []
     for _, names in buckets:
         count = -(-len(names) // size)
-        groups += [LayerGroup({name: layers[name] for name in names[i::count]}) for i in range(count)]
+        groups += [{name: layers[name] for name in names[i::count]} for i in range(count)]
     return tuple(groups)
 
 
@@ -139,19 +127,31 @@ class Placed:
     is_draft: bool
 
 
-class Composed(NamedTuple):
-    """Stages and block tables of target and draft."""
+def demand(
+    target: ModelFacts,
+    draft: ModelFacts | None = None,
+    *,
+    settings: Settings,
+    method: str | None = None,
+    num_speculative_tokens: int = 0,
+    draft_kv_cache_dtype: str | None = None,
+    unknown_draft: str | None = None,
+) -> Demand:
+    """Weights and KV cache of a target, with the draft of a speculative method.
 
-    stages: tuple[Stage, ...]
-    groups: tuple[Group, ...]
-    notes: tuple[str, ...]
-    """What is not known exactly."""
-    is_kv_known: bool
-    """Whether the KV cache of both could be computed; if not, there are no groups."""
+    `draft` is the second model or head of the method; None for methods without one (ngram, suffix, an `mtp` that
+    lies in the target); `unknown_draft` names one that could not be read, and is not counted. Raises FactError if
+    config.json lacks a figure or has one of a wrong type, and if neither headers nor a formula tell the weights. The
+    KV cache of an unknown architecture is left out: nothing is guessed.
+    """
+    if method == "mtp" and draft is not None and draft.model == target.model:
+        draft = None  # vLLM's own default: the layers lie in the target
+    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype, unknown_draft)
+    return compose(target, speculative, settings=settings)
 
 
-def compose(target: ModelFacts, speculative: Speculative, *, settings: Settings) -> Composed:
-    """What a launch holds, by stage. Raises FactError as `demand` does."""
+def compose(target: ModelFacts, speculative: Speculative, *, settings: Settings) -> Demand:
+    """The same for a way to speculate that is worked out already."""
     shape, _ = _shape_of(target)
     weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
     draft = speculative.draft
@@ -167,7 +167,14 @@ def compose(target: ModelFacts, speculative: Speculative, *, settings: Settings)
     drafts = [*[0] * (settings.pipeline_parallel_size - 1), head]
     stages, groups = put_together(placed, weights.stages, drafts, settings=settings)
     notes = (*map(_strange, strange), *_notes(target, speculative, shape, settings=settings))
-    return Composed(stages, groups, notes, not strange)
+    return Demand(
+        stages,
+        groups,
+        settings.max_model_len,
+        speculative.lookahead_tokens,
+        notes=notes,
+        is_kv_known=not strange,
+    )
 
 
 def _shape_of(facts: ModelFacts) -> tuple[Shape, bool]:
@@ -203,7 +210,7 @@ def _placed(
 
 def put_together(
     placed: Mapping[str, Placed], weights: Sequence[int], drafts: Sequence[int], *, settings: Settings
-) -> tuple[tuple[Stage, ...], tuple[Group, ...]]:
+) -> tuple[tuple[PipelineStage, ...], tuple[BlockTable, ...]]:
     """Stages and block tables of layers in the order in which vLLM registers them.
 
     Raises FactError where vLLM cannot keep them in one pool.
@@ -221,7 +228,7 @@ def put_together(
 
 
 def _draft_layers(
-    target: ModelFacts, speculative: Speculative, *, settings: Settings, cache: Cache
+    target: ModelFacts, speculative: Speculative, *, settings: Settings, cache: KvFormat
 ) -> list[LayerKv]:
     """The caches of the draft's layers, in the target's blocks."""
     mixers: tuple[Mixer, ...] = ()
@@ -239,7 +246,7 @@ def _draft_layers(
     return [layer for mixer in mixers for layer in layer_kv(mixer, mine)]
 
 
-def _place(shape: Shape, cache: Cache, drafted: list[LayerKv], *, stages: int) -> dict[str, Placed]:
+def _place(shape: Shape, cache: KvFormat, drafted: list[LayerKv], *, stages: int) -> dict[str, Placed]:
     """All layers in the order in which vLLM registers them; the draft lies on the last stage."""
     placed: dict[str, Placed] = {}
     for index, stage in enumerate(stage_of_layers(len(shape.layers), stages)):
@@ -281,20 +288,18 @@ def _stage(
     weights: int,
     draft: int,
     placed: Mapping[str, Placed],
-    groups: tuple[LayerGroup, ...],
+    groups: tuple[Layers, ...],
     *,
     settings: Settings,
-) -> Stage:
+) -> PipelineStage:
     here = {name: held for name, held in placed.items() if held.stage == stage}
-    pages = (
-        sum(layer.page_bytes for name, layer in group.layers.items() if name in here) for group in groups
-    )
+    pages = (sum(layer.page_bytes for name, layer in group.items() if name in here) for group in groups)
     tokens, fixed = [0, 0], [0, 0]
     for held in here.values():
         tokens[held.is_draft] += held.layer.bytes_per_token
         if held.layer.kind == "state":
             fixed[held.is_draft] += held.layer.page_bytes * held.layer.state_blocks
-    return Stage(
+    return PipelineStage(
         rank=stage * settings.tensor_parallel_size,
         target_weights_bytes=weights,
         draft_weights_bytes=draft,
@@ -306,17 +311,17 @@ def _stage(
     )
 
 
-def _as_group(group: LayerGroup, settings: Settings) -> Group:
+def _as_group(layers: Layers, settings: Settings) -> BlockTable:
     """A block table as requests see it (`max_memory_usage_bytes` of each spec, v1/kv_cache_interface.py 0.32)."""
-    first, page = group.first, sum(layer.page_bytes for layer in group.layers.values())
+    first, page = next(iter(layers.values())), sum(layer.page_bytes for layer in layers.values())
     in_flight = settings.max_num_batched_tokens * _batches(settings)
     if first.kind == "state":
-        return Group(first.block_size, page, fixed_blocks=first.state_blocks)
+        return BlockTable(first.block_size, page, fixed_blocks=first.state_blocks)
     if first.kind == "sliding":
-        return Group(first.block_size, page, (first.window or 1) - 1 + in_flight, spare_blocks=1)
+        return BlockTable(first.block_size, page, (first.window or 1) - 1 + in_flight, spare_blocks=1)
     if first.kind == "chunked":
-        return Group(first.block_size, page, (first.window or 0) + in_flight)
-    return Group(first.block_size, page)
+        return BlockTable(first.block_size, page, (first.window or 0) + in_flight)
+    return BlockTable(first.block_size, page)
 
 
 def _batches(settings: Settings) -> int:

@@ -182,7 +182,7 @@ _DTYPE_BYTES = {"float32": 4, "float": 4, "float64": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelSizes:
     """Sizes of one model, in elements unless the name says otherwise."""
 
     hidden: int
@@ -198,7 +198,7 @@ class Shape:
     is_multimodal: bool = False
 
 
-def shape(facts: ModelFacts, *, dtype: str = "auto") -> Shape:
+def shape(facts: ModelFacts, *, dtype: str = "auto") -> ModelSizes:
     """The sizes of a model's language part. Raises FactError where config.json lacks one that must be there."""
     top = Fields(facts.model, facts.config)
     config = language_part(facts)
@@ -207,7 +207,7 @@ def shape(facts: ModelFacts, *, dtype: str = "auto") -> Shape:
         "moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", default=0, least=0
     )
     hidden = config.integer("hidden_size", "n_embd", "d_model")
-    return Shape(
+    return ModelSizes(
         hidden=hidden,
         vocab=config.integer("vocab_size", default=0, least=0) or top.integer("vocab_size"),
         layers=config.integer("num_hidden_layers", "n_layer", "n_layers", default=1, least=0),

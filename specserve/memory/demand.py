@@ -1,30 +1,68 @@
-"""What target and draft need of every GPU: weights and KV cache, by formula or as vLLM's own code says."""
+"""What a launch needs of every GPU: weights by stage, block tables, and what a KV cache of some size then holds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from specserve.errors import FactError
-from specserve.memory.compose import Placed, compose, put_together
-from specserve.memory.defaults import served_bytes, state_bytes
-from specserve.memory.kv import Group, LayerKind, LayerKv, Stage, default_block_size, longer_blocks
-from specserve.memory.settings import Settings, Speculative
-from specserve.models.architecture import read_shape
-from specserve.models.facts import ModelFacts
-from specserve.models.shape import State
 
-__all__ = ["Demand", "Stage", "demand"]
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Layers that share one block table; a request takes `blocks(tokens)` blocks for it.
+
+    Source: vLLM's `KVCacheGroupSpec` (v1/kv_cache_interface.py 0.32).
+    """
+
+    block_size: int
+    """Tokens in a block."""
+    page_bytes: int
+    """Bytes that its layers fill of a block, all together, on the fullest GPU."""
+    retained_tokens: int | None = None
+    """Tokens that a window keeps, those in flight included; None: all."""
+    fixed_blocks: int | None = None
+    """Blocks per request that do not depend on its length: the state of mamba and the like."""
+    spare_blocks: int = 0
+    """Blocks beyond those of its tokens: a window need not begin where a block does."""
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks of one request of so many tokens, as vLLM reserves them."""
+        if self.fixed_blocks is not None:
+            return self.fixed_blocks
+        if self.retained_tokens is not None:
+            return -(-min(self.retained_tokens, tokens) // self.block_size) + self.spare_blocks
+        return -(-tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStage:
+    """One pipeline stage: each of its GPUs holds this."""
+
+    rank: int
+    """The first of its GPUs."""
+    target_weights_bytes: int
+    draft_weights_bytes: int
+    bytes_per_block: int
+    """What one block of the pool takes here, padding included."""
+    target_kv_bytes_per_token: int
+    """All attention layers, sliding-window layers as if full."""
+    draft_kv_bytes_per_token: int
+    target_kv_bytes_fixed: int
+    """Per request, whatever its length: the state of mamba and the like."""
+    draft_kv_bytes_fixed: int
+
+    @property
+    def weights_bytes(self) -> int:
+        """Target and draft."""
+        return self.target_weights_bytes + self.draft_weights_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Weights and KV cache of one arm. `kv_bytes` is what is left for the KV cache: on the fullest GPU, or by stage."""
 
-    stages: tuple[Stage, ...]
-    groups: tuple[Group, ...]
+    stages: tuple[PipelineStage, ...]
+    groups: tuple[BlockTable, ...]
     max_model_len: int
     lookahead_tokens: int = 0
     """KV slots that a running request needs beyond its tokens."""
@@ -35,7 +73,7 @@ class Demand:
     """False for an architecture whose KV cache cannot be computed: then there are no groups."""
 
     @property
-    def fullest(self) -> Stage:
+    def fullest(self) -> PipelineStage:
         """The stage with the most weights; of equals, the one whose blocks are the largest."""
         return max(self.stages, key=lambda stage: (stage.weights_bytes, stage.bytes_per_block, -stage.rank))
 
@@ -93,131 +131,3 @@ class Demand:
             return 0
         blocks = requests * self.blocks_per_request(tokens + self.lookahead_tokens) + 1
         return blocks * self.fullest.bytes_per_block
-
-
-def demand(
-    target: ModelFacts,
-    draft: ModelFacts | None = None,
-    *,
-    settings: Settings,
-    method: str | None = None,
-    num_speculative_tokens: int = 0,
-    draft_kv_cache_dtype: str | None = None,
-    unknown_draft: str | None = None,
-) -> Demand:
-    """Weights and KV cache of a target, with the draft of a speculative method.
-
-    `draft` is the second model or head of the method; None for methods without one (ngram, suffix, an `mtp` that
-    lies in the target); `unknown_draft` names one that could not be read, and is not counted. Raises FactError if
-    config.json lacks a figure or has one of a wrong type, and if neither headers nor a formula tell the weights. The
-    KV cache of an unknown architecture is left out: nothing is guessed.
-    """
-    if method == "mtp" and draft is not None and draft.model == target.model:
-        draft = None  # vLLM's own default: the layers lie in the target
-    speculative = Speculative(method, num_speculative_tokens, draft, draft_kv_cache_dtype, unknown_draft)
-    made = compose(target, speculative, settings=settings)
-    return Demand(
-        made.stages,
-        made.groups,
-        settings.max_model_len,
-        speculative.lookahead_tokens,
-        notes=made.notes,
-        is_kv_known=made.is_kv_known,
-    )
-
-
-_KINDS: Mapping[str, LayerKind] = {
-    "FullAttentionSpec": "full",
-    "SlidingWindowSpec": "sliding",
-    "ChunkedLocalAttentionSpec": "chunked",
-    "MLAAttentionSpec": "mla",
-    "MambaSpec": "state",
-}
-
-
-def demand_of(
-    answer: Mapping[str, Any], target: ModelFacts, *, settings: Settings, speculative: Speculative
-) -> Demand:
-    """The demand by vLLM's own figures.
-
-    The probe builds on the CPU, so that no GPU is touched: bytes of a token are the same there, block sizes are
-    set anew for the platform of `settings`, and so are states, which the CPU keeps in float32. Raises FactError for
-    an answer with a kind of layer that is not known.
-    """
-    elements = _state_elements(target, settings=settings)
-    placed = {
-        f"{stage}.{layer['layer']}": Placed(_layer(layer, elements=elements), stage, bool(layer["draft"]))
-        for stage, figures in enumerate(answer["stages"])
-        for layer in figures["kv"]
-    }
-    placed = _with_blocks(placed, settings=settings)
-    weights = [int(figures["target"]["parameters"]) for figures in answer["stages"]]
-    drafts = [int(figures["draft"]["parameters"]) for figures in answer["stages"]]
-    stages, groups = put_together(placed, weights, drafts, settings=settings)
-    return Demand(stages, groups, settings.max_model_len, speculative.lookahead_tokens, basis="vllm")
-
-
-def _state_elements(target: ModelFacts, *, settings: Settings) -> tuple[int, int] | None:
-    """Bytes of an element of a convolution's state and of a recurrence; None: as the CPU has them."""
-    if settings.platform == "cpu":
-        return None
-    try:
-        shape = read_shape(target.model, target.config)
-    except FactError:
-        return None
-    given = served_bytes(settings.dtype, given=shape.dtype)
-    first = state_bytes(settings.mamba_cache_dtype, weight_bytes=given)
-    own = next(
-        (held.recurrent_dtype for layer in shape.layers for held in layer if isinstance(held, State)), None
-    )
-    wanted = settings.mamba_ssm_cache_dtype if settings.mamba_ssm_cache_dtype != "auto" else own or "auto"
-    return first, state_bytes(wanted, weight_bytes=first)
-
-
-def _state(told: Mapping[str, Any], elements: tuple[int, int] | None) -> int:
-    shapes = told.get("state_shapes")
-    if elements is None or not shapes:
-        return int(told["state_bytes"])
-    return sum(math.prod(shape) * elements[min(place, 1)] for place, shape in enumerate(shapes))
-
-
-def _layer(told: Mapping[str, Any], *, elements: tuple[int, int] | None) -> LayerKv:
-    kind = _KINDS.get(told["kind"])
-    if kind is None:
-        raise FactError(f"vLLM's KV cache layers of kind `{told['kind']}` are not known")
-    if kind == "state":
-        blocks = int(told["state_blocks"])
-        return LayerKv(kind, int(told["block_size"]), state_bytes=_state(told, elements), state_blocks=blocks)
-    size = int(told["page_bytes"]) // int(told["block_size"])
-    cell = (int(told["num_kv_heads"]), int(told["head_size"]), int(told.get("head_size_v", 0)), size)
-    window = told.get("sliding_window") or told.get("attention_chunk_size")
-    return LayerKv(kind, int(told["block_size"]), size, cell, window)
-
-
-def _with_blocks(placed: Mapping[str, Placed], *, settings: Settings) -> dict[str, Placed]:
-    """Block sizes of the platform, and as long as the largest state asks for."""
-    layers = [held.layer for held in placed.values()]
-    attention = next((layer for layer in layers if layer.kind != "state"), None)
-    size = default_block_size(settings, is_latent=any(layer.kind == "mla" for layer in layers))
-    page = max((layer.state_bytes for layer in layers), default=0)
-    padded = None
-    if page and attention is not None:
-        size = longer_blocks(
-            size,
-            page,
-            per_token=attention.bytes_per_token,
-            settings=settings,
-            is_latent=attention.kind == "mla",
-        )
-        padded = size * attention.bytes_per_token
-    return {
-        name: replace(held, layer=_resized(held.layer, size, padded, longest=settings.max_model_len))
-        for name, held in placed.items()
-    }
-
-
-def _resized(layer: LayerKv, size: int, padded: int | None, *, longest: int) -> LayerKv:
-    if layer.kind != "state":
-        return replace(layer, block_size=size)
-    own = longest if layer.block_size == longest else size
-    return replace(layer, block_size=own, padded_bytes=padded if padded != layer.state_bytes else None)

@@ -11,7 +11,7 @@ VERDICTS: tuple[MemoryVerdict, ...] = ("fit", "tight", "does_not_fit")
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Bounds:
     """Bounds of an estimate; equal where it is exact."""
 
     low: float
@@ -37,10 +37,10 @@ class PerGpu:
     budget: int
     target_weights: int
     draft_weights: int
-    activation: Interval
-    other: Interval
+    activation: Bounds
+    other: Bounds
     """CUDA context, communication, graphs, sampler and draft buffers."""
-    kv_cache: Interval
+    kv_cache: Bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Knob:
 class StateBlocks:
     """Blocks of the KV cache, each of which can hold the recurrent state of a request."""
 
-    blocks: Interval
+    blocks: Bounds
     max_num_seqs: int
     """Requests that may run: vLLM aborts if there are more of them than blocks."""
     largest_max_num_seqs: int
@@ -77,10 +77,10 @@ class MemoryEstimate:
     target_kv_bytes_fixed: int
     draft_kv_bytes_fixed: int
     max_model_len: int
-    kv_cache_tokens: Interval
-    max_concurrency: Interval
-    largest_max_model_len: Interval
-    without_speculation_kv_cache_tokens: Interval | None
+    kv_cache_tokens: Bounds
+    max_concurrency: Bounds
+    largest_max_model_len: Bounds
+    without_speculation_kv_cache_tokens: Bounds | None
     basis: Literal["vllm", "formula", "published"]
     """`published`: the formula, on a configuration that ships with specserve because the Hub did not answer."""
     calibration: str

@@ -7,9 +7,9 @@ from dataclasses import replace
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.demand import Demand
-from specserve.memory.estimate import Interval, Knob, MemoryEstimate, MemoryVerdict, PerGpu
+from specserve.memory.estimate import Bounds, Knob, MemoryEstimate, MemoryVerdict, PerGpu
 from specserve.memory.reckoning import Reckoning, reckon, without_speculation
-from specserve.memory.situation import Situation, situation
+from specserve.memory.situation import MemorySituation, situation
 from specserve.memory.verdict import (
     certain,
     is_only_in_doubt,
@@ -46,7 +46,7 @@ def estimate(
     return assess(arm, path=path, needed=needed)
 
 
-def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
+def assess(s: MemorySituation, *, path: str = "speculation", needed: Demand | None = None) -> MemoryEstimate:
     """The same for a situation that is worked out already."""
     r = reckon(s, needed=needed)
     s, r, notes = _fitted_length(s, r)
@@ -67,8 +67,8 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
         target_kv_bytes_fixed=stage.target_kv_bytes_fixed,
         draft_kv_bytes_fixed=stage.draft_kv_bytes_fixed,
         max_model_len=s.settings.max_model_len,
-        kv_cache_tokens=Interval(demand.tokens(r.low), demand.tokens(r.high), r.logs),
-        max_concurrency=Interval(_concurrency(s, r, r.low), _concurrency(s, r, r.high), r.logs),
+        kv_cache_tokens=Bounds(demand.tokens(r.low), demand.tokens(r.high), r.logs),
+        max_concurrency=Bounds(_concurrency(s, r, r.low), _concurrency(s, r, r.high), r.logs),
         largest_max_model_len=_longest(s, r),
         without_speculation_kv_cache_tokens=_baseline(s) if s.method and is_all_known else None,
         basis=demand.basis,
@@ -88,13 +88,13 @@ def assess(s: Situation, *, path: str = "speculation", needed: Demand | None = N
     )
 
 
-def _knobs(s: Situation, r: Reckoning, found: MemoryVerdict, *, path: str) -> tuple[Knob, ...]:
+def _knobs(s: MemorySituation, r: Reckoning, found: MemoryVerdict, *, path: str) -> tuple[Knob, ...]:
     """None if it fits, nor if it is tight only because a model is not known, which no knob changes."""
     is_in_doubt = is_only_in_doubt(s, r, found)
     return () if found == "fit" or is_in_doubt else knobs(s, r, verdict=found, path=path)
 
 
-def _fitted_length(s: Situation, r: Reckoning) -> tuple[Situation, Reckoning, list[str]]:
+def _fitted_length(s: MemorySituation, r: Reckoning) -> tuple[MemorySituation, Reckoning, list[str]]:
     """With `max_model_len: auto`, the length that vLLM will surely come down to."""
     if not s.is_auto_length:
         return s, r, []
@@ -107,7 +107,7 @@ def _fitted_length(s: Situation, r: Reckoning) -> tuple[Situation, Reckoning, li
     return s, r, [f"`max_model_len: auto` gives {low:,} to {high:,} tokens here"]
 
 
-def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:
+def _per_gpu(s: MemorySituation, r: Reckoning, at: int) -> PerGpu:
     stage, kv = r.demand.stages[at], r.kv_cache[at]
     return PerGpu(
         total=s.machine.accelerator.total_bytes,
@@ -116,30 +116,30 @@ def _per_gpu(s: Situation, r: Reckoning, at: int) -> PerGpu:
         draft_weights=stage.draft_weights_bytes,
         activation=r.activation[at],
         other=r.other[at],
-        kv_cache=Interval(max(0.0, kv.low), max(0.0, kv.high), kv.logs),
+        kv_cache=Bounds(max(0.0, kv.low), max(0.0, kv.high), kv.logs),
     )
 
 
-def _concurrency(s: Situation, r: Reckoning, kv_bytes: list[int]) -> float:
+def _concurrency(s: MemorySituation, r: Reckoning, kv_bytes: list[int]) -> float:
     if not r.demand.is_kv_known:
         return 0.0
     return r.demand.concurrency(kv_bytes) if r.demand.groups else float(s.settings.max_num_seqs)
 
 
-def _longest(s: Situation, r: Reckoning) -> Interval:
+def _longest(s: MemorySituation, r: Reckoning) -> Bounds:
     """The largest max_model_len that fits, up to what the model is made for."""
     limit = max(s.longest, s.settings.max_model_len) if r.demand.is_kv_known else 0
     low, high = (r.demand.largest_max_model_len(kv, limit=limit) for kv in (r.low, r.high))
-    return Interval(low, high, r.logs)
+    return Bounds(low, high, r.logs)
 
 
-def _baseline(s: Situation) -> Interval | None:
+def _baseline(s: MemorySituation) -> Bounds | None:
     """The same without speculation; None where only vLLM knows the model's shape."""
     try:
         alone = reckon(without_speculation(s))
     except FactError:
         return None
-    return Interval(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high), alone.logs)
+    return Bounds(alone.demand.tokens(alone.low), alone.demand.tokens(alone.high), alone.logs)
 
 
 def _calibration(r: Reckoning, at: int) -> str:

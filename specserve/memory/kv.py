@@ -61,7 +61,7 @@ class LayerKv:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class KvFormat:
     """What all layers of one model share."""
 
     tensor_parallel_size: int
@@ -84,7 +84,7 @@ def kv_heads_per_gpu(heads: int, *, tensor_parallel_size: int) -> int:
     return max(1, heads // tensor_parallel_size)
 
 
-def layer_kv(mixer: Mixer, cache: Cache) -> list[LayerKv]:
+def layer_kv(mixer: Mixer, cache: KvFormat) -> list[LayerKv]:
     """The caches of one mixer: none, one, or for sparse latent attention two."""
     if isinstance(mixer, State):
         return [_state_kv(mixer, cache)]
@@ -108,7 +108,7 @@ def layer_kv(mixer: Mixer, cache: Cache) -> list[LayerKv]:
     return [LayerKv("full", cache.block_size, size, cell)]
 
 
-def _latent_kv(mixer: Latent, cache: Cache) -> list[LayerKv]:
+def _latent_kv(mixer: Latent, cache: KvFormat) -> list[LayerKv]:
     width = mixer.kv_lora_rank + mixer.rope_dim
     size = LATENT_BYTES.get(cache.dtype) or kv_token_bytes(
         cache.dtype, heads=1, head_dim=width, head_dim_v=0, weight_bytes=cache.weight_bytes
@@ -119,7 +119,7 @@ def _latent_kv(mixer: Latent, cache: Cache) -> list[LayerKv]:
     return kept
 
 
-def _state_kv(mixer: State, cache: Cache) -> LayerKv:
+def _state_kv(mixer: State, cache: KvFormat) -> LayerKv:
     return LayerKv(
         "state",
         cache.state_block_size,
@@ -129,14 +129,14 @@ def _state_kv(mixer: State, cache: Cache) -> LayerKv:
     )
 
 
-def _more_states(mixer: State, cache: Cache) -> int:
+def _more_states(mixer: State, cache: KvFormat) -> int:
     """States that prefix caching asks for."""
     if not cache.is_aligned:
         return 0
     return 1 + (mixer.checkpoints if cache.has_checkpoints else 0)
 
 
-def state_page_bytes(mixer: State, cache: Cache) -> int:
+def state_page_bytes(mixer: State, cache: KvFormat) -> int:
     """One state of one layer on one GPU. Raises FactError where vLLM cannot divide it."""
     tp = cache.tensor_parallel_size
     element = state_bytes(cache.conv_dtype, weight_bytes=cache.weight_bytes)
@@ -154,10 +154,12 @@ def state_page_bytes(mixer: State, cache: Cache) -> int:
     return total
 
 
-def cache_of(shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int, draft_tokens: int) -> Cache:
+def cache_of(
+    shape: Shape, *, settings: Settings, dtype: str, weight_bytes: int, draft_tokens: int
+) -> KvFormat:
     """Block sizes and formats of the target, before its layers are listed."""
     mixers = [mixer for layer in shape.layers for mixer in layer]
-    plain = Cache(
+    plain = KvFormat(
         settings.tensor_parallel_size,
         dtype,
         weight_bytes,
@@ -189,8 +191,8 @@ def longer_blocks(block_size: int, page: int, *, per_token: int, settings: Setti
 
 
 def _with_states(
-    plain: Cache, mixers: Sequence[Mixer], *, settings: Settings, state: State, is_aligned: bool
-) -> Cache:
+    plain: KvFormat, mixers: Sequence[Mixer], *, settings: Settings, state: State, is_aligned: bool
+) -> KvFormat:
     """Attention pages as long as a state's, and states padded to them."""
     attention = next((mixer for mixer in mixers if not isinstance(mixer, State)), None)
     block_size, padded = plain.block_size, None
@@ -210,57 +212,3 @@ def _with_states(
         has_checkpoints=STATE_CHECKPOINTS.at(settings.version),
         state_padded_bytes=padded,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Layers that share one block table; a request takes `blocks(tokens)` blocks for it.
-
-    Source: vLLM's `KVCacheGroupSpec` (v1/kv_cache_interface.py 0.32).
-    """
-
-    block_size: int
-    """Tokens in a block."""
-    page_bytes: int
-    """Bytes that its layers fill of a block, all together, on the fullest GPU."""
-    retained_tokens: int | None = None
-    """Tokens that a window keeps, those in flight included; None: all."""
-    fixed_blocks: int | None = None
-    """Blocks per request that do not depend on its length: the state of mamba and the like."""
-    spare_blocks: int = 0
-    """Blocks beyond those of its tokens: a window need not begin where a block does."""
-
-    def blocks(self, tokens: int) -> int:
-        """Blocks of one request of so many tokens, as vLLM reserves them."""
-        if self.fixed_blocks is not None:
-            return self.fixed_blocks
-        if self.retained_tokens is not None:
-            return _ceil(min(self.retained_tokens, tokens), self.block_size) + self.spare_blocks
-        return _ceil(tokens, self.block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One pipeline stage: each of its GPUs holds this."""
-
-    rank: int
-    """The first of its GPUs."""
-    target_weights_bytes: int
-    draft_weights_bytes: int
-    bytes_per_block: int
-    """What one block of the pool takes here, padding included."""
-    target_kv_bytes_per_token: int
-    """All attention layers, sliding-window layers as if full."""
-    draft_kv_bytes_per_token: int
-    target_kv_bytes_fixed: int
-    """Per request, whatever its length: the state of mamba and the like."""
-    draft_kv_bytes_fixed: int
-
-    @property
-    def weights_bytes(self) -> int:
-        """Target and draft."""
-        return self.target_weights_bytes + self.draft_weights_bytes
-
-
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)

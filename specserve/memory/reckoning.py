@@ -17,11 +17,12 @@ from specserve.memory.bounds import (
     graphs,
     outside,
 )
-from specserve.memory.defaults import NO_GRAPHS, Captured, Shape, captured_graphs, shape
-from specserve.memory.demand import Demand, Stage, demand
-from specserve.memory.estimate import Interval
+from specserve.memory.compose import demand
+from specserve.memory.defaults import NO_GRAPHS, Captured, ModelSizes, captured_graphs, shape
+from specserve.memory.demand import Demand, PipelineStage
+from specserve.memory.estimate import Bounds
 from specserve.memory.settings import Regime, regime
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation
 from specserve.models.facts import ModelFacts
 
 _GIB = 2**30
@@ -43,9 +44,9 @@ class Reckoning:
     regime: Regime
     budget: int
     """What vLLM may take: its share of the memory, or all of it where the KV cache is told outright."""
-    activation: tuple[Interval, ...]
-    other: tuple[Interval, ...]
-    kv_cache: tuple[Interval, ...]
+    activation: tuple[Bounds, ...]
+    other: tuple[Bounds, ...]
+    kv_cache: tuple[Bounds, ...]
     """Negative where nothing is left."""
     slack: float
     """Memory outside of the budget that serving may use."""
@@ -77,11 +78,11 @@ class Reckoning:
         return min(range(len(stages)), key=lambda at: _blocks(stages[at], self.kv_cache[at]))
 
 
-def _blocks(stage: Stage, kv: Interval) -> float:
+def _blocks(stage: PipelineStage, kv: Bounds) -> float:
     return kv.low / max(1, stage.bytes_per_block)
 
 
-def reckon(s: Situation, *, needed: Demand | None = None, rules: Regime | None = None) -> Reckoning:
+def reckon(s: MemorySituation, *, needed: Demand | None = None, rules: Regime | None = None) -> Reckoning:
     """What is needed, what there is, and what is left.
 
     `needed`: the demand, where vLLM itself was asked; `rules`: other constants than those that ship. Raises
@@ -103,7 +104,7 @@ def reckon(s: Situation, *, needed: Demand | None = None, rules: Regime | None =
     told = s.kv_cache_memory_bytes
     budget = math.ceil(total * s.gpu_memory_utilization) if told is None else total
     kv = tuple(
-        _left(budget, stage, peak, other, margin) if told is None else Interval(told, told)
+        _left(budget, stage, peak, other, margin) if told is None else Bounds(told, told)
         for stage, peak, other in zip(needed.stages, peaks, others, strict=True)
     )
     beyond = excess(model, settings=s.settings, regime=rules, drafting=drafting, is_hybrid=is_hybrid)
@@ -120,7 +121,7 @@ def reckon(s: Situation, *, needed: Demand | None = None, rules: Regime | None =
     return Reckoning(needed, rules, budget, peaks, others, kv, slack, beyond, margin, logits)
 
 
-def _demand(s: Situation) -> Demand:
+def _demand(s: MemorySituation) -> Demand:
     return demand(
         s.target,
         s.draft,
@@ -132,7 +133,7 @@ def _demand(s: Situation) -> Demand:
     )
 
 
-def without_speculation(s: Situation) -> Situation:
+def without_speculation(s: MemorySituation) -> MemorySituation:
     """The same server that does not speculate."""
     return replace(
         s, draft=None, unknown_draft=None, method=None, num_speculative_tokens=0, is_probabilistic=False,
@@ -140,12 +141,12 @@ def without_speculation(s: Situation) -> Situation:
     )  # fmt: skip
 
 
-def _drafting(s: Situation) -> Drafting:
+def _drafting(s: MemorySituation) -> Drafting:
     draft = _draft_shape(s.draft, dtype=s.settings.dtype) if s.draft else None
     return Drafting(s.method, s.num_speculative_tokens, s.is_probabilistic, draft, s.tiers)
 
 
-def _draft_shape(facts: ModelFacts, *, dtype: str) -> Shape | None:
+def _draft_shape(facts: ModelFacts, *, dtype: str) -> ModelSizes | None:
     """The sizes of a draft; None where its config.json does not say them: the target's stand in."""
     inner = facts.config.get("transformer_layer_config")  # heads of the speculators library
     try:
@@ -154,7 +155,7 @@ def _draft_shape(facts: ModelFacts, *, dtype: str) -> Shape | None:
         return None
 
 
-def captures(s: Situation) -> Captured:
+def captures(s: MemorySituation) -> Captured:
     """The CUDA graphs that vLLM captures for a launch."""
     if s.enforce_eager or s.runner == "cpu":
         return NO_GRAPHS
@@ -173,28 +174,34 @@ def captures(s: Situation) -> Captured:
 
 
 def _other(
-    s: Situation, model: Shape, rules: Regime, drafting: Drafting, captured: Interval, *, is_last: bool
-) -> Interval:
+    s: MemorySituation,
+    model: ModelSizes,
+    rules: Regime,
+    drafting: Drafting,
+    captured: Bounds,
+    *,
+    is_last: bool,
+) -> Bounds:
     capability = s.machine.accelerator.compute_capability or (0, 0)
     held = outside(settings=s.settings, regime=rules, capability=capability)
     kept = buffers(model, settings=s.settings, regime=rules, drafting=drafting) if is_last else 0.0
-    deducted = captured if rules.graphs_deducted else Interval(0, 0)
-    return Interval(held.low + kept + deducted.low, held.high + kept + deducted.high, _fewest(held, deducted))
+    deducted = captured if rules.graphs_deducted else Bounds(0, 0)
+    return Bounds(held.low + kept + deducted.low, held.high + kept + deducted.high, _fewest(held, deducted))
 
 
-def _fewest(*parts: Interval) -> int | None:
+def _fewest(*parts: Bounds) -> int | None:
     """The logs behind a sum of intervals: those of the part that has the fewest."""
     return min((part.logs for part in parts if part.logs is not None), default=None)
 
 
-def _left(budget: int, stage: Stage, peak: Interval, other: Interval, margin: float) -> Interval:
+def _left(budget: int, stage: PipelineStage, peak: Bounds, other: Bounds, margin: float) -> Bounds:
     weights = stage.weights_bytes
     low = budget - weights * (1 + margin) - peak.high - other.high
     high = budget - weights * (1 - margin) - peak.low - other.low
-    return Interval(low, high, _fewest(peak, other))
+    return Bounds(low, high, _fewest(peak, other))
 
 
-def _slack(s: Situation, rules: Regime, captured: Interval, *, counted: float | None) -> float:
+def _slack(s: MemorySituation, rules: Regime, captured: Bounds, *, counted: float | None) -> float:
     """Memory that nobody has a claim on. `counted`: what is used, where the KV cache is told outright."""
     total = s.machine.accelerator.total_bytes
     if s.runner == "cpu":

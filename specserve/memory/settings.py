@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from specserve.memory.estimate import Interval
+from specserve.memory.estimate import Bounds
 from specserve.models.facts import ModelFacts
 from specserve.vllm import fact
 from specserve.vllm.facts import READ
@@ -82,14 +82,14 @@ class Regime:
     runner: Runner
     since: str
     """The first vLLM minor it holds for."""
-    sampler_bytes: Interval
-    draft_bytes: Interval
-    layers: Interval
+    sampler_bytes: Bounds
+    draft_bytes: Bounds
+    layers: Bounds
     hidden_copies: float
-    one_gpu_bytes: Interval
-    several_gpus_bytes: Interval
-    pcie_gpus_bytes: Interval
-    graph_bytes: Interval
+    one_gpu_bytes: Bounds
+    several_gpus_bytes: Bounds
+    pcie_gpus_bytes: Bounds
+    graph_bytes: Bounds
     graphs_deducted: bool
     sampling_bytes: float
     verify_bytes: int
@@ -126,9 +126,9 @@ def _regime(row: dict[str, Any]) -> Regime:
     )
 
 
-def _interval(given: list[float], *, unit: int = 1) -> Interval:
+def _interval(given: list[float], *, unit: int = 1) -> Bounds:
     low, high, logs = given
-    return Interval(low * unit, high * unit, int(logs))
+    return Bounds(low * unit, high * unit, int(logs))
 
 
 def regime(version: str, *, runner: Runner) -> Regime:

@@ -27,7 +27,7 @@ NOT_MODELLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class PromisedLoad:
     """So many requests of so many tokens, prompt and output, at one time."""
 
     concurrency: int
@@ -35,7 +35,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
+class MemorySituation:
     """What the memory of one arm depends on."""
 
     target: ModelFacts
@@ -66,7 +66,7 @@ class Situation:
     """`max_model_len: auto`: vLLM lowers it to what fits."""
     longest: int = 0
     """The longest sequence that the target is made for."""
-    promises: tuple[Promise, ...] = ()
+    promises: tuple[PromisedLoad, ...] = ()
     not_modelled: tuple[str, ...] = ()
 
     @property
@@ -90,7 +90,7 @@ def situation(
     version: str,
     speculation: Speculation | None = None,
     draft: ModelFacts | None = None,
-) -> Situation:
+) -> MemorySituation:
     """A profile with one way to speculate (None: none) on one machine, by one vLLM version.
 
     Raises FactError where config.json of a model lacks what must be known, or has it of a wrong type.
@@ -114,7 +114,7 @@ def situation(
     told = _kv_bytes(profile, is_cpu=machine.is_cpu)
     is_default = told is None and machine.is_cpu and engine.get("gpu_memory_utilization") is None
     utilization = _number(engine.get("gpu_memory_utilization")) or GPU_MEMORY_UTILIZATION
-    return Situation(
+    return MemorySituation(
         target=target,
         machine=machine,
         settings=settings,
@@ -259,12 +259,12 @@ def _compiled(engine: Mapping[str, Any], name: str) -> Any:
     return engine.get(name, inner)
 
 
-def _promise(item: Expectation, *, engines: int) -> Promise | None:
+def _promise(item: Expectation, *, engines: int) -> PromisedLoad | None:
     """What one promise asks of each data-parallel engine; None where it does not say how long its requests are."""
     if item.concurrency is None:
         return None
     lengths = [_longest_share(part) for part in (item.prompt_tokens, item.output_tokens)]
-    return Promise(-(-item.concurrency // engines), sum(filter(None, lengths))) if all(lengths) else None
+    return PromisedLoad(-(-item.concurrency // engines), sum(filter(None, lengths))) if all(lengths) else None
 
 
 def _longest_share(part: Mapping[str, float] | None) -> int | None:

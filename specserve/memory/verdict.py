@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 
 from specserve.errors import FactError
 from specserve.memory.bounds import FRAGMENTATION
-from specserve.memory.estimate import VERDICTS, Interval, Knob, MemoryVerdict, StateBlocks
+from specserve.memory.estimate import VERDICTS, Bounds, Knob, MemoryVerdict, StateBlocks
 from specserve.memory.reckoning import Reckoning, reckon, without_speculation
-from specserve.memory.situation import Promise, Situation
+from specserve.memory.situation import MemorySituation, PromisedLoad
 
 _BLACKWELL = (10, 0)
 
 
-def judge_states(s: Situation, r: Reckoning) -> MemoryVerdict:
+def judge_states(s: MemorySituation, r: Reckoning) -> MemoryVerdict:
     """FIT if every request that may run has a block at the lower bound, or if vLLM does not ask for one."""
     if not _is_asked(s, r) or _has_blocks(s, r, r.low):
         return "fit"
     return "tight" if _has_blocks(s, r, r.high) else "does_not_fit"
 
 
-def lacks_blocks(s: Situation, r: Reckoning, kv_bytes: Sequence[int]) -> bool:
+def lacks_blocks(s: MemorySituation, r: Reckoning, kv_bytes: Sequence[int]) -> bool:
     """Whether vLLM surely aborts with this much memory for the KV cache, in bytes by stage.
 
     With drafts, Blackwell's default attention backend may rule out the graphs that the check is for.
@@ -31,15 +31,15 @@ def lacks_blocks(s: Situation, r: Reckoning, kv_bytes: Sequence[int]) -> bool:
     return _is_asked(s, r) and not is_doubtful and not _has_blocks(s, r, kv_bytes)
 
 
-def state_blocks(s: Situation, r: Reckoning) -> StateBlocks | None:
+def state_blocks(s: MemorySituation, r: Reckoning) -> StateBlocks | None:
     """The blocks that there are for states; None if vLLM does not compare them with `max_num_seqs`."""
     if not _is_asked(s, r):
         return None
-    blocks = Interval(r.demand.blocks(r.low), r.demand.blocks(r.high))
+    blocks = Bounds(r.demand.blocks(r.low), r.demand.blocks(r.high))
     return StateBlocks(blocks, s.settings.max_num_seqs, largest_max_num_seqs(s, r))
 
 
-def largest_max_num_seqs(s: Situation, r: Reckoning) -> int:
+def largest_max_num_seqs(s: MemorySituation, r: Reckoning) -> int:
     """The largest `max_num_seqs` up to the present one that surely boots; 0 if none does.
 
     Fewer requests also need less memory beside the KV cache, so this may be more than the blocks there are now.
@@ -56,11 +56,11 @@ def largest_max_num_seqs(s: Situation, r: Reckoning) -> int:
     return low
 
 
-def _is_asked(s: Situation, r: Reckoning) -> bool:
+def _is_asked(s: MemorySituation, r: Reckoning) -> bool:
     return s.has_full_graphs and any(group.fixed_blocks for group in r.demand.groups)
 
 
-def _has_blocks(s: Situation, r: Reckoning, kv_bytes: Sequence[int]) -> bool:
+def _has_blocks(s: MemorySituation, r: Reckoning, kv_bytes: Sequence[int]) -> bool:
     return r.demand.blocks(kv_bytes) >= s.settings.max_num_seqs
 
 
@@ -72,12 +72,12 @@ _DOUBT = 0.02
 """Share of the memory by which the upper bound must fall short before nothing is left to doubt."""
 
 
-def verdict_of(s: Situation, r: Reckoning) -> MemoryVerdict:
+def verdict_of(s: MemorySituation, r: Reckoning) -> MemoryVerdict:
     """FIT: starts and serves what is promised at the lower bound; DOES NOT FIT: does not start at the upper one."""
     return max(verdict_without_states(s, r), judge_states(s, r), key=VERDICTS.index)
 
 
-def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
+def verdict_without_states(s: MemorySituation, r: Reckoning) -> MemoryVerdict:
     """The same without vLLM's comparison of recurrent states with the blocks of the KV cache."""
     if not _starts(s, r, r.high) or _overfull(s, r):
         return "does_not_fit"
@@ -85,7 +85,7 @@ def verdict_without_states(s: Situation, r: Reckoning) -> MemoryVerdict:
     return "fit" if is_all_known and not _shortage(s, r) else "tight"
 
 
-def is_only_in_doubt(s: Situation, r: Reckoning, found: MemoryVerdict) -> bool:
+def is_only_in_doubt(s: MemorySituation, r: Reckoning, found: MemoryVerdict) -> bool:
     """Whether nothing is short of what is known, and the launch is tight because a model is not."""
     if not r.demand.is_kv_known:
         return found == "tight"
@@ -97,7 +97,7 @@ def is_only_in_doubt(s: Situation, r: Reckoning, found: MemoryVerdict) -> bool:
     )
 
 
-def reason(s: Situation, r: Reckoning) -> str:
+def reason(s: MemorySituation, r: Reckoning) -> str:
     """Why a launch that may start is not sure to, in a few words: the first of what is short."""
     if not r.demand.is_kv_known:
         return "the KV cache of an unknown architecture is not computed"
@@ -106,7 +106,7 @@ def reason(s: Situation, r: Reckoning) -> str:
     )
 
 
-def _shortage(s: Situation, r: Reckoning) -> str:
+def _shortage(s: MemorySituation, r: Reckoning) -> str:
     """The first thing that may be short at the lower bound, in a few words; empty if nothing is."""
     if not _starts(s, r, r.low):
         low, high = r.demand.tokens(r.low), r.demand.tokens(r.high)
@@ -131,7 +131,7 @@ def _shortage(s: Situation, r: Reckoning) -> str:
     return ""
 
 
-def certain(s: Situation, r: Reckoning) -> bool:
+def certain(s: MemorySituation, r: Reckoning) -> bool:
     """Whether not even the upper bound, and a little more, serves one request; nothing is with unknown arguments."""
     is_divided = s.settings.tensor_parallel_size * s.settings.pipeline_parallel_size > 1
     if s.not_modelled or (is_divided and not r.demand.is_kv_known):  # how, only vLLM knows
@@ -143,7 +143,7 @@ def certain(s: Situation, r: Reckoning) -> bool:
     return not _starts(s, r, most) or lacks_blocks(s, r, most) or _overfull(s, r)
 
 
-def keeps(r: Reckoning, promise: Promise, kv_bytes: list[int]) -> bool:
+def keeps(r: Reckoning, promise: PromisedLoad, kv_bytes: list[int]) -> bool:
     """Whether so many requests of these lengths run at one time, with a margin."""
     per_request = r.demand.blocks_per_request(promise.tokens + r.demand.lookahead_tokens)
     return (
@@ -153,7 +153,7 @@ def keeps(r: Reckoning, promise: Promise, kv_bytes: list[int]) -> bool:
     )
 
 
-def _starts(s: Situation, r: Reckoning, kv_bytes: list[int]) -> bool:
+def _starts(s: MemorySituation, r: Reckoning, kv_bytes: list[int]) -> bool:
     """Whether one request of max_model_len fits; with `auto`, one of any length."""
     if not r.demand.groups:
         return all(left >= 0 for left in kv_bytes)
@@ -162,14 +162,14 @@ def _starts(s: Situation, r: Reckoning, kv_bytes: list[int]) -> bool:
     return r.demand.is_enough(kv_bytes)
 
 
-def _overfull(s: Situation, r: Reckoning) -> bool:
+def _overfull(s: MemorySituation, r: Reckoning) -> bool:
     """Whether weights and a KV cache that is told outright are more than the memory."""
     told = s.kv_cache_memory_bytes
     weights = max(stage.weights_bytes for stage in r.demand.stages)
     return told is not None and weights * (1 - r.weights_margin) + told > s.machine.accelerator.total_bytes
 
 
-def _is_free(s: Situation, r: Reckoning) -> bool:
+def _is_free(s: MemorySituation, r: Reckoning) -> bool:
     """Whether every GPU that was found has the share free that vLLM asks for.
 
     A host's memory is judged by its capacity: what is free of it at the moment has a rule of its own.
@@ -195,10 +195,10 @@ class _Turn:
 
     path: str
     value: int | float | str | bool
-    situation: Situation
+    situation: MemorySituation
 
 
-def knobs(s: Situation, r: Reckoning, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
+def knobs(s: MemorySituation, r: Reckoning, *, verdict: MemoryVerdict, path: str) -> tuple[Knob, ...]:
     """What would help, best first: by the verdict it gives, then by how little it costs the server's users.
 
     Of each knob the first position that fits; else the one that frees the most.
@@ -250,11 +250,11 @@ def _smaller(value: int, steps: tuple[int, ...]) -> list[int]:
     return [step for step in steps if step < value]
 
 
-def _with(s: Situation, **settings: int | str) -> Situation:
+def _with(s: MemorySituation, **settings: int | str) -> MemorySituation:
     return replace(s, settings=replace(s.settings, **settings))  # type: ignore[arg-type]
 
 
-def _seqs(s: Situation, r: Reckoning) -> Iterator[_Turn]:
+def _seqs(s: MemorySituation, r: Reckoning) -> Iterator[_Turn]:
     """As many requests as there surely are blocks for their states, if these are short; then fewer and fewer."""
     most = [largest_max_num_seqs(s, r)] if judge_states(s, r) != "fit" else []
     for value in [*most, *_smaller(s.settings.max_num_seqs, (512, 256, 128, 64, 32, 16))]:
@@ -262,13 +262,13 @@ def _seqs(s: Situation, r: Reckoning) -> Iterator[_Turn]:
             yield _Turn("engine.max_num_seqs", value, _with(s, max_num_seqs=value))
 
 
-def _tokens(s: Situation) -> Iterator[_Turn]:
+def _tokens(s: MemorySituation) -> Iterator[_Turn]:
     for value in _smaller(s.settings.max_num_batched_tokens, (8192, 4096, 2048)):
         if value >= s.settings.max_num_seqs * (1 + s.num_speculative_tokens):
             yield _Turn("engine.max_num_batched_tokens", value, _with(s, max_num_batched_tokens=value))
 
 
-def _length(s: Situation, r: Reckoning) -> Iterator[_Turn]:
+def _length(s: MemorySituation, r: Reckoning) -> Iterator[_Turn]:
     """The largest length that surely fits, rounded down; a promise must still have room in it."""
     limit = min(s.settings.max_model_len, s.longest or s.settings.max_model_len)  # vLLM refuses more
     largest = r.demand.largest_max_model_len(r.low, limit=limit)
@@ -278,7 +278,7 @@ def _length(s: Situation, r: Reckoning) -> Iterator[_Turn]:
         yield _Turn("target.max_model_len", value, _with(s, max_model_len=value))
 
 
-def _share(s: Situation) -> Iterator[_Turn]:
+def _share(s: MemorySituation) -> Iterator[_Turn]:
     """A larger share of the memory, as far as it is free and leaves room for the CUDA context."""
     if s.kv_cache_memory_bytes is not None or (s.runner == "cpu" and s.machine.memory_nodes > 1):
         return
@@ -292,7 +292,7 @@ def _share(s: Situation) -> Iterator[_Turn]:
         yield _Turn("engine.gpu_memory_utilization", most, replace(s, gpu_memory_utilization=most))
 
 
-def _pool(s: Situation, r: Reckoning) -> Iterator[_Turn]:
+def _pool(s: MemorySituation, r: Reckoning) -> Iterator[_Turn]:
     """A smaller KV cache where it is told outright and there is too little memory for it; one that is enough."""
     told = s.kv_cache_memory_bytes
     if told is None or r.slack >= r.excess:
@@ -302,28 +302,28 @@ def _pool(s: Situation, r: Reckoning) -> Iterator[_Turn]:
         yield _Turn("engine.kv_cache_memory_bytes", value, replace(s, kv_cache_memory_bytes=value))
 
 
-def _greedy(s: Situation, path: str) -> Iterator[_Turn]:
+def _greedy(s: MemorySituation, path: str) -> Iterator[_Turn]:
     if s.is_probabilistic:
         yield _Turn(f"{path}.draft_sample_method", "greedy", replace(s, is_probabilistic=False))
 
 
-def _k(s: Situation, path: str) -> Iterator[_Turn]:
+def _k(s: MemorySituation, path: str) -> Iterator[_Turn]:
     for value in _smaller(s.num_speculative_tokens, (5, 3, 2, 1)):
         yield _Turn(f"{path}.num_speculative_tokens", value, replace(s, num_speculative_tokens=value))
 
 
-def _fp8(s: Situation) -> Iterator[_Turn]:
+def _fp8(s: MemorySituation) -> Iterator[_Turn]:
     capability = s.machine.accelerator.compute_capability
     if capability and capability >= _FP8 and s.settings.kv_cache_dtype in ("auto", "bfloat16", "float16"):
         yield _Turn("engine.kv_cache_dtype", "fp8", _with(s, kv_cache_dtype="fp8"))
 
 
-def _graphs(s: Situation) -> Iterator[_Turn]:
+def _graphs(s: MemorySituation) -> Iterator[_Turn]:
     if not s.enforce_eager and s.runner != "cpu":
         yield _Turn("engine.enforce_eager", True, replace(s, enforce_eager=True))
 
 
-def _parallel(s: Situation) -> Iterator[_Turn]:
+def _parallel(s: MemorySituation) -> Iterator[_Turn]:
     """More GPUs of this machine; what vLLM cannot divide is no position."""
     size = s.settings.tensor_parallel_size
     while s.runner != "cpu" and 2 * size * s.settings.pipeline_parallel_size <= s.machine.count:
@@ -332,7 +332,7 @@ def _parallel(s: Situation) -> Iterator[_Turn]:
             yield _Turn("target.tensor_parallel_size", size, _with(s, tensor_parallel_size=size))
 
 
-def _divides(s: Situation, size: int) -> bool:
+def _divides(s: MemorySituation, size: int) -> bool:
     for facts in filter(None, (s.target, s.draft)):
         config = facts.config.get("text_config") or facts.config
         heads = config.get("num_attention_heads") if isinstance(config, dict) else None
@@ -341,6 +341,6 @@ def _divides(s: Situation, size: int) -> bool:
     return True
 
 
-def _none(s: Situation, path: str) -> Iterator[_Turn]:
+def _none(s: MemorySituation, path: str) -> Iterator[_Turn]:
     if s.method and path == "speculation":
         yield _Turn("speculation", "null", without_speculation(s))

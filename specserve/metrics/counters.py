@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,12 @@ def acceptance_since(before: Acceptance, *, now: Acceptance) -> Acceptance:
     return now if found is None else found
 
 
-def since_by_engine(before: Mapping[str, Acceptance], *, now: Mapping[str, Acceptance]) -> Acceptance:
+EngineKey = TypeVar("EngineKey")
+
+
+def since_by_engine(
+    before: Mapping[EngineKey, Acceptance], *, now: Mapping[EngineKey, Acceptance]
+) -> Acceptance:
     """The gain of several engines, each compared with itself; an engine that is gone adds nothing."""
     return total_acceptance(
         acceptance_since(before.get(engine, Acceptance()), now=counts) for engine, counts in now.items()

@@ -1,63 +1,265 @@
-"""vLLM's /metrics text, read into the counters that specserve needs."""
+"""vLLM's /metrics text, read into the counters and gauges of each engine. Does not know how it was fetched."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from specserve.errors import FactError
-from specserve.metrics.counters import Acceptance, total_acceptance
+from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
 
 MOST_SAMPLES = 50_000
-"""Of those asked for: a server with 64 engines writes about 10,000."""
+"""Of those that are read: a server with 64 engines writes about 10,000."""
+MOST_ENGINES = 1024
 _MOST_CHARACTERS = 8 << 20
 _LONGEST_LINE, _MOST_LABELS = 1024, 32
 _MOST_COUNT = 2.0**63
+_MOST_BUCKETS = 200
+_SPECULATION = {
+    "vllm:spec_decode_num_drafts": "drafts",
+    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+_POSITIONS = "vllm:spec_decode_num_accepted_tokens_per_pos"
+_FINISHED = "vllm:request_success"
+_NUMBERS = {
+    "vllm:prompt_tokens": "prompt_tokens",
+    "vllm:generation_tokens": "generation_tokens",
+    "vllm:num_preemptions": "preemptions",
+}
+_RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+"""The second is its name until vLLM 0.10."""
+_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": "ttft_s",
+    "vllm:request_time_per_output_token_seconds": "tpot_s",
+    "vllm:e2e_request_latency_seconds": "e2e_s",
+    "vllm:request_queue_time_seconds": "queue_s",
+    "vllm:request_prompt_tokens": "request_prompt_tokens",
+    "vllm:request_generation_tokens": "request_generation_tokens",
+}
+_STARTED = "process_start_time_seconds"
+_CREATED = "vllm:generation_tokens_created"
+_COUNTERS = (*_SPECULATION, _POSITIONS, _FINISHED, *_NUMBERS)
+NAMES = frozenset(
+    (
+        _STARTED,
+        _CREATED,
+        _RUNNING,
+        _WAITING,
+        *_USAGE,
+        *_COUNTERS,
+        *(f"{name}_total" for name in _COUNTERS),
+        *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "sum")),
+    )
+)
+"""Every name that is read, with and without `_total`, which depends on the version of the exporter."""
+_LINE = re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(NAMES)))})(?=[{{ \t])[^\n]*", re.M)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One line."""
+class EngineMetrics:
+    """One engine at one moment."""
 
-    name: str
-    labels: Mapping[str, str]
-    value: float
+    counters: Counters = field(default_factory=Counters)
+    running_requests: int = 0
+    waiting_requests: int = 0
+    kv_cache_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1; None if the server does not say."""
+    speculates: bool = False
+    """Whether it has speculation counters; vLLM writes them from its start, before any draft."""
+    created_s: float | None = None
+    """Seconds since the epoch when it began to count; None if the server does not say."""
 
-    def at_least_zero(self) -> float:
-        """The value of a counter, a bucket, or a gauge that counts. Raises FactError where it can be none."""
-        if not 0 <= self.value < _MOST_COUNT:  # false for NaN
-            raise FactError(f"the metrics cannot be right: `{self.name}` is {self.value:g}")
-        return self.value
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All engines of one server at one moment."""
+
+    engines: Mapping[EngineName, EngineMetrics] = field(default_factory=dict)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The served names that there are."""
+        return tuple(sorted({name.model_name for name in self.engines}))
+
+    def of_model(self, model: str) -> Metrics:
+        """Only the engines of that served name."""
+        return Metrics({name: found for name, found in self.engines.items() if name.model_name == model})
+
+    @property
+    def speculates(self) -> bool:
+        """Whether any engine has speculation counters."""
+        return any(engine.speculates for engine in self.engines.values())
+
+    @property
+    def acceptance(self) -> dict[EngineName, Acceptance]:
+        """That of each engine that speculates, since its start."""
+        return {name: one.counters.acceptance for name, one in self.engines.items() if one.speculates}
+
+    @property
+    def finished_requests(self) -> int:
+        """Of all engines, since their start, for whatever reason."""
+        return sum(engine.counters.finished_requests for engine in self.engines.values())
+
+    @property
+    def running_requests(self) -> int:
+        """Of all engines."""
+        return sum(engine.running_requests for engine in self.engines.values())
+
+    @property
+    def waiting_requests(self) -> int:
+        """Of all engines."""
+        return sum(engine.waiting_requests for engine in self.engines.values())
+
+    @property
+    def kv_cache_usage(self) -> float | None:
+        """That of the fullest engine."""
+        usage = [engine.kv_cache_usage for engine in self.engines.values()]
+        return max((value for value in usage if value is not None), default=None)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens of all engines, since their start."""
+        counters = [engine.counters for engine in self.engines.values()]
+        return sum(one.prompt_tokens + one.generation_tokens for one in counters)
 
 
-def samples(text: str, *, names: Collection[str]) -> Iterator[Sample]:
-    """The samples of these names. All other lines are passed over unread.
+class _Tally:
+    """What the lines of one engine say, while they are read."""
 
-    Raises FactError where such a line is no sample, or where there are more of them than any server has.
+    def __init__(self) -> None:
+        self.values: dict[str, float] = defaultdict(float)
+        self.finished: dict[str, int] = defaultdict(int)
+        self.positions: dict[int, int] = defaultdict(int)
+        self.buckets: dict[str, dict[float, int]] = defaultdict(lambda: defaultdict(int))
+        self.created_s: float | None = None
+
+    def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
+        if name == _CREATED:
+            self.created_s = value if math.isfinite(value) else None
+            return
+        if not 0 <= value < _MOST_COUNT:  # false for NaN
+            raise FactError(f"the metrics cannot be right: `{name}` is {value:g}")
+        if name == _FINISHED:
+            self.finished[labels.get("finished_reason", "")] += int(value)
+        elif name == _POSITIONS:
+            self.positions[_position(name, labels)] += int(value)
+        elif name.endswith("_bucket"):
+            self.buckets[name.removesuffix("_bucket")][_bound(name, labels)] += int(value)
+        else:
+            self.values[name] += value
+
+    def engine(self, started_s: float | None) -> EngineMetrics:
+        usage = [self.values[name] for name in _USAGE if name in self.values]
+        counted: dict[str, Any] = {field: int(self.values[name]) for name, field in _NUMBERS.items()}
+        counted |= {field: self._histogram(name) for name, field in _HISTOGRAMS.items()}
+        return EngineMetrics(
+            counters=Counters(acceptance=self._acceptance(), finished=dict(self.finished), **counted),
+            running_requests=int(self.values[_RUNNING]),
+            waiting_requests=int(self.values[_WAITING]),
+            kv_cache_usage=min(usage[0], 1.0) if usage else None,
+            speculates="vllm:spec_decode_num_drafts" in self.values,
+            # with several API servers vLLM writes neither time
+            created_s=started_s if self.created_s is None else self.created_s,
+        )
+
+    def _acceptance(self) -> Acceptance:
+        counts = {field: int(self.values.get(name, 0)) for name, field in _SPECULATION.items()}
+        last = max(self.positions, default=-1)
+        per_position = tuple(self.positions.get(index, 0) for index in range(last + 1))
+        found = Acceptance(**counts, accepted_per_position=per_position)
+        # several API servers' counters are not read in one moment, so a little may be missing
+        if found.accepted_tokens > 1.01 * found.draft_tokens + 100:
+            raise FactError(
+                f"the metrics cannot be right: {found.accepted_tokens:,} draft tokens were accepted "
+                f"of {found.draft_tokens:,}"
+            )
+        return found
+
+    def _histogram(self, name: str) -> Histogram:
+        buckets = sorted(self.buckets.get(name, {}).items())
+        if not buckets:
+            return Histogram()
+        cumulative = [count for _, count in buckets]
+        if any(after < before for before, after in pairwise(cumulative)):
+            raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not cumulative")
+        if not math.isinf(buckets[-1][0]) or len(buckets) > _MOST_BUCKETS:
+            raise FactError(f"the metrics cannot be right: the buckets of `{name}` are not complete")
+        counts = tuple(after - before for before, after in pairwise([0, *cumulative]))
+        bounds = _kept(tuple(bound for bound, _ in buckets))
+        return Histogram(bounds, counts, self.values.get(f"{name}_sum", 0.0))
+
+
+@lru_cache(maxsize=64)
+def _kept(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """The same tuple for all readings: `watch` keeps hundreds of histograms with these bounds."""
+    return bounds
+
+
+def _position(name: str, labels: Mapping[str, str]) -> int:
+    text = labels.get("position", "")
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise FactError(f"the metrics cannot be right: `{name}` has a position {text[:20]!r}")
+    return int(text)
+
+
+def _bound(name: str, labels: Mapping[str, str]) -> float:
+    try:
+        bound = float(labels.get("le", ""))
+    except ValueError:
+        bound = math.nan
+    if math.isnan(bound):
+        raise FactError(f"the metrics cannot be right: a bucket of `{name}` has no bound")
+    return bound
+
+
+def read(text: str) -> Metrics:
+    """Parse a /metrics text. Raises FactError if it is none of vLLM's, or holds what vLLM cannot have counted.
+
+    Metric names: vllm 0.26 to 0.33, v1/metrics/loggers.py and v1/spec_decode/metrics.py.
     """
+    tallies: dict[EngineName, _Tally] = defaultdict(_Tally)
+    started_s: float | None = None
+    for name, labels, value in _samples(text):
+        if name == _STARTED:
+            started_s = value if math.isfinite(value) else None
+            continue
+        engine = EngineName(labels.get("model_name", ""), labels.get("engine", ""))
+        tallies[engine].add(name.removesuffix("_total"), labels, value)
+        if len(tallies) > MOST_ENGINES:
+            raise FactError(f"the metrics hold more than {MOST_ENGINES} engines")
+    if not tallies:
+        raise FactError("the metrics hold nothing of vLLM", hint="a URL is the root of a vLLM server")
+    return Metrics({engine: tallies[engine].engine(started_s) for engine in sorted(tallies)})
+
+
+def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Name, labels and value of the samples in NAMES. All other lines are passed over unread."""
     from prometheus_client.parser import text_fd_to_metric_families
 
-    lines: Any = _lines(text, frozenset(names))  # declared as a file, and only iterated over
+    lines: Any = _lines(text)  # declared as a file, and only iterated over
     try:
-        # Without their types, each line is a family of its own to the parser, which keeps none of them.
-        for found, family in enumerate(text_fd_to_metric_families(lines)):
-            if found == MOST_SAMPLES:
+        # without their types, each line is a family of its own to the parser, which keeps none of them
+        for count, family in enumerate(text_fd_to_metric_families(lines)):
+            if count == MOST_SAMPLES:
                 raise FactError(f"the metrics hold more than {MOST_SAMPLES:,} samples of vLLM")
             for sample in family.samples:
-                yield Sample(sample.name, sample.labels, float(sample.value))
+                yield sample.name, sample.labels, float(sample.value)
     except (ValueError, LookupError, OverflowError) as error:
         raise FactError(f"the metrics are not Prometheus text: {error}") from error
 
 
-def _lines(text: str, names: frozenset[str]) -> Iterator[str]:
-    """The lines of these names, found by one expression: a text of a million others takes no time of ours."""
+def _lines(text: str) -> Iterator[str]:
+    """The lines of NAMES, found by one expression: a text of a million others takes no time of ours."""
     characters = 0
-    for found in _beginning_with(names).finditer(text):
+    for found in _LINE.finditer(text):
         length = found.end() - found.start()
         characters += length
         if length > _LONGEST_LINE or text.count('="', found.start(), found.end()) > _MOST_LABELS:
@@ -65,93 +267,3 @@ def _lines(text: str, names: frozenset[str]) -> Iterator[str]:
         if characters > _MOST_CHARACTERS:
             raise FactError(f"the metrics hold more than {_MOST_CHARACTERS >> 20} MiB of vLLM")
         yield found[0]
-
-
-@lru_cache(maxsize=4)
-def _beginning_with(names: frozenset[str]) -> re.Pattern[str]:
-    return re.compile(rf"^(?:{'|'.join(map(re.escape, sorted(names)))})(?=[{{ \t])[^\n]*", re.M)
-
-
-_PREFIX = "vllm:spec_decode_num_"
-_PER_POSITION = "accepted_tokens_per_pos"
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """One reading of /metrics: speculation per engine, and how many requests there are."""
-
-    acceptance: Mapping[str, Acceptance] = field(default_factory=dict)
-    """Per value of the label `engine`; empty where the server does not speculate."""
-    finished_requests: int = 0
-    running_requests: int = 0
-    waiting_requests: int = 0
-    tokens: int = 0
-    """Prompt and output tokens since the start."""
-    is_vllm: bool = False
-    """Whether any of vLLM's own metrics is there at all."""
-
-    @property
-    def speculates(self) -> bool:
-        """Whether vLLM exports speculation counters; it does so from its start, before any draft."""
-        return bool(self.acceptance)
-
-    @property
-    def total(self) -> Acceptance:
-        """All engines together, since their start."""
-        return total_acceptance(self.acceptance.values())
-
-
-def read(text: str, *, model: str | None = None) -> Metrics:
-    """Parse Prometheus text. With `model`, only samples of that served model count.
-
-    Counter names are read with and without `_total`, which depends on the version of the exporter
-    (vllm 0.33, v1/spec_decode/metrics.py). Raises FactError where the text is not Prometheus text.
-    """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    engines: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    requests: dict[str, float] = defaultdict(float)
-    is_vllm = False
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if not sample.name.startswith("vllm:"):
-                    continue
-                is_vllm = True
-                if model is not None and sample.labels.get("model_name", model) != model:
-                    continue
-                if not math.isfinite(sample.value):
-                    continue
-                name = sample.name.removesuffix("_total")
-                requests[name] += sample.value
-                if name.startswith(_PREFIX):
-                    key = name.removeprefix(_PREFIX) + sample.labels.get("position", "")
-                    engines[sample.labels.get("engine", "")][key] += int(sample.value)
-    except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise FactError(f"the metrics are not Prometheus text: {error}") from error
-    return Metrics(
-        acceptance={engine: _acceptance(counts) for engine, counts in sorted(engines.items())},
-        finished_requests=int(requests["vllm:request_success"]),
-        running_requests=int(requests["vllm:num_requests_running"]),
-        waiting_requests=int(requests["vllm:num_requests_waiting"]),
-        tokens=int(requests["vllm:prompt_tokens"] + requests["vllm:generation_tokens"]),
-        is_vllm=is_vllm,
-    )
-
-
-def _acceptance(counts: Mapping[str, int]) -> Acceptance:
-    positions = {key.removeprefix(_PER_POSITION): value for key, value in counts.items() if _is_position(key)}
-    per_position = tuple(
-        positions.get(str(index), 0) for index in range(max(map(int, positions), default=-1) + 1)
-    )
-    return Acceptance(
-        drafts=counts.get("drafts", 0),
-        draft_tokens=counts.get("draft_tokens", 0),
-        accepted_tokens=counts.get("accepted_tokens", 0),
-        accepted_per_position=per_position,
-    )
-
-
-def _is_position(key: str) -> bool:
-    # At most three digits: the text comes from a server, and a huge position must not become a huge tuple.
-    return re.fullmatch(rf"{_PER_POSITION}[0-9]{{1,3}}", key) is not None

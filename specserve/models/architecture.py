@@ -64,29 +64,24 @@ def bare_shape(model: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _refuse_unknown(fields: Fields, model_type: str) -> None:
-    known = model_type in COMPARED
-    key = next((key for key in _NOT_READ if fields.values.get(key) and not _reads(key, model_type)), None)
-    if model_type in UNKNOWN or (key is not None and not known):
-        raise UnknownArchitecture("KV cache", model_type, model=fields.model)
-
-
-def _reads(key: str, model_type: str) -> bool:
     readers = {"kv_lora_rank": LATENT_TYPES, "num_kv_shared_layers": SHARING}
-    return model_type in readers.get(key, ())
+    is_read = model_type in COMPARED or not any(
+        fields.values.get(key) and model_type not in readers.get(key, ()) for key in _NOT_READ
+    )
+    if model_type in UNKNOWN or not is_read:
+        raise UnknownArchitecture("KV cache", model_type, model=fields.model)
 
 
 def _shape(
     fields: Fields, config: Mapping[str, Any], *, model_type: str, layers: tuple[tuple[Mixer, ...], ...]
 ) -> Shape:
-    names = Fields(fields.model, config).texts("architectures") or ()
     return Shape(
         model=fields.model,
         model_type=model_type,
-        architecture=names[0] if names else "",
         hidden_size=fields.integer("hidden_size", "n_embd", "d_model"),
         vocab_size=fields.integer("vocab_size"),
         is_tied=fields.flag("tie_word_embeddings", default=True),
-        dtype=_dtype(fields),
+        dtype=fields.text("dtype", "torch_dtype", default="").removeprefix("torch.") or None,
         layers=layers,
         mxfp4_expert=_mxfp4_expert(fields, config),
         is_known=model_type in COMPARED,
@@ -99,24 +94,18 @@ def _mxfp4_expert(fields: Fields, config: Mapping[str, Any]) -> tuple[int, int] 
     return (fields.integer("hidden_size"), width) if has_experts and width and is_mxfp4(config) else None
 
 
-def _dtype(fields: Fields) -> str | None:
-    return fields.text("dtype", "torch_dtype", default="").removeprefix("torch.") or None
-
-
 def _layers(fields: Fields, *, model_type: str, count: int) -> list[tuple[Mixer, ...]]:
     kinds = layer_kinds(fields, model_type=model_type, count=count)
-    has_attention, has_state = {"attention", "both"} & set(kinds), {"state", "both"} & set(kinds)
-    heads = attention_layers(fields, model_type=model_type, count=count) if has_attention else []
-    kept = state(fields, model_type=model_type) if has_state else None
-    layers: list[tuple[Mixer, ...]] = []
-    for index, kind in enumerate(kinds):
-        mixers: list[Mixer] = []
-        if kind in ("state", "both") and kept is not None:
-            mixers.append(kept)
-        if kind in ("attention", "both"):
-            mixers.append(heads[index])
-        layers.append(tuple(mixers))
-    return layers
+    heads: list[tuple[Mixer, ...]] = [()] * count
+    if {"attention", "both"} & set(kinds):
+        heads = [(head,) for head in attention_layers(fields, model_type=model_type, count=count)]
+    kept: tuple[Mixer, ...] = ()
+    if {"state", "both"} & set(kinds):
+        kept = (state(fields, model_type=model_type),)
+    return [
+        (kept if kind in ("state", "both") else ()) + (head if kind in ("attention", "both") else ())
+        for kind, head in zip(kinds, heads, strict=True)
+    ]
 
 
 def read_mtp(model: str, config: Mapping[str, Any]) -> tuple[Mixer, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -27,73 +27,55 @@ class Fields:
         """Whether the key is there, and is not null."""
         return self.values.get(key) is not None
 
-    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """The first of these keys that is there. Raises FactError for a wrong type, or none without a default."""
+    def _value(self, keys: tuple[str, ...], fits: Callable[[Any], bool], wanted: str) -> Any:
+        """What stands at the first of these keys that is there; None without one."""
         for key in keys:
             value = self.values.get(key)
-            if value is None:
-                continue
-            if isinstance(value, float) and value.is_integer():
-                value = int(value)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise self._wrong(key, value, "a whole number")
-            if not least <= value < _LARGEST:
-                raise self._wrong(key, value, f"a number from {least} up")
-            return value
-        if default is None:
-            raise self.missing(keys[0])
-        return default
+            if value is not None:
+                if not fits(value):
+                    raise self._wrong(key, value, wanted)
+                return value
+        return None
 
     def optional(self, *keys: str, least: int = 1) -> int | None:
-        """As `integer`; None where none of the keys is there."""
-        return self.integer(*keys, least=least) if any(self.has(key) for key in keys) else None
+        """The whole number at the first of these keys that is there; None without one. Raises FactError."""
+        value = self._value(keys, _is_whole, "a whole number")
+        if value is not None and not least <= value < _LARGEST:
+            key = next(key for key in keys if self.has(key))
+            raise self._wrong(key, self.values[key], f"a number from {least} up")
+        return None if value is None else int(value)
+
+    def integer(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """As `optional`, with a default. Raises FactError for none of the keys without a default too."""
+        value = self.optional(*keys, least=least)
+        if value is None and default is None:
+            raise self.missing(keys[0])
+        return value if value is not None else int(default or 0)
 
     def flag(self, key: str, *, default: bool) -> bool:
         """A boolean. Raises FactError for anything else."""
-        value = self.values.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
+        value = self._value((key,), lambda value: isinstance(value, bool), "true or false")
+        return default if value is None else bool(value)
 
     def text(self, *keys: str, default: str) -> str:
-        """The first of these keys that is there. Raises FactError where it is no text."""
-        for key in keys:
-            value = self.values.get(key)
-            if value is None:
-                continue
-            if not isinstance(value, str):
-                raise self._wrong(key, value, "text")
-            return value
-        return default
+        """The text at the first of these keys that is there. Raises FactError for another type."""
+        value = self._value(keys, lambda value: isinstance(value, str), "text")
+        return default if value is None else str(value)
 
     def texts(self, key: str) -> tuple[str, ...] | None:
-        """A list of names; None where it is not there."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(key, value, "a list of names")
-        return tuple(value)
+        """A list of names; None if it is not there. Raises FactError for another type."""
+        value = self._value((key,), lambda value: _is_list(value, str), "a list of names")
+        return None if value is None else tuple(value)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
-        """A list of whole numbers; None where it is not there."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(type(item) is int for item in value):
-            raise self._wrong(key, value, "a list of whole numbers")
-        return tuple(value)
+        """A list of whole numbers; None if it is not there. Raises FactError for another type."""
+        value = self._value((key,), lambda value: _is_list(value, int), "a list of whole numbers")
+        return None if value is None else tuple(value)
 
     def section(self, key: str) -> Fields | None:
-        """A mapping inside of this one; None where it is not there. Raises FactError for another type."""
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, Mapping):
-            raise self._wrong(key, value, "a mapping")
-        return Fields(self.model, value, f"{self.where}{key}.")
+        """A mapping inside of this one; None if it is not there. Raises FactError for another type."""
+        value = self._value((key,), lambda value: isinstance(value, Mapping), "a mapping")
+        return None if value is None else Fields(self.model, value, f"{self.where}{key}.")
 
     def missing(self, key: str) -> FactError:
         """The error for a key without which nothing can be computed."""
@@ -105,6 +87,14 @@ class Fields:
         return FactError(
             f"`{self.where}{key}` in config.json of `{self.model}` is {shown}: expected {wanted}"
         )
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, float) and value.is_integer())
+
+
+def _is_list(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and all(type(item) is kind for item in value)
 
 
 COMPARED = frozenset({

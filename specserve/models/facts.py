@@ -8,10 +8,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from specserve.errors import FactError
 
@@ -46,7 +46,7 @@ class ModelFile:
     sha256: str | None = None
     """Known for large files of the Hub, and for files of a lock."""
     path: Path | None = None
-    """Where it lies on this machine, where it does."""
+    """Its place on this machine, if it has one."""
     header_sha256: str | None = None
     """Of a safetensors header: what a lock knows of weights that lie in a directory."""
 
@@ -67,7 +67,7 @@ class ModelFacts:
     files: Mapping[str, ModelFile] = field(default_factory=dict, repr=False)
     """By name; small ones (json, tokenizer files) have a `path` to read."""
     tensors: Mapping[str, Tensor] | None = field(default=None, repr=False)
-    """Every tensor of the safetensors files; None where there are none, or they could not be read."""
+    """Every tensor of the safetensors files; None if there are none, or they could not be read."""
     notes: tuple[str, ...] = ()
     """What could not be read, and why."""
     config_format: Literal["hf", "mistral"] = "hf"
@@ -191,6 +191,8 @@ def _tensor(text: object) -> Tensor:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_SIZE = 1 << 62
+_MAX_NAME = 500
+_FILE_KEYS = ("size", "sha256", "header_sha256")
 
 
 def to_record(facts: ModelFacts) -> dict[str, Any]:
@@ -202,7 +204,16 @@ def to_record(facts: ModelFacts) -> dict[str, Any]:
         "config": dict(facts.config),
         "config_format": facts.config_format,
         "generation_config": None if facts.generation_config is None else dict(facts.generation_config),
-        "files": {name: _file_record(file) for name, file in sorted(facts.files.items())},
+        "files": {
+            name: {
+                key: value
+                for key, value in zip(
+                    _FILE_KEYS, (file.size_bytes, file.sha256, file.header_sha256), strict=True
+                )
+                if value is not None
+            }
+            for name, file in sorted(facts.files.items())
+        },
         "weight_files": list(facts.weight_files),
         "tensors": None if facts.tensors is None else compact(facts.tensors),
         "broken": dict(sorted(facts.broken.items())),
@@ -210,96 +221,68 @@ def to_record(facts: ModelFacts) -> dict[str, Any]:
     }
 
 
-def _file_record(file: ModelFile) -> dict[str, Any]:
-    known = {"size": file.size_bytes, "sha256": file.sha256, "header_sha256": file.header_sha256}
-    return {key: value for key, value in known.items() if value is not None}
-
-
 def from_record(record: object, *, origin: Origin) -> ModelFacts:
-    """The facts of a record. Raises FactError where it is none."""
-    values = _mapping(record, "a model")
-    tensors = values.get("tensors")
-    generation = values.get("generation_config")
+    """The facts of a record. Raises FactError for what `to_record` does not write."""
+    values = _as(dict, record, "a model")
+    commit, tensors = values.get("commit"), values.get("tensors")
+    generation, revision = values.get("generation_config"), values.get("revision")
     form = values.get("config_format", "hf")
     if form not in ("hf", "mistral"):
         raise FactError("`config_format` is neither `hf` nor `mistral`")
+    if commit is not None and not (isinstance(commit, str) and _COMMIT.fullmatch(commit)):
+        raise FactError("`commit` is no commit")
+    broken = _as(dict, values.get("broken", {}), "broken")
+    weights = _as(list, values.get("weight_files", []), "weight_files")
     return ModelFacts(
-        model=_text(values.get("model"), "model"),
+        model=_as(str, values.get("model"), "model"),
         origin=origin,
-        config=_mapping(values.get("config"), "config"),
-        revision=_optional_text(values.get("revision"), "revision"),
-        commit=_commit(values.get("commit")),
-        generation_config=None if generation is None else _mapping(generation, "generation_config"),
-        files={
-            _file_name(name): _file(file, name)
-            for name, file in _mapping(values.get("files"), "files").items()
-        },
-        tensors=None if tensors is None else expand(_mapping(tensors, "tensors")),
-        notes=tuple(_text(note, "notes") for note in _list(values.get("notes", []), "notes")),
+        config=_as(dict, values.get("config"), "config"),
+        revision=None if revision is None else _as(str, revision, "revision"),
+        commit=commit,
+        generation_config=None if generation is None else _as(dict, generation, "generation_config"),
+        files=dict(_file(*item) for item in _as(dict, values.get("files"), "files").items()),
+        tensors=None if tensors is None else expand(_as(dict, tensors, "tensors")),
+        notes=tuple(_as(str, note, "notes") for note in _as(list, values.get("notes", []), "notes")),
         config_format=form,
-        weight_files=tuple(
-            _file_name(name) for name in _list(values.get("weight_files", []), "weight_files")
-        ),
-        broken={
-            name: _text(why, "broken") for name, why in _mapping(values.get("broken", {}), "broken").items()
-        },
+        weight_files=tuple(map(_file_name, weights)),
+        broken={name: _as(str, why, "broken") for name, why in broken.items()},
     )
 
 
-def with_paths(facts: ModelFacts, folder: Path) -> ModelFacts:
-    """The facts with the place of each file that stands in a folder."""
-    files = {
-        name: replace(file, path=folder / name) if (folder / name).is_file() else file
-        for name, file in facts.files.items()
-    }
-    return replace(facts, files=files)
+_Kind = TypeVar("_Kind", dict[str, Any], list[Any], str)
 
 
-def _file(record: object, name: str) -> ModelFile:
-    values = _mapping(record, f"files.{name[:80]}")
-    size = values.get("size")
+def _as(kind: type[_Kind], value: object, what: str) -> _Kind:
+    if not isinstance(value, kind):
+        names: dict[type, str] = {dict: "mapping", list: "list", str: "text"}
+        raise FactError(f"`{what}` is no {names[kind]}")
+    return value
+
+
+def _file(name: object, record: object) -> tuple[str, ModelFile]:
+    text = _file_name(name)
+    values = _as(dict, record, f"files.{text[:80]}")
+    size, sha256, header = (values.get(key) for key in _FILE_KEYS)
     if size is not None and (type(size) is not int or not 0 <= size < _MAX_SIZE):
-        raise FactError(f"`size` of `{name[:80]}` is no size")
-    hashes = [values.get(key) for key in ("sha256", "header_sha256")]
-    for value in hashes:
+        raise FactError(f"`size` of `{text[:80]}` is no size")
+    for value in (sha256, header):
         if value is not None and not (isinstance(value, str) and _SHA256.fullmatch(value)):
-            raise FactError(f"a hash of `{name[:80]}` is no sha256")
-    return ModelFile(size, hashes[0], header_sha256=hashes[1])
+            raise FactError(f"a hash of `{text[:80]}` is no sha256")
+    return text, ModelFile(size, sha256, header_sha256=header)
+
+
+def is_file_name(name: object) -> bool:
+    """Whether it names a file inside of a folder, and cannot lead out of it."""
+    if not isinstance(name, str) or len(name) > _MAX_NAME or "\0" in name:
+        return False
+    is_text = name.encode(errors="replace").decode() == name
+    return is_text and {"", ".", ".."}.isdisjoint(name.split("/"))
 
 
 def _file_name(name: object) -> str:
-    text = _text(name, "a file name")
-    if not text or text.startswith("/") or "\0" in text or not {".", "..", ""}.isdisjoint(text.split("/")):
-        raise FactError(f"`{text[:80]}` is no name of a file in a repository")
-    return text
-
-
-def _commit(value: object) -> str | None:
-    if value is not None and not (isinstance(value, str) and _COMMIT.fullmatch(value)):
-        raise FactError("`commit` is no commit")
-    return value
-
-
-def _mapping(value: object, what: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise FactError(f"`{what}` is no mapping")
-    return value
-
-
-def _list(value: object, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FactError(f"`{what}` is no list")
-    return value
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise FactError(f"`{what}` is no text")
-    return value
-
-
-def _optional_text(value: object, what: str) -> str | None:
-    return None if value is None else _text(value, what)
+    if not is_file_name(name):
+        raise FactError(f"`{str(name)[:80]}` is no name of a file in a repository")
+    return str(name)
 
 
 _FILE = Path(__file__).with_name("published.json")
@@ -310,11 +293,11 @@ def published(model: str) -> ModelFacts | None:
 
     It has no files, no tensors and no commit: nobody has read these here.
     """
-    entry = _entries().get(model)
-    return ModelFacts(model, "published", entry["config"]) if entry else None
+    config = _published().get(model)
+    return ModelFacts(model, "published", config) if config else None
 
 
 @lru_cache
-def _entries() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
-    return loaded
+def _published() -> dict[str, Mapping[str, Any]]:
+    models = json.loads(_FILE.read_text(encoding="utf-8"))["models"]
+    return {model: entry["config"] for model, entry in models.items()}

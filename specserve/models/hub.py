@@ -1,327 +1,289 @@
-"""A model of the Hub to facts: small files whole, weight files by their headers, kept by commit in the user's cache."""
+"""What the Hub says of a model, and downloads.
+
+Whatever asks the Hub runs in a child (hubchild.py): the Hub library bounds the silence of a server, but neither the
+time nor the bytes of an answer.
+"""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import re
 import shutil
-import tempfile
-from collections.abc import Mapping
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from specserve import __version__
-from specserve.errors import FactError, HubUnreachable
-from specserve.models.assemble import MAX_FILES, Source, assemble
-from specserve.models.bounded import parse_object, read_regular, reason
-from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record, with_paths
-from specserve.models.hubcache import COMMIT, DEFAULT_REVISION, find_snapshot, hub_cache
-from specserve.models.hubclient import api_url, deadline, each, fetch, file_url
-from specserve.models.weights import (
-    LENGTH_BYTES,
-    MAX_INDEX_BYTES,
-    MAX_OBJECT_BYTES,
-    Header,
-    header_length,
-    is_index,
-    is_small,
-    parse_header,
-    weight_files,
+from specserve.errors import FactError, GatedModel, HubUnreachable, ModelNotFound
+from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.files import MAX_SMALL_BYTES, parse_object, read_regular
+from specserve.models.hubcache import (
+    COMMIT,
+    DEFAULT_REVISION,
+    hub_cache,
+    is_there,
+    own_cache,
+    recall,
+    repository_folder,
 )
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_NAME = 500
+_DEFAULT_TIMEOUT_S = 10
+_MEMORY_BYTES = 2 << 30
+"""For reading facts: the library takes an answer of any length into memory."""
+_ANSWERS = 12
+"""Reading one model may take as long as so many answers that come at the last moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """One commit of a repository."""
-
-    commit: str
-    files: Mapping[str, ModelFile]
-
-
-def parse_listing(answer: Mapping[str, Any], *, model: str) -> Listing:
-    """The commit and files in an answer of /api/models/ID/revision/REV. Raises FactError where it is none."""
-    commit, siblings = answer.get("sha"), answer.get("siblings")
-    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        raise FactError(f"it names no commit of `{model}`")
-    if not isinstance(siblings, list) or len(siblings) > MAX_FILES:
-        raise FactError(f"it does not list the files of `{model}`, or too many")
-    found = dict(filter(None, map(_file, siblings)))
-    return Listing(commit, dict(sorted(found.items())))
-
-
-def _file(entry: Any) -> tuple[str, ModelFile] | None:
-    values = entry if isinstance(entry, dict) else {}
-    name, size, lfs = values.get("rfilename"), values.get("size"), values.get("lfs")
-    if not isinstance(name, str) or not _is_safe(name):
-        return None
-    sha256 = lfs.get("sha256") if isinstance(lfs, dict) else None
-    known = type(size) is int and 0 <= size < 1 << 62
-    hashed = isinstance(sha256, str) and _SHA256.fullmatch(sha256)
-    return name, ModelFile(size if known else None, sha256 if hashed else None)
-
-
-def _is_safe(name: str) -> bool:
-    """Whether it names a file inside a folder, and nothing else."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    parts = name.split("/")
-    return len(name) <= _MAX_NAME and "\0" not in name and {"", ".", ".."}.isdisjoint(parts)
-
-
-FORMAT = f"1 {__version__}"
-"""A newer specserve may know what an older one noted as unknown."""
-_MAX_RECORD_BYTES = 64 << 20
-
-
-def fact_cache() -> Path:
-    """`SPECSERVE_CACHE_DIR`, or the user's cache folder."""
-    from platformdirs import user_cache_path
-
-    named = os.environ.get("SPECSERVE_CACHE_DIR")
-    return Path(named) if named else user_cache_path("specserve")
-
-
-def recall(model: str, *, revision: str | None = None) -> ModelFacts | None:
-    """What is known of a Hub id at a commit, or at the commit that a branch had when it was last read."""
-    repository = _repository(model)
-    wanted = revision or DEFAULT_REVISION
-    if not COMMIT.fullmatch(wanted):
-        try:
-            wanted = read_regular(repository / "refs" / wanted, limit_bytes=100).decode("ascii").strip()
-        except (FactError, UnicodeDecodeError, ValueError):
-            return None
-    record = repository / f"{wanted}.json"
-    try:
-        content = parse_object(read_regular(record, limit_bytes=_MAX_RECORD_BYTES), where=record.name)
-        facts = from_record(content.get("facts"), origin="cache")
-    except (FactError, ValueError):
-        return None
-    if content.get("format") != FORMAT or facts.commit != wanted or facts.model != model:
-        return None
-    return with_paths(facts, repository / wanted)
-
-
-def keep(facts: ModelFacts, *, contents: Mapping[str, bytes]) -> ModelFacts:
-    """Writes the facts and these small files; the facts with the paths of the files.
-
-    Where the cache cannot be written, a temporary folder takes the files until the program ends. Raises FactError
-    where that cannot be either.
-    """
-    assert facts.commit is not None
-    try:
-        return _kept(facts, contents, _repository(facts.model))
-    except OSError:
-        pass
-    try:
-        return _kept(facts, contents, _for_now() / facts.model.replace("/", "--"))
-    except OSError as error:
-        raise FactError(
-            f"cannot write `{fact_cache()}`: {reason(error)}", hint="SPECSERVE_CACHE_DIR names another folder"
-        ) from error
-
-
-def _kept(facts: ModelFacts, contents: Mapping[str, bytes], repository: Path) -> ModelFacts:
-    folder = repository / str(facts.commit)
-    for name, data in contents.items():
-        _write(folder / name, data)
-    record = {"format": FORMAT, "facts": to_record(facts)}
-    _write(repository / f"{facts.commit}.json", json.dumps(record, sort_keys=True).encode())
-    if facts.revision != facts.commit:
-        with suppress(OSError):  # a branch `a` and a branch `a/b` cannot both be files
-            _write(repository / "refs" / (facts.revision or DEFAULT_REVISION), str(facts.commit).encode())
-    return with_paths(facts, folder)
-
-
-@cache
-def _for_now() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="specserve-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _repository(model: str) -> Path:
-    return fact_cache() / "models" / model.replace("/", "--")
-
-
-def _write(file: Path, data: bytes) -> None:
-    """Whole or not at all: two checks may run at the same time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-MAX_SMALL_BYTES = 128 << 20
-"""A larger tokenizer.json is listed and not fetched."""
-_MAX_LISTING_BYTES = 32 << 20
-_FIRST_BYTES = 96 << 10
-"""Most headers are shorter, and one request does."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    name: str
-    header: bool
-    size_bytes: int | None
-
-
-def list_model(model: str, *, revision: str | None = None, until: float | None = None) -> Listing:
-    """The commit of a revision and its files. Raises ModelNotFound, GatedModel, HubUnreachable."""
-    url = api_url(model, revision=revision or DEFAULT_REVISION)
-    try:
-        (reply,) = each(
-            lambda url: fetch(url, limit_bytes=_MAX_LISTING_BYTES), [url], until=until or deadline()
-        ).values()
-        if isinstance(reply, FactError):
-            raise reply
-        return parse_listing(parse_object(reply.body, where="the Hub's answer"), model=model)
-    except FactError as error:
-        raise _about(error, model, revision) from error
-
-
-def _about(error: FactError, model: str, revision: str | None) -> FactError:
-    """The same error with the model in front; an answer that is none is the Hub's fault."""
-    at = f"`{model}`" + (f" at `{revision}`" if revision else "")
-    if type(error) is FactError:
-        return HubUnreachable(f"{at}: the Hub does not answer as it must: {error.message}", hint=error.hint)
-    return type(error)(f"{at}: {error.message}", hint=error.hint)
+def timeout_s() -> int:
+    """How long the Hub may be silent: HF_HUB_DOWNLOAD_TIMEOUT, the Hub library's own variable."""
+    text = os.environ.get("HF_HUB_DOWNLOAD_TIMEOUT", "")
+    return int(text) if text.isdigit() and 0 < int(text) <= 3600 else _DEFAULT_TIMEOUT_S
 
 
 def read_from_hub(
-    model: str, *, revision: str | None = None, need_config: bool = True, cache: Any = None
+    model: str, *, revision: str | None = None, need_config: bool = True, cache: Path | None = None
 ) -> ModelFacts:
-    """What the Hub knows of a revision; files of a commit that were read before are not asked for again.
+    """What the Hub says of a revision; what was read of its commit before is not asked for again.
 
+    `cache`: the Hub cache, if it is not the environment's; it is left as it is.
     Raises ModelNotFound, GatedModel, HubUnreachable, FactError.
     """
-    until = deadline()
-    listing = list_model(model, revision=revision, until=until)
-    known = recall(model, revision=listing.commit)
-    if known and all(file.path for name, file in known.files.items() if _wanted(name, file, {})):
-        return replace(known, origin="hub", revision=revision)
-    contents = _local_copies(model, listing, cache=cache)
-    jobs = [
-        _Job(name, False, file.size_bytes)
-        for name, file in listing.files.items()
-        if _wanted(name, file, contents)
-    ]
-    headers: dict[str, Header | FactError] = {}
-
-    def get(job: _Job) -> bytes | Header:
-        url = file_url(model, commit=listing.commit, name=job.name)
-        return _header(url, job) if job.header else _whole(url, job)
-
-    try:
-        for job, result in each(get, jobs, until=until).items():
-            contents[job.name] = _must(result)
-        names = weight_files(listing.files, read_index=lambda name: _object(contents, name))
-        shards = [
-            _Job(name, True, listing.files[name].size_bytes) for name in names if _has_header(name, listing)
-        ]
-        for job, header in each(get, shards, until=until).items():
-            headers[job.name] = _or_lie(header)
-    except FactError as error:
-        raise _about(error, model, revision) from error
-    source = Source(
-        model, listing.files, lambda name: _object(contents, name), lambda name: _must(headers[name])
-    )
-    facts = assemble(
-        source, model=model, origin="hub", revision=revision, commit=listing.commit, need_config=need_config
-    )
-    return keep(facts, contents=contents)
-
-
-def _wanted(name: str, file: ModelFile, contents: Mapping[str, bytes]) -> bool:
-    return is_small(name) and name not in contents and (file.size_bytes or 0) <= MAX_SMALL_BYTES
-
-
-def _has_header(name: str, listing: Listing) -> bool:
-    return name.endswith(".safetensors") and name in listing.files
-
-
-def _local_copies(model: str, listing: Listing, *, cache: Any) -> dict[str, bytes]:
-    """Small files that the Hub cache has of this very commit."""
-    snapshot = find_snapshot(model, revision=listing.commit, cache=cache or hub_cache())
-    found = {}
-    for name, file in listing.files.items() if snapshot else ():
-        if snapshot and is_small(name) and file.size_bytes is not None:
-            try:
-                data = read_regular(snapshot.folder / name, limit_bytes=MAX_SMALL_BYTES)
-            except FactError:
-                continue
-            if len(data) == file.size_bytes:
-                found[name] = data
-    return found
-
-
-def _whole(url: str, job: _Job) -> bytes:
-    reply = fetch(url, limit_bytes=MAX_SMALL_BYTES)
-    if job.size_bytes is not None and len(reply.body) != job.size_bytes:
+    cache, own = cache or hub_cache(), own_cache()
+    with suppress(OSError):
+        own.mkdir(parents=True, exist_ok=True)
+    if not os.access(own, os.W_OK):
         raise HubUnreachable(
-            f"the Hub sent {len(reply.body)} bytes of `{job.name}` and promised {job.size_bytes}"
+            f"`{model}`: `{own}` cannot be written", hint="SPECSERVE_CACHE_DIR names another folder"
         )
-    return reply.body
-
-
-def _header(url: str, job: _Job) -> Header:
-    """The header of a weight file by one or two range requests."""
-    size = job.size_bytes if job.size_bytes is not None else 1 << 62
-    wanted = min(size, _FIRST_BYTES)
-    start = fetch(url, limit_bytes=wanted, first=0, last=wanted - 1).body if wanted else b""
-    if job.size_bytes is not None and len(start) != wanted:
-        raise HubUnreachable(f"the Hub sent {len(start)} of the first {wanted} bytes of `{job.name}`")
-    length = header_length(start, name=job.name, size_bytes=size)
-    data = start[LENGTH_BYTES : LENGTH_BYTES + length]
-    if len(data) < length:
-        first = LENGTH_BYTES + len(data)
-        data += fetch(url, limit_bytes=length, first=first, last=LENGTH_BYTES + length - 1).body
-    if len(data) != length:
-        raise HubUnreachable(
-            f"the Hub sent {len(data)} bytes of the header of `{job.name}`, which has {length}"
-        )
-    return parse_header(data, name=job.name, size_bytes=job.size_bytes)
-
-
-def _must(result: Any) -> Any:
-    if isinstance(result, FactError):
-        raise result
-    return result
-
-
-def _or_lie(result: Any) -> Any:
-    """A broken header is the repository's; everything else is the Hub's, and ends the reading."""
-    if isinstance(result, FactError) and result.cause != "broken":
-        raise result
-    return result
-
-
-def _object(contents: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    data = contents.get(name)
-    if data is None:
-        raise FactError(f"`{name}` is too large to be read")
-    limit = MAX_INDEX_BYTES if is_index(name) else MAX_OBJECT_BYTES
-    if len(data) > limit:
-        raise FactError(f"`{name}` is larger than {limit >> 20} MiB")
-    return parse_object(data, where=name)
+    commit = _ask_about("read", model, revision, need_config=need_config, cache=str(cache))
+    facts = recall(model, revision=commit, cache=cache)
+    if facts is None:
+        raise HubUnreachable(f"`{model}`: the Hub does not answer as it must", hint="see HF_ENDPOINT")
+    return replace(facts, origin="hub", revision=revision)
 
 
 def current_commit(model: str, *, revision: str | None = None) -> str:
     """The commit that a branch has now. Raises ModelNotFound, GatedModel, HubUnreachable."""
-    if revision and COMMIT.fullmatch(revision):
-        return revision
-    return list_model(model, revision=revision).commit
+    return revision if revision and COMMIT.fullmatch(revision) else _ask_about("commit", model, revision)
+
+
+def _ask_about(work: str, model: str, revision: str | None, **request: Any) -> str:
+    """The commit that the child's answer is about. Raises FactError with the model in front."""
+    limit_s = _ANSWERS * timeout_s()
+    request |= {"work": work, "model": model, "revision": revision}
+    request |= {"largest_bytes": MAX_SMALL_BYTES, "memory_bytes": _MEMORY_BYTES}
+    # Xet is for weights, and reserves more memory than there may be
+    env = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_XET": "1"}
+    answer = _ask(request, patience_s=limit_s, env=env)
+    if "commit" in answer:
+        return str(answer["commit"])
+    at = f" at `{revision}`" if revision else ""
+    text = str(answer.get("message") or f"the Hub is too slow: not everything was read in {limit_s:.0f} s")
+    raise _error(answer, message=text if f"`{model}" in text else f"`{model}`{at}: {text}")
+
+
+def _error(answer: Mapping[str, Any], *, message: str) -> FactError:
+    kinds = {kind.cause: kind for kind in (FactError, GatedModel, ModelNotFound)}
+    kind = kinds.get(str(answer.get("cause")), HubUnreachable)
+    hint = "check the network and HF_ENDPOINT, or use `--offline`" if kind is HubUnreachable else None
+    return kind(message, hint=answer.get("hint") or hint)
+
+
+def _ask(
+    request: Mapping[str, Any],
+    *,
+    patience_s: float,
+    env: Mapping[str, str],
+    written: Callable[[], int] = lambda: 0,
+) -> dict[str, Any]:
+    """The child's answer; empty if `written` did not change for that long.
+
+    The child is killed when its time is over, and when this process is interrupted.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "specserve.models.hubchild"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if env else None,
+        env={**os.environ, **env},
+        start_new_session=True,
+    ) as child:
+        assert child.stdin and child.stdout
+        try:
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            if not _ends(child, written, patience_s=patience_s):
+                return {}
+            answer: dict[str, Any] = json.loads(child.stdout.read() or '{"message": "its reader died"}')
+            return answer
+        except (OSError, ValueError) as error:
+            return {"message": str(error)}
+        finally:
+            child.kill()
+
+
+def _ends(child: subprocess.Popen[bytes], written: Callable[[], int], *, patience_s: float) -> bool:
+    """Whether the child ends by itself."""
+    state, moved = written(), time.monotonic()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(min(1.0, patience_s / 4))
+            return True
+        now = written()
+        if now != state:
+            state, moved = now, time.monotonic()
+        elif time.monotonic() - moved > patience_s:
+            return False
+
+
+MARGIN_BYTES = 64 << 20
+"""Stays free on the disk, for logs and the like."""
+_NOT_READ = (
+    "*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data",
+    "*.png", "*.jpg", "*.jpeg", "*.gif", "*.webp", "*.mp3", "*.mp4", "*.wav", "*.flac", "*.parquet", "*.arrow",
+    "*.ipynb", "*.zip", "*.tar*",
+)  # fmt: skip
+"""vLLM reads every other file, and of these the weight files.
+
+Source: vllm/transformers_utils/repo_utils.py, `_WEIGHT_FILE_PATTERNS`, 0.32.
+"""
+_MAX_TREE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDownload:
+    """The files of one model that vLLM reads, and those of them that the cache does not have."""
+
+    model: str
+    commit: str
+    revision: str | None
+    folder: Path
+    """The snapshot in the cache."""
+    files: dict[str, ModelFile]
+    missing: tuple[str, ...]
+
+    @property
+    def missing_bytes(self) -> int:
+        """The bytes to download; files of unknown size count nothing."""
+        return sum(self.files[name].size_bytes or 0 for name in self.missing)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all files."""
+        return sum(file.size_bytes or 0 for file in self.files.values())
+
+
+def plan_download(facts: ModelFacts, *, cache: Path) -> ModelDownload:
+    """What is to be fetched of a model that was read on the Hub."""
+    assert facts.commit is not None
+    folder = repository_folder(facts.model, cache=cache) / "snapshots" / facts.commit
+    files = {name: file for name, file in facts.files.items() if _is_read(name) or name in facts.weight_files}
+    missing = tuple(name for name, file in files.items() if not is_there(folder / name, file))
+    return ModelDownload(facts.model, facts.commit, facts.revision, folder, files, missing)
+
+
+def _is_read(name: str) -> bool:
+    return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ)
+
+
+def refuse_full_disk(downloads: Iterable[ModelDownload], *, cache: Path) -> None:
+    """Raises FactError if the disk of the cache cannot take these downloads."""
+    needed = sum(download.missing_bytes for download in downloads)
+    place = next((folder for folder in (cache, *cache.parents) if folder.exists()), Path("/"))
+    free = shutil.disk_usage(place).free
+    if needed and needed + MARGIN_BYTES > free:
+        raise FactError(
+            f"{needed / 1e9:.1f} GB are to be downloaded, and the disk of `{cache}` has {free / 1e9:.1f} GB free",
+            hint="HF_HUB_CACHE names another place; `hf cache` shows what can go",
+        )
+
+
+def fetch_files(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
+    """Downloads what is missing, with the Hub library's progress on a terminal.
+
+    `stall_s`: gives up when no byte is written for so long.
+    Raises HubUnreachable, GatedModel, ModelNotFound, and FactError for a file of another size than the Hub said.
+    """
+    if download.missing:
+        _fetch(download, cache=cache, stall_s=stall_s)
+        wrong = [
+            name for name in download.missing if not is_there(download.folder / name, download.files[name])
+        ]
+        if wrong:
+            raise FactError(
+                f"`{wrong[0]}` of `{download.model}` came with another size than the Hub said",
+                hint="remove it from the Hub cache and pull again",
+            )
+    _note_revision(download, cache=cache)
+    if missing_of_listing(download.folder):
+        # With its listing the library refuses a snapshot that was fetched in part, and vLLM loads a draft by it:
+        # huggingface_hub 2.4, _snapshot_download.py, `_raise_if_incomplete_snapshot`.
+        _listing_file(download.folder).unlink(missing_ok=True)
+
+
+def _fetch(download: ModelDownload, *, cache: Path, stall_s: float) -> None:
+    sizes = [download.files[name].size_bytes for name in download.missing]
+    request = {
+        "work": "fetch",
+        "model": download.model,
+        "revision": download.commit,
+        "cache": str(cache),
+        "names": download.missing,
+        "memory_bytes": None,
+        "largest_bytes": None if None in sizes else max(MAX_SMALL_BYTES, *map(int, filter(None, sizes))),
+    }
+    blobs = repository_folder(download.model, cache=cache) / "blobs"
+    answer = _ask(
+        request,
+        patience_s=stall_s,
+        env={} if sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        written=lambda: _bytes_in(blobs),
+    )
+    if "commit" not in answer:
+        words = answer.get("message", f"nothing came for {stall_s:.0f} s")
+        again = {"hint": "run it again: it continues where it stopped"}
+        is_final = answer.get("cause") in ("gated", "not_found")
+        raise _error(
+            answer if is_final else again, message=f"the download of `{download.model}` failed: {words}"
+        )
+
+
+def _bytes_in(folder: Path) -> int:
+    """How much lies in a folder; an unfinished file counts too."""
+    total = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                total += 1 + entry.stat().st_size
+    return total
+
+
+def _note_revision(download: ModelDownload, *, cache: Path) -> None:
+    """Lets an offline start find the commit by its branch, as the Hub library does; a ref that is there stays."""
+    ref = repository_folder(download.model, cache=cache) / "refs" / (download.revision or DEFAULT_REVISION)
+    if not COMMIT.fullmatch(ref.name) and not ref.exists():
+        with suppress(OSError):
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            ref.write_text(download.commit, encoding="ascii")
+
+
+def missing_of_listing(folder: Path) -> tuple[str, ...]:
+    """The weight files that the Hub library expects in a snapshot and that are not there."""
+    try:
+        listing = parse_object(
+            read_regular(_listing_file(folder), limit_bytes=_MAX_TREE_BYTES), where="the listing"
+        )
+    except FactError:
+        return ()
+    files = listing.get("files")
+    names = files if isinstance(files, dict) else {}
+    return tuple(name for name in names if not _is_read(name) and not os.path.lexists(folder / name))
+
+
+def _listing_file(folder: Path) -> Path:
+    return folder.parents[1] / "trees" / f"{folder.name}.json"

@@ -115,7 +115,7 @@ def _mamba2(fields: Fields, shape: Shape, mixer: State) -> Iterator[Named]:
 
 
 _PER_LAYER = 256
-"""Width of the embeddings for each layer where config.json does not say it (transformers' Gemma4TextConfig)."""
+"""Width of the embeddings for each layer if config.json does not say it (transformers' Gemma4TextConfig)."""
 _ROWS = 262144
 """Rows of them, likewise."""
 

@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specserve.errors import FactError
-from specserve.models.bounded import open_regular, parse_object, read_regular, reason
 from specserve.models.facts import ModelFacts, ModelFile, from_record, to_record
+from specserve.models.files import is_small, open_regular, parse_object, read_regular, reason
 from specserve.models.hubcache import COMMIT
-from specserve.models.tokenizercompare import Difference, TokenizerComparison, TokenizerVerdict
-from specserve.models.weights import is_small
+from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, TokenizerVerdict
 
 VERSION = 1
 MAX_BYTES = 64 << 20
-_HINT = "`specserve lock` writes it anew"
+_HINT = "`specserve lock` writes it again"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SHARES = ("overlap", "mismatch_by_occurrence", "kept_by_occurrence")
 _COUNTS = ("differing_ids", "target_vocab_size", "draft_vocab_size", "shared_tokens")
@@ -63,7 +62,7 @@ class Lock:
         return Path(os.path.normpath(self.file.parent / model))
 
     def comparison(self, target: Key, draft: Key) -> TokenizerComparison | None:
-        """How the tokenizers of two of its models compare, where that was recorded."""
+        """How the tokenizers of two of its models compare, if that was recorded."""
         pair = self.entry(*target), self.entry(*draft)
         names = [label(entry.model, entry.revision) for entry in pair if entry]
         return self.comparisons.get((names[0], names[1])) if len(names) == 2 else None
@@ -87,7 +86,7 @@ def lock_path(profile_file: str) -> Path | None:
 
 
 def read_lock(file: Path) -> Lock | None:
-    """The lock in a file, None where there is none. Raises FactError for one that cannot be used."""
+    """The lock in a file, None if there is none. Raises FactError for one that cannot be used."""
     if not os.path.lexists(file):
         return None
     try:
@@ -135,39 +134,32 @@ def _comparison(entry: object) -> tuple[tuple[str, str], TokenizerComparison]:
     target, draft = values.pop("target", None), values.pop("draft", None)
     if not isinstance(target, str) or not isinstance(draft, str):
         raise FactError("a comparison names a `target` and a `draft`")
+    first = values.get("first_difference")
     try:
-        return (target, draft), _restored(values)
-    except (TypeError, ValueError, KeyError) as error:
-        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is none") from error
+        values["first_difference"] = None if first is None else TokenDifference(**first)
+        values["template_ids"] = tuple(TokenDifference(**item) for item in values.get("template_ids", []))
+        values["reasons"] = tuple(values.get("reasons", []))
+        found = TokenizerComparison(**values)
+    except (TypeError, ValueError):  # another key than `asdict` writes, or no mapping where one belongs
+        found = None
+    if found is None or not _is_sound(found):
+        raise FactError(f"the comparison of `{target[:80]}` with `{draft[:80]}` is none")
+    return (target, draft), found
 
 
-def _restored(values: Mapping[str, Any]) -> TokenizerComparison:
-    """Raises TypeError, ValueError and KeyError for what `asdict` does not write."""
-    if values["verdict"] not in get_args(TokenizerVerdict):
-        raise ValueError
-    first, template = values.get("first_difference"), values.get("template_ids", [])
-    whole = all(count is None or type(count) is int for count in map(values.get, _COUNTS))
-    if not whole or not all(share is None or 0 <= share <= 1 for share in map(values.get, _SHARES)):
-        raise ValueError
-    if not all(isinstance(reason, str) for reason in values.get("reasons", [])):
-        raise TypeError
-    return TokenizerComparison(
-        **{
-            **values,
-            "reasons": tuple(values.get("reasons", [])),
-            "first_difference": None if first is None else _difference(first),
-            "template_ids": tuple(_difference(item) for item in template),
-        }
+def _is_sound(found: TokenizerComparison) -> bool:
+    """Whether every value has the type that it is declared with."""
+    numbers = [getattr(found, name) for name in _COUNTS]
+    shares = [getattr(found, name) for name in _SHARES]
+    differences = [*found.template_ids, *filter(None, [found.first_difference])]
+    return (
+        found.verdict in get_args(TokenizerVerdict)
+        and all(isinstance(reason, str) for reason in found.reasons)
+        and all(number is None or type(number) is int for number in numbers)
+        and all(share is None or (type(share) in (int, float) and 0 <= share <= 1) for share in shares)
+        and all(type(item.id) is int for item in differences)
+        and all(isinstance(text, str | None) for item in differences for text in (item.target, item.draft))
     )
-
-
-def _difference(values: Mapping[str, Any]) -> Difference:
-    found = Difference(values["id"], values["target"], values["draft"])
-    if type(found.id) is not int or not all(
-        isinstance(text, str | None) for text in (found.target, found.draft)
-    ):
-        raise TypeError
-    return found
 
 
 def lock_text(
@@ -203,15 +195,17 @@ def hashed(facts: ModelFacts) -> ModelFacts:
     """The facts with the files that vLLM reads, and no others, each with its hash. Raises FactError."""
     code = ".py" if facts.origin == "directory" else "\0"  # on the Hub the commit speaks for it
     files = {
-        name: _hashed(file, whole=name not in facts.weight_files)
+        name: _hashed(file, is_hashed=name not in facts.weight_files)
         for name, file in facts.files.items()
         if is_small(name) or name in facts.weight_files or name.endswith(code)
     }
     return replace(facts, files=files)
 
 
-def _hashed(file: ModelFile, *, whole: bool) -> ModelFile:
-    if file.sha256 or file.path is None or not whole:
+def _hashed(file: ModelFile, *, is_hashed: bool) -> ModelFile:
+    if file.sha256:
+        return replace(file, path=None, header_sha256=None)
+    if file.path is None or not is_hashed:
         return replace(file, path=None)
     return replace(file, sha256=sha256(file.path), path=None)
 
@@ -259,51 +253,42 @@ def _mark(file: ModelFile) -> list[str | int | None]:
     return [file.sha256 or file.header_sha256, file.size_bytes]
 
 
-Kind = Literal["changed", "moved", "unlocked", "unreadable"]
-
-
 @dataclass(frozen=True, slots=True)
 class Drift:
     """One model that is not as its lock says, at a path of the profile."""
 
     path: str
-    kind: Kind
+    kind: Literal["changed", "moved", "unlocked", "unreadable"]
     model: str
-    """Or the lock itself, where it cannot be read."""
+    """Or the lock itself, if it cannot be read."""
     detail: tuple[str, ...] = ()
     """What changed: files, or the new commit."""
 
 
-def changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
-    """How the files of a directory differ from those of its lock. Raises FactError where it cannot be read."""
-    from specserve.models.assemble import read_folder
-
-    now = hashed(read_folder(Path(model), model=model, origin="directory", need_config=False))
-    return differences(entry.files, now.files)
-
-
-def moved_to(entry: ModelFacts) -> str | None:
-    """The commit that the branch of a locked model has now, where it is another. Raises FactError."""
-    if entry.commit is None or (entry.revision and COMMIT.fullmatch(entry.revision)):
-        return None
-    from specserve.models.hub import current_commit
-
-    now = current_commit(entry.model, revision=entry.revision)
-    return now if now != entry.commit else None
-
-
 def drift_of(entry: ModelFacts | None, *, path: str, model: str, ask_hub: bool) -> Drift | None:
-    """How one model of a profile differs from its entry in the lock; None where it does not.
+    """How one model of a profile differs from its entry in the lock; None if it does not.
 
-    Raises FactError where the Hub was asked and did not answer.
+    Raises FactError if the Hub was asked and did not answer.
     """
     if entry is None:
         return Drift(path, "unlocked", model)
     if entry.commit is None:
-        try:
-            files = changed_files(entry, model=model)
-        except FactError as error:
-            files = (error.message,)
+        files = _changed_files(entry, model=model)
         return Drift(path, "changed", model, files) if files else None
-    commit = moved_to(entry) if ask_hub else None
-    return Drift(path, "moved", model, (commit,)) if commit else None
+    if not ask_hub or (entry.revision and COMMIT.fullmatch(entry.revision)):
+        return None
+    from specserve.models.hub import current_commit
+
+    commit = current_commit(entry.model, revision=entry.revision)
+    return Drift(path, "moved", model, (commit,)) if commit != entry.commit else None
+
+
+def _changed_files(entry: ModelFacts, *, model: str) -> tuple[str, ...]:
+    """How the files of a directory differ from those of its lock; why it cannot be read."""
+    from specserve.models.read import read_folder
+
+    try:
+        now = hashed(read_folder(Path(model), model=model, origin="directory", need_config=False))
+    except FactError as error:
+        return (error.message,)
+    return differences(entry.files, now.files)

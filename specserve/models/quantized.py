@@ -1,29 +1,30 @@
-"""The tensors of a quantised checkpoint, from those of the model and its `quantization_config`. Knows no sharding.
+"""The tensors of a quantised checkpoint, from those of the model and its `quantization_config`.
 
-For checkpoints whose headers are not known. None where the format is not: nothing is guessed.
+For checkpoints whose headers are not known. None for a format that is not known: nothing is guessed.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from specserve.models.config import Fields
 from specserve.models.facts import Tensor
 
 Sizes = Mapping[str, tuple[int, ...]]
-Format = Callable[[str, tuple[int, ...]], Iterator[tuple[str, Tensor]]]
+Packing = Callable[[str, tuple[int, ...]], dict[str, Tensor]]
+"""A weight's name and shape → the tensors that a checkpoint holds in its place."""
 
 _LEFT_ALONE = re.compile(
     r"(embed|lm_head|norm|router|\.gate\.weight$|shared_expert_gate|conv|word_embeddings|sinks|positions|in_proj_ba)"
 )
-_ONLINE = {"fp8": "F8_E4M3"}
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`quantization_config`, wherever config.json has it; empty where it has none."""
+    """`quantization_config`, wherever in config.json; empty without one."""
     for part in (config, config.get("text_config")):
         if isinstance(part, Mapping):
             for key in ("quantization_config", "compression_config"):
@@ -47,20 +48,17 @@ def as_stored(
     Unquantised ones are BF16: they are served in the type of the model. Raises FactError for a quantization_config
     of wrong types.
     """
-    quantization = quantization_of(config)
+    fields = Fields(model, quantization_of(config), "quantization_config.")
     stored = {name: Tensor("I64" if name.endswith("d2t") else "BF16", size) for name, size in tensors.items()}
-    if not quantization and online in (None, "auto"):
+    if not fields.values and online in (None, "auto"):
         return stored
-    form = _format(Fields(model, quantization, "quantization_config."), online)
-    if form is None:
+    packing, ignored = _packing(fields, online), _ignored(fields)
+    if packing is None:
         return None
-    ignored = _ignored(Fields(model, quantization, "quantization_config."))
     packed: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        if _LEFT_ALONE.search(name) or len(tensor.shape) < 2 or any(is_hit(name) for is_hit in ignored):
-            packed[name] = tensor
-        else:
-            packed.update(form(name, tensor.shape))
+        is_plain = _LEFT_ALONE.search(name) or len(tensor.shape) < 2 or any(hits(name) for hits in ignored)
+        packed |= {name: tensor} if is_plain else packing(name, tensor.shape)
     return packed
 
 
@@ -79,25 +77,23 @@ def _ignored(fields: Fields) -> list[Callable[[str], object]]:
     return tests
 
 
-def _format(fields: Fields, online: str | None) -> Format | None:
+def _packing(fields: Fields, online: str | None) -> Packing | None:
     method = fields.text("quant_method", default="").lower().replace("_", "-")
     if not method:
-        return _scaled("F8_E4M3", block=None) if online in _ONLINE else None
+        return _scaled("F8_E4M3") if online == "fp8" else None
     if method == "fp8":
         block = fields.integers("weight_block_size")
-        return _scaled(
-            "F8_E4M3", block=(block[0], block[1]) if block and len(block) == 2 and min(block) > 0 else None
-        )
+        is_block = block and len(block) == 2 and min(block) > 0
+        return _in_blocks(*block) if block and is_block else _scaled("F8_E4M3")
     if method in ("gptq", "awq", "gptq-marlin", "awq-marlin"):
         bits = fields.integer("bits", "w_bit", default=4)
-        group = fields.integer("group_size", "q_group_size", default=128, least=-1)
-        return _packed(bits, group)
+        return _packed(bits, fields.integer("group_size", "q_group_size", default=128, least=-1))
     if method in ("mxfp4", "gpt-oss-mxfp4"):
         return _mxfp4
     return _compressed(fields) if method == "compressed-tensors" else None
 
 
-def _compressed(fields: Fields) -> Format | None:
+def _compressed(fields: Fields) -> Packing | None:
     """compressed-tensors with one group of weights: what most public checkpoints are."""
     groups = fields.section("config_groups")
     if groups is None or len(groups.values) != 1:
@@ -109,63 +105,56 @@ def _compressed(fields: Fields) -> Format | None:
     bits, kind = weights.integer("num_bits"), weights.text("type", default="int")
     strategy = weights.text("strategy", default="tensor")
     if bits == 8 and strategy in ("tensor", "channel"):
-        dtype = "F8_E4M3" if kind == "float" else "I8"
-        return _per_channel(dtype) if strategy == "channel" else _scaled(dtype, block=None)
+        return _scaled("F8_E4M3" if kind == "float" else "I8", by_row=strategy == "channel")
     if bits == 4 and kind == "int":
         return _packed(4, weights.optional("group_size") or -1, has_zeros=False)
-    if bits == 4 and kind == "float":
-        return _nvfp4
-    return None
+    return _nvfp4 if bits == 4 and kind == "float" else None
 
 
-def _scaled(dtype: str, *, block: tuple[int, int] | None) -> Format:
-    def form(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-        yield name, Tensor(dtype, size)
-        stem = name.removesuffix(".weight")
-        if block is None:
-            yield f"{stem}.weight_scale", Tensor("F32", (1,))
-        else:
-            yield (
-                f"{stem}.weight_scale_inv",
-                Tensor("F32", (-(-size[0] // block[0]), -(-size[1] // block[1]))),
-            )
+def _scaled(dtype: str, *, by_row: bool = False) -> Packing:
+    def pack(name: str, size: tuple[int, ...]) -> dict[str, Tensor]:
+        scale = Tensor("F32", (size[0], 1) if by_row else (1,))
+        return {name: Tensor(dtype, size), f"{_stem(name)}.weight_scale": scale}
 
-    return form
+    return pack
 
 
-def _per_channel(dtype: str) -> Format:
-    def form(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-        yield name, Tensor(dtype, size)
-        yield f"{name.removesuffix('.weight')}.weight_scale", Tensor("F32", (size[0], 1))
+def _in_blocks(rows: int, columns: int) -> Packing:
+    def pack(name: str, size: tuple[int, ...]) -> dict[str, Tensor]:
+        scales = Tensor("F32", (-(-size[0] // rows), -(-size[1] // columns)))
+        return {name: Tensor("F8_E4M3", size), f"{_stem(name)}.weight_scale_inv": scales}
 
-    return form
+    return pack
 
 
-def _packed(bits: int, group: int, *, has_zeros: bool = True) -> Format:
-    def form(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-        stem, rows, columns = name.removesuffix(".weight"), size[0], size[1]
+def _packed(bits: int, group: int, *, has_zeros: bool = True) -> Packing:
+    def pack(name: str, size: tuple[int, ...]) -> dict[str, Tensor]:
+        stem, rows, columns = _stem(name), size[0], size[1]
         groups = 1 if group <= 0 else -(-columns // group)
-        yield f"{stem}.qweight", Tensor("I32", (columns * bits // 32, rows))
-        yield f"{stem}.scales", Tensor("F16", (groups, rows))
-        if has_zeros:
-            yield f"{stem}.qzeros", Tensor("I32", (groups, rows * bits // 32))
+        zeros = {f"{stem}.qzeros": Tensor("I32", (groups, rows * bits // 32))} if has_zeros else {}
+        return {
+            f"{stem}.qweight": Tensor("I32", (columns * bits // 32, rows)),
+            f"{stem}.scales": Tensor("F16", (groups, rows)),
+            **zeros,
+        }
 
-    return form
+    return pack
 
 
-def _mxfp4(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+def _mxfp4(name: str, size: tuple[int, ...]) -> dict[str, Tensor]:
     if ".experts." not in name or name.endswith("_bias"):
-        yield name, Tensor("BF16", size)
-        return
-    count = 1
-    for part in size:
-        count *= part
-    yield f"{name}_blocks", Tensor("U8", (count // 2,))
-    yield f"{name}_scales", Tensor("U8", (count // 32,))
+        return {name: Tensor("BF16", size)}
+    count = math.prod(size)
+    return {f"{name}_blocks": Tensor("U8", (count // 2,)), f"{name}_scales": Tensor("U8", (count // 32,))}
 
 
-def _nvfp4(name: str, size: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
-    stem = name.removesuffix(".weight")
-    yield f"{stem}.weight_packed", Tensor("U8", (size[0], size[1] // 2))
-    yield f"{stem}.weight_scale", Tensor("F8_E4M3", (size[0], size[1] // 16))
-    yield f"{stem}.weight_global_scale", Tensor("F32", (1,))
+def _nvfp4(name: str, size: tuple[int, ...]) -> dict[str, Tensor]:
+    return {
+        f"{_stem(name)}.weight_packed": Tensor("U8", (size[0], size[1] // 2)),
+        f"{_stem(name)}.weight_scale": Tensor("F8_E4M3", (size[0], size[1] // 16)),
+        f"{_stem(name)}.weight_global_scale": Tensor("F32", (1,)),
+    }
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from specserve.errors import FactError, ModelNotFound, NotCached, UnsupportedModel
-from specserve.models.assemble import read_folder
-from specserve.models.facts import ModelFacts
-from specserve.models.hubcache import Snapshot, find_snapshot, hub_cache, is_complete, is_offline
+from specserve.models.config import as_hugging_face
+from specserve.models.facts import ModelFacts, ModelFile, Origin, Tensor
+from specserve.models.files import (
+    CONFIG,
+    GENERATION,
+    PARAMS,
+    list_files,
+    read_object,
+    read_regular,
+    weight_files,
+)
+from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline, recall
+from specserve.models.safetensors import Header, UnknownType, read_header
 
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_][\w.-]{0,95}(/[A-Za-z0-9_.-][\w.-]{0,95})?", re.ASCII)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 _REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]{0,250}", re.ASCII)
+_MAX_NOTE_BYTES = 500
 
 
 def read_model(
@@ -27,7 +40,7 @@ def read_model(
 ) -> ModelFacts:
     """What is known of a model: its configuration, its files, its tensors.
 
-    A model that stands in the Hub cache with its weights is read from there, without asking the Hub. `folder`: where
+    A model that lies in the Hub cache with its weights is read from there, without asking the Hub. `folder`: where
     a relative path starts, by default the current directory; `cache`: another Hub cache than the environment's;
     `need_config`: False for what has a tokenizer and perhaps no model.
     Raises FactError: ModelNotFound, GatedModel, NotCached, HubUnreachable, UnsupportedModel, or for broken files.
@@ -38,16 +51,12 @@ def read_model(
             raise UnsupportedModel(f"`{model}` is a file: specserve reads directories of models")
         return read_folder(place, model=model, origin="directory", revision=revision, need_config=need_config)
     refuse_no_hub_id(model, revision=revision)
-    snapshot = find_snapshot(model, revision=revision, cache=cache or hub_cache())
-    cached = (
-        _read_cached(snapshot, model=model, revision=revision, need_config=need_config) if snapshot else None
-    )
+    cache = cache or hub_cache()
+    cached = _read_cached(model, revision=revision, cache=cache, need_config=need_config)
     if cached and (is_complete(cached) or not need_config):
         return cached
     if offline or is_offline():
-        from specserve.models.hub import recall
-
-        known = recall(model, revision=cached.commit if cached else revision) or cached
+        known = recall(model, revision=cached.commit if cached else revision, cache=cache) or cached
         if known is None:
             raise _not_cached(model, revision, by_environment=not offline)
         return replace(known, revision=revision)
@@ -68,7 +77,7 @@ def local_path(model: str, *, folder: Path | None = None) -> Path | None:
 
 
 def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
-    """Raises FactError where these cannot be a repository and a revision of the Hub."""
+    """Raises FactError if these cannot be a repository and a revision of the Hub."""
     if _SCHEME.match(model):
         raise UnsupportedModel(f"`{model}` is an address: specserve reads directories and the Hub")
     if re.search(r"(?i)gguf(:|$)|\.gguf$", model):
@@ -82,20 +91,18 @@ def refuse_no_hub_id(model: str, *, revision: str | None = None) -> None:
         raise ModelNotFound(f"`{revision}` cannot be a revision of `{model}`")
 
 
-def _read_cached(
-    snapshot: Snapshot, *, model: str, revision: str | None, need_config: bool
-) -> ModelFacts | None:
+def _read_cached(model: str, *, revision: str | None, cache: Path, need_config: bool) -> ModelFacts | None:
+    """None also without a readable configuration: that is no more than the rest of a download."""
+    snapshot = find_snapshot(model, revision=revision, cache=cache)
+    if snapshot is None:
+        return None
+    folder, commit = snapshot.folder, snapshot.commit
     try:
         return read_folder(
-            snapshot.folder,
-            model=model,
-            origin="cache",
-            revision=revision,
-            commit=snapshot.commit,
-            need_config=need_config,
+            folder, model=model, origin="cache", revision=revision, commit=commit, need_config=need_config
         )
     except FactError:
-        return None  # without a readable configuration it is no more than the rest of a download
+        return None
 
 
 def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> NotCached:
@@ -106,3 +113,137 @@ def _not_cached(model: str, revision: str | None, *, by_environment: bool) -> No
         f"`{model}`{at} is not in the Hub cache, and {why}",
         hint=f"{first}`specserve pull PROFILE` downloads it; `specserve lock PROFILE` records what check needs to know",
     )
+
+
+def read_folder(
+    folder: Path,
+    *,
+    model: str,
+    origin: Origin,
+    revision: str | None = None,
+    commit: str | None = None,
+    need_config: bool = True,
+) -> ModelFacts:
+    """The facts of a directory. Raises ModelNotFound without one, FactError without a readable configuration."""
+    files = list_files(folder)
+    facts = assemble(
+        model,
+        files,
+        origin=origin,
+        place=str(folder),
+        commit=commit,
+        need_config=need_config,
+        header_of=lambda name: read_header(folder / name),
+    )
+    return replace(facts, revision=revision)
+
+
+def assemble(
+    model: str,
+    files: Mapping[str, ModelFile],
+    *,
+    origin: Origin,
+    place: str,
+    commit: str | None,
+    need_config: bool,
+    header_of: Callable[[str], Header],
+    spread: Callable[..., Iterable[Header | FactError]] = map,
+) -> ModelFacts:
+    """The facts of these files. Raises FactError without a readable configuration; the rest may be broken.
+
+    `place`: the directory or Hub id, for messages; `need_config`: False for a repository with a tokenizer only;
+    `header_of`: of the weight file of a name, raises FactError; `spread`: applies it, perhaps several at a time.
+    """
+
+    config = _config(files, place=place) if need_config or CONFIG in files else {}
+    notes: list[str] = []
+    broken: dict[str, str] = {}
+    generation = _generation(files, broken)
+    weights: tuple[str, ...] = ()
+    try:
+        weights = weight_files(files, read_index=lambda name: _object(files, name))
+    except FactError as error:
+        notes.append(error.message)
+    names = [name for name in weights if name.endswith(".safetensors")]
+    headers = dict(zip(names, spread(lambda name: _header(files, name, header_of), names), strict=True))
+    for name, found in headers.items():
+        if isinstance(found, UnknownType):
+            notes.append(found.message)
+        elif isinstance(found, FactError):
+            broken[name] = found.message
+    return ModelFacts(
+        model=model,
+        origin=origin,
+        config=config,
+        commit=commit,
+        generation_config=generation,
+        files={name: _with_hash(file, headers.get(name)) for name, file in files.items()},
+        tensors=_tensors(headers),
+        notes=(*notes, *broken.values()),
+        config_format="hf" if CONFIG in files or not config else "mistral",
+        weight_files=weights,
+        broken=broken,
+    )
+
+
+def _generation(files: Mapping[str, ModelFile], broken: dict[str, str]) -> Mapping[str, Any] | None:
+    try:
+        return _object(files, GENERATION) if GENERATION in files else None
+    except FactError as error:
+        broken[GENERATION] = error.message
+        return None
+
+
+def _header(
+    files: Mapping[str, ModelFile], name: str, header_of: Callable[[str], Header]
+) -> Header | FactError:
+    try:
+        return header_of(name) if name in files else FactError(f"`{name}` is missing")
+    except FactError as error:
+        return error
+
+
+def _with_hash(file: ModelFile, header: Header | FactError | None) -> ModelFile:
+    return replace(file, header_sha256=header.sha256) if isinstance(header, Header) else file
+
+
+def _tensors(headers: Mapping[str, Header | FactError]) -> dict[str, Tensor] | None:
+    """Every tensor of the safetensors files; None without any, or if one of them could not be read."""
+    tensors: dict[str, Tensor] = {}
+    for header in headers.values():
+        if isinstance(header, FactError):
+            return None
+        tensors.update(header.tensors)
+    return tensors if headers else None
+
+
+def _object(files: Mapping[str, ModelFile], name: str, *, place: str = "") -> Mapping[str, Any]:
+    """The JSON object in a file. Messages have no path by default: notes go into locks, which know no machine."""
+    path = files[name].path
+    where = f"{place}/{name}" if place else name
+    if path is None:
+        raise FactError(f"`{where}` is too large to be read")
+    return read_object(path, where=where)
+
+
+def _config(files: Mapping[str, ModelFile], *, place: str) -> Mapping[str, Any]:
+    if CONFIG in files:
+        return _object(files, CONFIG, place=place)
+    if PARAMS in files:
+        return as_hugging_face(_object(files, PARAMS, place=place))
+    weights = any(name.endswith((".safetensors", ".bin", ".gguf")) for name in files)
+    hint = "it holds weights without their configuration" if weights else "is it the right place?"
+    raise FactError(f"`{place}` has no {CONFIG}", hint=hint)
+
+
+NOTE = "NOTE.txt"
+"""A sentence about a model, in its folder, that is shown to whoever serves it or sends it a request."""
+
+
+def model_note(folder: Path) -> str | None:
+    """The text of NOTE.txt in a model's folder, in one line; None if there is none that can be read."""
+    try:
+        data = read_regular(folder / NOTE, limit_bytes=_MAX_NOTE_BYTES)
+    except (FactError, ValueError):  # ValueError: a null byte in the name
+        return None
+    return " ".join(data.decode(errors="replace").split()) or None

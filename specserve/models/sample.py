@@ -37,7 +37,7 @@ def counting(
 ) -> Iterator[Callable[[], Counter[int] | None]]:
     """Gives a function that says how often the text holds each id, while the caller does something else.
 
-    `tokenizer`: a tokenizer.json that encodes it; without one, and where it fails, the counts are estimated. None:
+    `tokenizer`: a tokenizer.json that encodes it; without one, or if it fails, the counts are estimated. None:
     the text was not encoded, because none of the wanted ids can come up in it.
     """
     if not can_occur(vocabulary, wanted):
@@ -50,15 +50,15 @@ def counting(
 
 
 def can_occur(vocabulary: Vocabulary, ids: Collection[int]) -> bool:
-    """Whether any of these ids may come up in the text; False only where that is certain.
+    """Whether any of these ids may come up in the text; False only if that is certain.
 
-    Byte-level tokens spell what stands in the text, byte for byte, where nothing rewrites it first.
+    Byte-level tokens spell what stands in the text, byte for byte, if nothing rewrites it first.
     """
     kinds = {name: step_kinds(vocabulary.pipeline.get(name)) for name in ("normalizer", "pre_tokenizer")}
     if len(ids) > _FEW or "ByteLevel" not in kinds["pre_tokenizer"] or kinds["normalizer"] - {"NFC"}:
         return True
-    whole = b" " + b" ".join(path.read_bytes() for path in texts())
-    return any(_spelled(vocabulary, index) in whole for index in ids if index in vocabulary.tokens)
+    text = b" " + b" ".join(path.read_bytes() for path in texts())
+    return any(_spelled(vocabulary, index) in text for index in ids if index in vocabulary.tokens)
 
 
 def _spelled(vocabulary: Vocabulary, index: int) -> bytes:
@@ -82,7 +82,7 @@ def encoding(tokenizer: Path) -> Iterator[Encoding]:
 
 
 def counted(child: Encoding) -> Counter[int] | None:
-    """How often each id came up; None where the tokenizer failed, or took too long."""
+    """How often each id came up; None if the tokenizer failed, or took too long."""
     try:
         output, _ = child.communicate(timeout=MOST_S)
         counts = Counter({int(index): int(count) for index, count in json.loads(output).items()})

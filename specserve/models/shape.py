@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from specserve.errors import FactError
 from specserve.models.config import Fields, UnknownArchitecture
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,14 @@ class State:
     """Channels of the convolution; 0 without one."""
     conv_kernel: int
     groups: int = 0
-    """Groups of B and C (Mamba 2), which are repeated where there are fewer than GPUs."""
+    """Groups of B and C (Mamba 2), which are repeated if there are fewer than GPUs."""
     group_dim: int = 0
     recurrent: tuple[int, ...] = ()
     """The first is sharded."""
     recurrent_dtype: str | None = None
     """None: that of the convolution."""
     checkpoints: int = 0
-    """States more that a request holds where prefixes are cached."""
+    """Further states that a request holds if prefixes are cached."""
     grows_with_drafts: bool = True
     """Whether the convolution keeps one more column for each draft token."""
 
@@ -64,12 +67,11 @@ class Shape:
 
     model: str
     model_type: str
-    architecture: str
     hidden_size: int
     vocab_size: int
     is_tied: bool
     dtype: str | None
-    """As config.json says: `bfloat16`; None where it does not."""
+    """As config.json says: `bfloat16`; None if it does not."""
     layers: tuple[tuple[Mixer, ...], ...]
     mxfp4_expert: tuple[int, int] | None = None
     """Hidden and intermediate size of an expert in MXFP4, which accelerators pad; None: no expert is."""
@@ -89,7 +91,7 @@ LATENT_TYPES = frozenset({
     "axk1", "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_mtp", "glm_moe_dsa", "glm4_moe_lite", "kimi_k2",
     "longcat_flash", "pangu_ultra_moe",
 })  # fmt: skip
-"""Model types that vLLM runs with latent attention where config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
+"""Model types that vLLM runs with latent attention if config.json has `kv_lora_rank` (is_deepseek_mla, 0.32)."""
 _WINDOW_PATTERN = {"gemma3_text": 6, "cohere2": 4, "olmo3": 4, "exaone4": 4}
 """Model types of which every n-th layer sees all tokens, unless config.json says otherwise."""
 SHARING = frozenset({"gemma3n_text", "gemma4_text"})
@@ -118,24 +120,19 @@ def attention(fields: Fields, *, model_type: str) -> Attention | Latent:
 
 
 def _kv_heads(fields: Fields, model_type: str, *, heads: int) -> int:
-    if model_type in ("falcon", "RefinedWeb", "RefinedWebModel") and not fields.flag(
+    is_old_falcon = model_type in ("falcon", "RefinedWeb", "RefinedWebModel") and not fields.flag(
         "new_decoder_architecture", default=False
-    ):
-        return 1 if fields.flag("multi_query", default=True) else heads
-    if model_type == "gpt_bigcode":
+    )
+    if is_old_falcon or model_type == "gpt_bigcode":
         return 1 if fields.flag("multi_query", default=True) else heads
     keys = (
-        "n_head_kv",
-        "num_kv_heads",
-        "num_key_value_heads",
-        "multi_query_group_num",
-        "num_attention_groups",
-    )
+        "n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups",
+    )  # fmt: skip
     return fields.integer(*keys, default=heads)
 
 
 def windows(fields: Fields, *, model_type: str, count: int) -> list[int | None]:
-    """The sliding window of each layer, None where it sees all tokens."""
+    """The sliding window of each layer, None if it sees all tokens."""
     window = fields.optional("sliding_window", least=0) or None
     if window is None or not fields.flag("use_sliding_window", default=not model_type.startswith("qwen")):
         return [None] * count
@@ -145,7 +142,10 @@ def windows(fields: Fields, *, model_type: str, count: int) -> list[int | None]:
         return [window if index % 2 == 0 else None for index in range(count)]
     types = fields.texts("layer_types")
     if types is not None:
-        return [window if name == "sliding_attention" else None for name in _of_all(fields, types, count)]
+        return [
+            window if name == "sliding_attention" else None
+            for name in _of_all(fields, "layer_types", types, count)
+        ]
     if model_type == "gemma2":
         return [window if index % 2 == 0 else None for index in range(count)]
     if model_type in _WINDOW_PATTERN:
@@ -164,12 +164,10 @@ def _pattern(fields: Fields, *, default: int) -> int:
     return fields.integer("sliding_window_pattern", default=default, least=0)
 
 
-def _of_all(fields: Fields, types: tuple[str, ...], count: int) -> tuple[str, ...]:
-    if len(types) < count:
-        raise FactError(
-            f"`layer_types` in config.json of `{fields.model}` names {len(types)} layers of {count}"
-        )
-    return types[:count]
+def _of_all(fields: Fields, key: str, values: tuple[_T, ...], count: int) -> tuple[_T, ...]:
+    if len(values) < count:
+        raise FactError(f"`{key}` in config.json of `{fields.model}` names {len(values)} layers of {count}")
+    return values[:count]
 
 
 def attention_layers(fields: Fields, *, model_type: str, count: int) -> list[Attention | Latent]:
@@ -180,10 +178,9 @@ def attention_layers(fields: Fields, *, model_type: str, count: int) -> list[Att
     if model_type in ("llama4_text", "llama4"):
         chunk = fields.optional("attention_chunk_size")
         every = fields.integer("no_rope_layer_interval", default=4)
-        rope = fields.integers("no_rope_layers") or tuple(
-            int((index + 1) % every != 0) for index in range(count)
-        )
-        return [replace(plain, chunk=chunk if has_rope else None) for has_rope in rope[:count]]
+        rope = fields.integers("no_rope_layers") or tuple((n + 1) % every for n in range(count))
+        rope = _of_all(fields, "no_rope_layers", rope, count)
+        return [replace(plain, chunk=chunk if has_rope else None) for has_rope in rope]
     seen = windows(fields, model_type=model_type, count=count)
     layers = [replace(plain, window=window) for window in seen]
     if model_type == "gemma4_text":
@@ -205,6 +202,7 @@ def _global(fields: Fields, plain: Attention) -> Attention:
 GATED_DELTA = frozenset(
     {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe", "olmo_hybrid"}
 )
+_STATES = frozenset({"mamba", "mamba1", "mamba2", "linear_attention", "conv", "recurrent"})
 _LAYER_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
@@ -241,11 +239,10 @@ def _listed(fields: Fields, model_type: str) -> list[str] | None:
 def _kind(name: str) -> str:
     if name in ("mlp", "moe"):
         return "none"
-    return (
-        "state"
-        if name in ("mamba", "mamba1", "mamba2", "linear_attention", "conv", "recurrent")
-        else "attention"
-    )
+    return "state" if name in _STATES else "attention"
+
+
+_MAMBA_2_KEYS = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head")
 
 
 def state(fields: Fields, *, model_type: str) -> State:
@@ -253,44 +250,37 @@ def state(fields: Fields, *, model_type: str) -> State:
     if model_type in GATED_DELTA:
         return _gated_delta(fields)
     if model_type in ("lfm2", "lfm2_moe"):
-        return State(
-            fields.integer("conv_dim", "hidden_size"), fields.integer("conv_L_cache"), grows_with_drafts=False
-        )
+        channels = fields.integer("conv_dim", "hidden_size")
+        return State(channels, fields.integer("conv_L_cache"), grows_with_drafts=False)
     if model_type in ("mamba", "falcon_mamba"):
-        return _mamba1(
-            fields.integer("intermediate_size"), fields.integer("state_size"), fields.integer("conv_kernel")
-        )
+        inner = fields.integer("intermediate_size")
+        return _mamba1(inner, fields.integer("state_size"), fields.integer("conv_kernel"))
     if model_type == "jamba":
         inner = fields.integer("mamba_expand", default=2) * fields.integer("hidden_size")
         return _mamba1(inner, fields.integer("mamba_d_state"), fields.integer("mamba_d_conv"))
     if model_type == "mamba2":
         inner = fields.integer("expand", default=2) * fields.integer("hidden_size")
-        return _mamba2(
-            fields, inner=inner, names=("n_groups", "state_size", "conv_kernel", "num_heads", "head_dim")
-        )
+        return _mamba2(fields, inner, "n_groups", "state_size", "conv_kernel", "num_heads", "head_dim")
     if model_type in ("nemotron_h", "nemotron_h_puzzle"):
         inner = fields.integer("mamba_num_heads") * fields.integer("mamba_head_dim")
-        names = ("n_groups", "ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim")
+        keys = ("n_groups", "ssm_state_size", "conv_kernel", "mamba_num_heads", "mamba_head_dim")
         dtype = fields.text("mamba_ssm_cache_dtype", default="float32")
-        return _mamba2(fields, inner=inner, names=names, recurrent_dtype=dtype)
+        return replace(_mamba2(fields, inner, *keys), recurrent_dtype=dtype)
     if model_type in ("falcon_h1", "granitemoehybrid", "bamba"):
-        inner = fields.optional("mamba_d_ssm") or fields.integer("mamba_expand", default=2) * fields.integer(
-            "hidden_size"
-        )
-        names = ("mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_n_heads", "mamba_d_head")
-        return _mamba2(fields, inner=inner, names=names)
+        width = fields.optional("mamba_d_ssm")
+        wide = width or fields.integer("mamba_expand", default=2) * fields.integer("hidden_size")
+        return _mamba2(fields, wide, *_MAMBA_2_KEYS)
     raise UnknownArchitecture("recurrent state", model_type, model=fields.model)
 
 
 def _gated_delta(fields: Fields) -> State:
     keys, values = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
     key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
-    dtype = fields.text("mamba_ssm_dtype", default="")
     return State(
         2 * key_dim * keys + value_dim * values,
         fields.integer("linear_conv_kernel_dim", default=4),
         recurrent=(values, value_dim, key_dim),
-        recurrent_dtype=dtype or None,
+        recurrent_dtype=fields.text("mamba_ssm_dtype", default="") or None,
     )
 
 
@@ -298,16 +288,8 @@ def _mamba1(inner: int, state_size: int, kernel: int) -> State:
     return State(inner, kernel, recurrent=(inner, state_size), grows_with_drafts=False)
 
 
-def _mamba2(
-    fields: Fields, *, inner: int, names: tuple[str, ...], recurrent_dtype: str | None = None
-) -> State:
-    groups, size, kernel, heads, head_dim = (fields.integer(name) for name in names)
-    return State(
-        inner,
-        kernel,
-        groups=groups,
-        group_dim=2 * size,
-        recurrent=(heads, head_dim, size),
-        recurrent_dtype=recurrent_dtype,
-        checkpoints=1,
-    )
+def _mamba2(fields: Fields, inner: int, *keys: str) -> State:
+    """`keys`: groups, size of the state, kernel, heads, size of a head."""
+    groups, size, kernel, heads, head_dim = (fields.integer(key) for key in keys)
+    recurrent = (heads, head_dim, size)
+    return State(inner, kernel, groups=groups, group_dim=2 * size, recurrent=recurrent, checkpoints=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specserve.models import sample
@@ -15,7 +15,6 @@ from specserve.models.tokenizerformats import (
     added_texts,
     additions,
     read_vocabulary,
-    source,
     special_tokens,
 )
 from specserve.models.vocabulary import (
@@ -30,6 +29,7 @@ from specserve.models.vocabulary import (
     small_json,
     step_kinds,
     vocab_size,
+    vocabulary_file,
 )
 
 TokenizerVerdict = Literal[
@@ -47,7 +47,7 @@ FEW_SHARED = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TokenDifference:
     """The first id that means different things; None: it has no token there."""
 
     id: int
@@ -65,9 +65,9 @@ class TokenizerComparison:
     """Share 0-1 of the draft's tokens that the target has; None when not computed."""
     mismatch_by_occurrence: float | None = None
     """Share 0-1 of the sample text's tokens whose id means another token to the draft."""
-    first_difference: Difference | None = None
+    first_difference: TokenDifference | None = None
     differing_ids: int | None = None
-    template_ids: tuple[Difference, ...] = ()
+    template_ids: tuple[TokenDifference, ...] = ()
     """Ids that the target's chat template uses and that differ."""
     target_vocab_size: int | None = None
     """`vocab_size` of config.json: what vLLM compares."""
@@ -86,26 +86,69 @@ def shown(token: str | None) -> str:
     return f"`{text}`" if text.isprintable() and "`" not in text else ascii(text)
 
 
-HALF = 0.5
+_HALF = 0.5
 _LONGEST = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """`vocab_size` of both models, where config.json tells it."""
+def compare(
+    target: ModelFacts, draft: ModelFacts, *, tokenizer: ModelFacts | None = None
+) -> TokenizerComparison:
+    """How the draft's ids differ from those that vLLM hands it: the target's.
 
-    target: int | None
-    draft: int | None
+    `tokenizer`: the repository that the profile names instead of the target's own files. Never raises for what
+    stands in the files: the verdict is then `not_checked`, with the reason. Source: vLLM 0.32,
+    vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
+    """
+    start = TokenizerComparison(
+        "not_checked", target_vocab_size=vocab_size(target), draft_vocab_size=vocab_size(draft)
+    )
+    try:
+        return _compared(tokenizer or target, draft, start)
+    except Unreadable as error:
+        return replace(start, reasons=(str(error),))
+    except RecursionError:
+        return replace(start, reasons=("a tokenizer file is nested too deep",))
 
-    def differing(self, target: Vocabulary, draft: Vocabulary) -> set[int]:
-        """The ids that mean different things, among those that the models have a row for."""
-        if target.tokens == draft.tokens and self.target == self.draft:
-            return set()
-        wanted = _below(target.tokens, self.target or self.draft)
-        offered = _below(draft.tokens, self.draft or self.target)
-        return {index for index, text in wanted.items() if offered.get(index) != text} | (
-            offered.keys() - wanted.keys()
+
+def _compared(target: ModelFacts, draft: ModelFacts, start: TokenizerComparison) -> TokenizerComparison:
+    name, kind = vocabulary_file(target)
+    other, other_kind = vocabulary_file(draft)
+    is_same_file = kind == other_kind and same_bytes(target.files[name], draft.files[other])
+    if is_same_file and _same_added(target, draft):
+        return _equal(start, template_difference(target, draft))
+    wanted, offered = read_vocabulary(target), read_vocabulary(draft)
+    differing = _differing(wanted, offered, start)
+    if not differing:
+        return _equal(start, (*pipeline_differences(wanted, offered), *template_difference(target, draft)))
+    path = needed(target, name) if kind == "tokenizer.json" else None
+    with sample.counting(wanted, path, wanted=differing) as counts:
+        shared = shared_ids(
+            wanted, offered, target_size=start.target_vocab_size, draft_size=start.draft_vocab_size
         )
+        named = [index for index in template_ids(target, wanted) if index in differing]
+        return _graded(start, wanted, offered, differing, counts=counts(), shared=shared, named=named)
+
+
+def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:
+    """Whether the files beside equal vocabularies add the same to them."""
+    ours, theirs = additions(target), additions(draft)
+    if ours == theirs:
+        return True
+    name, kind = vocabulary_file(target)
+    path = target.files[name].path or draft.files[vocabulary_file(draft)[0]].path
+    if kind != "tokenizer.json" or path is None:
+        return False
+    return {*ours} ^ {*theirs} <= added_texts(content(path), source=name)
+
+
+def _differing(target: Vocabulary, draft: Vocabulary, sizes: TokenizerComparison) -> set[int]:
+    """The ids that mean different things, among those that the models have a row for."""
+    if target.tokens == draft.tokens and sizes.target_vocab_size == sizes.draft_vocab_size:
+        return set()
+    wanted = _below(target.tokens, sizes.target_vocab_size or sizes.draft_vocab_size)
+    offered = _below(draft.tokens, sizes.draft_vocab_size or sizes.target_vocab_size)
+    changed = {index for index, text in wanted.items() if offered.get(index) != text}
+    return changed | (offered.keys() - wanted.keys())
 
 
 def _below(tokens: Mapping[int, str], size: int | None) -> Mapping[int, str]:
@@ -115,52 +158,53 @@ def _below(tokens: Mapping[int, str], size: int | None) -> Mapping[int, str]:
     return {index: text for index, text in tokens.items() if index < size}
 
 
-def equal(sizes: Sizes, *, reasons: tuple[str, ...] = ()) -> TokenizerComparison:
+def _equal(start: TokenizerComparison, reasons: tuple[str, ...]) -> TokenizerComparison:
     """The verdict on equal tokens."""
-    padded = None not in (sizes.target, sizes.draft) and sizes.target != sizes.draft
-    if padded:
+    ours, theirs = start.target_vocab_size, start.draft_vocab_size
+    is_padded = ours is not None and theirs is not None and ours != theirs
+    if is_padded:
         reasons = (
-            f"the tokens are equal; `vocab_size` is {sizes.target:,} and {sizes.draft:,} with padding",
+            f"the tokens are equal; `vocab_size` is {ours:,} and {theirs:,} with padding",
             *reasons,
         )
-    return TokenizerComparison(
-        "padding_only" if padded else "identical",
-        reasons,
-        overlap=1.0,
-        mismatch_by_occurrence=0.0,
-        differing_ids=0,
-        target_vocab_size=sizes.target,
-        draft_vocab_size=sizes.draft,
+    verdict: TokenizerVerdict = "padding_only" if is_padded else "identical"
+    return replace(
+        start, verdict=verdict, reasons=reasons, overlap=1.0, mismatch_by_occurrence=0.0, differing_ids=0
     )
 
 
-def graded(
+def _graded(
+    start: TokenizerComparison,
     target: Vocabulary,
     draft: Vocabulary,
     differing: Collection[int],
     *,
-    sizes: Sizes,
     counts: Counter[int] | None,
     shared: Mapping[int, int],
-    template_ids: Iterable[int],
+    named: Iterable[int],
 ) -> TokenizerComparison:
     """The verdict on tokens that differ.
 
-    `differing`: the ids that do; `counts`: how often the sample text holds each of the target's ids, None where it
-    holds none that differs; `shared`: target id to draft id of the tokens that both have.
+    `differing`: the ids that do; `counts`: how often the sample text holds each of the target's ids, None if it
+    holds none that differs; `shared`: target id to draft id of the tokens that both have; `named`: the differing ids
+    of the chat template.
     """
+
+    def difference(index: int) -> TokenDifference:
+        return TokenDifference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
+
     mismatch = _share(counts, differing) if counts else 0.0
     kept = _share(counts, shared) if counts else 1.0
-    overlap = len(shared) / max(len(_below(draft.tokens, sizes.draft)), 1)
-    only_special = target.added | draft.added >= set(differing)
-
-    def named(index: int) -> Difference:
-        return Difference(index, _clean(target.tokens.get(index)), _clean(draft.tokens.get(index)))
-
-    first = named(min(differing))
-    return TokenizerComparison(
-        "special_tokens_differ" if only_special else _lot(len(shared), overlap, kept, len(draft.tokens)),
-        (
+    overlap = len(shared) / max(len(_below(draft.tokens, start.draft_vocab_size)), 1)
+    is_little = len(shared) < min(FEW_SHARED, len(draft.tokens) // 2) or (overlap < _HALF and kept < _HALF)
+    verdict: TokenizerVerdict = "incompatible" if is_little else "overlap"
+    if target.added | draft.added >= set(differing):
+        verdict = "special_tokens_differ"
+    first = difference(min(differing))
+    return replace(
+        start,
+        verdict=verdict,
+        reasons=(
             f"{len(differing):,} ids mean something else to the draft: {mismatch:.2%} of a sample text",
             f"the first is {first.id}: {shown(first.target)} to the target, {shown(first.draft)} to the draft",
             f"`use_heterogeneous_vocab` would keep {len(shared):,} tokens: {kept:.1%} of a sample text",
@@ -169,9 +213,7 @@ def graded(
         mismatch_by_occurrence=mismatch,
         first_difference=first,
         differing_ids=len(differing),
-        template_ids=tuple(named(index) for index in template_ids if index in differing),
-        target_vocab_size=sizes.target,
-        draft_vocab_size=sizes.draft,
+        template_ids=tuple(map(difference, named)),
         shared_tokens=len(shared),
         kept_by_occurrence=kept,
     )
@@ -184,11 +226,6 @@ def _share(counts: Counter[int], ids: Collection[int]) -> float:
 def _clean(token: str | None) -> str | None:
     """A token that can be written: JSON may hold half of a character, and texts without end."""
     return None if token is None else token[:_LONGEST].encode("utf-8", errors="replace").decode()
-
-
-def _lot(shared: int, overlap: float, kept: float, offered: int) -> TokenizerVerdict:
-    few = shared < min(FEW_SHARED, offered // 2)
-    return "incompatible" if few or (overlap < HALF and kept < HALF) else "overlap"
 
 
 BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE = "\u0120", "\u2581"
@@ -219,7 +256,7 @@ def spaced(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
-    """The character for a space: that of ` a` encoded, where it is one token; else both that are known."""
+    """The character for a space: that of ` a` encoded, if it is one token; else both that are known."""
     both = frozenset((BYTE_LEVEL_SPACE, SENTENCEPIECE_SPACE))
     prefix = _written_space(vocabulary)
     if prefix is None or prefix + "a" not in vocabulary.tokens.values():
@@ -228,7 +265,7 @@ def space_prefixes(vocabulary: Vocabulary) -> frozenset[str]:
 
 
 def _written_space(vocabulary: Vocabulary) -> str | None:
-    """How a space is written before the model sees it; None where a second one is put before it."""
+    """How a space is written before the model sees it; None if a second one is put before it."""
     kinds = step_kinds(vocabulary.pipeline.get("normalizer")) | step_kinds(
         vocabulary.pipeline.get("pre_tokenizer")
     )
@@ -286,7 +323,7 @@ def _joined(value: Any) -> str | None:
 
 
 def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ...]:
-    """Reasons, one for all steps that differ; none where a file does not say them."""
+    """Reasons, one for all steps that differ; none if a file does not say them."""
     if not target.pipeline or not draft.pipeline:
         return ()
     names = [name for name in PIPELINE if target.pipeline.get(name) != draft.pipeline.get(name)]
@@ -298,7 +335,7 @@ def pipeline_differences(target: Vocabulary, draft: Vocabulary) -> tuple[str, ..
 
 
 def template_difference(target: ModelFacts, draft: ModelFacts) -> tuple[str, ...]:
-    """A reason where both have a chat template, and not the same one. Raises Unreadable."""
+    """A reason if both have a chat template, and not the same one. Raises Unreadable."""
     ours, theirs = template(target), template(draft)
     if ours is None or theirs is None or ours.split() == theirs.split():
         return ()
@@ -311,59 +348,3 @@ def _merges(vocabulary: Vocabulary) -> object:
     if not isinstance(merges, list):
         return merges
     return [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-
-
-def compare(
-    target: ModelFacts, draft: ModelFacts, *, tokenizer: ModelFacts | None = None
-) -> TokenizerComparison:
-    """How the draft's ids differ from those that vLLM hands it: the target's.
-
-    `tokenizer`: the repository that the profile names instead of the target's own files. Never raises for what
-    stands in the files: the verdict is then `not_checked`, with the reason. Source: vLLM 0.32,
-    vllm/config/speculative.py, `verify_equal_vocab_size_if_draft_model`.
-    """
-    sizes = Sizes(vocab_size(target), vocab_size(draft))
-    try:
-        return _compared(tokenizer or target, draft, sizes=sizes)
-    except Unreadable as error:
-        reason = str(error)
-    except RecursionError:
-        reason = "a tokenizer file is nested too deep"
-    return TokenizerComparison(
-        "not_checked", (reason,), target_vocab_size=sizes.target, draft_vocab_size=sizes.draft
-    )
-
-
-def _compared(target: ModelFacts, draft: ModelFacts, *, sizes: Sizes) -> TokenizerComparison:
-    name, kind = source(target)
-    other, other_kind = source(draft)
-    if (
-        kind == other_kind
-        and same_bytes(target.files[name], draft.files[other])
-        and _same_added(target, draft)
-    ):
-        return equal(sizes, reasons=template_difference(target, draft))
-    wanted, offered = read_vocabulary(target), read_vocabulary(draft)
-    differing = sizes.differing(wanted, offered)
-    if not differing:
-        reasons = (*pipeline_differences(wanted, offered), *template_difference(target, draft))
-        return equal(sizes, reasons=reasons)
-    path = needed(target, name) if kind == "tokenizer.json" else None
-    with sample.counting(wanted, path, wanted=differing) as counts:
-        shared = shared_ids(wanted, offered, target_size=sizes.target, draft_size=sizes.draft)
-        named = template_ids(target, wanted)
-        return graded(
-            wanted, offered, differing, sizes=sizes, counts=counts(), shared=shared, template_ids=named
-        )
-
-
-def _same_added(target: ModelFacts, draft: ModelFacts) -> bool:
-    """Whether the files beside equal vocabularies add the same to them."""
-    ours, theirs = additions(target), additions(draft)
-    if ours == theirs:
-        return True
-    name, kind = source(target)
-    path = target.files[name].path or draft.files[source(draft)[0]].path
-    if kind != "tokenizer.json" or path is None:
-        return False
-    return {*ours} ^ {*theirs} <= added_texts(content(path), source=name)

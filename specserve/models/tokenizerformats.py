@@ -11,7 +11,6 @@ from typing import Any
 from specserve.models.facts import ModelFacts
 from specserve.models.vocabulary import (
     LARGEST_ID,
-    Kind,
     Unreadable,
     Vocabulary,
     checked,
@@ -101,7 +100,7 @@ def read_huggingface(
 
 
 def added_texts(data: bytes, *, source: str = "tokenizer.json") -> frozenset[str]:
-    """The added tokens alone, where the file names them before its model, as all writers do; else none."""
+    """The added tokens alone, if the file names them before its model, as all writers do; else none."""
     head = data[: 2**22].decode("utf-8", errors="replace")
     start, model = _ADDED.search(head), _MODEL.search(head)
     if not start or (model and model.start() < start.start()):
@@ -114,7 +113,7 @@ def added_texts(data: bytes, *, source: str = "tokenizer.json") -> frozenset[str
 
 
 def _document(data: bytes, *, source: str) -> tuple[Any, bytes | None]:
-    """The document without its merges, and the text of these: half the time, where they stand at the end."""
+    """The document without its merges, and the text of these: half the time, if they stand at the end."""
     starts = [match.end() for match in _MERGES.finditer(data)]
     end = _END.search(data, max(len(data) - 200, 0))
     if len(starts) == 1 and end and starts[0] <= end.start():
@@ -140,7 +139,7 @@ def _added_texts(added: Any, *, source: str) -> list[str]:
 MOST_PIECES = 1_000_000
 _NORMAL = 1
 _SPECIAL = frozenset({2, 3, 4})
-"""Unknown, control, and those that the trainer was told."""
+"""Unknown, control, and those that were given to the trainer."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -252,22 +251,9 @@ def _count(value: Any) -> int:
     return value
 
 
-NO_FILES = (
-    "`{}` ships no tokenizer file that is read here: tokenizer.json, vocab.json, tokenizer.model, tekken.json"
-)
-
-
-def source(facts: ModelFacts) -> tuple[str, Kind]:
-    """The file of the vocabulary. Raises Unreadable where there is none."""
-    found = vocabulary_file(facts)
-    if found is None:
-        raise Unreadable(NO_FILES.format(facts.model))
-    return found
-
-
 def read_vocabulary(facts: ModelFacts) -> Vocabulary:
     """What each id of a model's tokenizer means. Raises Unreadable."""
-    name, kind = source(facts)
+    name, kind = vocabulary_file(facts)
     data = content(needed(facts, name))
     special: frozenset[int] = frozenset()
     match kind:
@@ -280,6 +266,4 @@ def read_vocabulary(facts: ModelFacts) -> Vocabulary:
         case "sentencepiece":
             texts, special = pieces(data, source=name)
             vocab = listed(texts, source=name)
-        case "vocab.txt":
-            vocab = listed(data.decode("utf-8", errors="replace").splitlines(), source=name)
     return with_added(vocab, additions(facts), source=name, special=special)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specserve.errors import FactError
-from specserve.models.bounded import json_problem, read_regular
 from specserve.models.config import text_fields
 from specserve.models.facts import ModelFacts, ModelFile
+from specserve.models.files import json_problem, read_regular
 
-Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken", "vocab.txt"]
+Kind = Literal["tokenizer.json", "vocab.json", "sentencepiece", "tekken"]
 
 LARGEST_BYTES = 64 * 2**20
 """Above this a file is not read. The largest public tokenizer.json (262,144 entries) has 33 MB."""
@@ -24,30 +24,30 @@ LARGEST_SMALL_BYTES = 8 * 2**20
 MOST_VALUES = 8_000_000
 """Commas and brackets in a JSON file that is parsed: a bound on the memory that its values take."""
 
-_NAMES: tuple[tuple[str, Kind], ...] = (
-    ("tokenizer.json", "tokenizer.json"),
-    ("vocab.json", "vocab.json"),
-    ("tokenizer.model", "sentencepiece"),
-    ("tekken.json", "tekken"),
-    ("spiece.model", "sentencepiece"),
-    ("sentencepiece.bpe.model", "sentencepiece"),
-    ("vocab.txt", "vocab.txt"),
-)
+_KINDS: dict[str, Kind] = {
+    "tokenizer.json": "tokenizer.json",
+    "vocab.json": "vocab.json",
+    "tokenizer.model": "sentencepiece",
+    "tekken.json": "tekken",
+}
 
 
 class Unreadable(Exception):
     """A tokenizer file cannot be used; the text says which, and why."""
 
 
-def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind] | None:
+def vocabulary_file(facts: ModelFacts) -> tuple[str, Kind]:
     """The file that holds the vocabulary, in the order of transformers and of vLLM's Mistral mode.
 
-    None: the model ships none that is known. Source: vllm/tokenizers/registry.py and transformers'
+    Raises Unreadable without one that is known. Source: vllm/tokenizers/registry.py and transformers'
     tokenization_utils_tokenizers.py, vLLM 0.32.
     """
     if "tekken.json" in facts.files and any(name.startswith("consolidated") for name in facts.files):
         return "tekken.json", "tekken"
-    return next(((name, kind) for name, kind in _NAMES if name in facts.files), None)
+    for name, kind in _KINDS.items():
+        if name in facts.files:
+            return name, kind
+    raise Unreadable(f"`{facts.model}` ships no tokenizer file that is read here: {', '.join(_KINDS)}")
 
 
 def same_bytes(left: ModelFile, right: ModelFile) -> bool:
@@ -60,7 +60,7 @@ def same_bytes(left: ModelFile, right: ModelFile) -> bool:
 
 
 def content(path: Path, *, most_bytes: int = LARGEST_BYTES) -> bytes:
-    """The bytes of a regular file. Raises Unreadable where it is larger than that, or cannot be read."""
+    """The bytes of a regular file. Raises Unreadable if it is larger than that, or cannot be read."""
     try:
         return read_regular(path, limit_bytes=most_bytes)
     except FactError as error:
@@ -70,7 +70,7 @@ def content(path: Path, *, most_bytes: int = LARGEST_BYTES) -> bytes:
 
 
 def needed(facts: ModelFacts, name: str) -> Path:
-    """Where a file of a model lies. Raises Unreadable where it is not on this machine."""
+    """Where a file of a model lies. Raises Unreadable if it is not on this machine."""
     file = facts.files.get(name)
     if file is None or file.path is None:
         raise Unreadable(f"`{name}` of `{facts.model}` is not on this machine")
@@ -88,7 +88,7 @@ def parsed(data: bytes, *, name: str) -> Any:
 
 
 def small_json(facts: ModelFacts, name: str) -> dict[str, Any]:
-    """A small JSON object beside the vocabulary; empty where there is none. Raises Unreadable."""
+    """A small JSON object beside the vocabulary; empty if there is none. Raises Unreadable."""
     file = facts.files.get(name)
     if file is None:
         return {}
@@ -112,7 +112,7 @@ class Vocabulary:
     added: frozenset[int] = field(default=frozenset(), repr=False)
     """Ids of added tokens: special ones, and others that are matched before the vocabulary is."""
     pipeline: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """How text becomes tokens, where the file says it: `normalizer`, `pre_tokenizer`, …"""
+    """How text becomes tokens, if the file says it: `normalizer`, `pre_tokenizer`, …"""
     merges: bytes | None = field(default=None, repr=False)
     """The JSON list of BPE merges as it stands in the file; half of the file, and hardly ever asked for."""
 
@@ -145,7 +145,7 @@ def with_added(
 
 
 def checked(vocab: Any, *, source: str) -> dict[str, int]:
-    """A mapping of token to id. Raises Unreadable where it is none."""
+    """A mapping of token to id. Raises Unreadable if it is none."""
     if not isinstance(vocab, dict):
         raise Unreadable(f"the vocabulary in `{source}` is not a mapping of token to id")
     if not vocab:
@@ -158,7 +158,7 @@ def checked(vocab: Any, *, source: str) -> dict[str, int]:
 
 
 def listed(pieces: Any, *, source: str) -> dict[str, int]:
-    """A list of tokens, or of pairs of token and score, by place. Raises Unreadable where it is none."""
+    """A list of tokens, or of pairs of token and score, by place. Raises Unreadable if it is none."""
     if not isinstance(pieces, list) or not pieces:
         raise Unreadable(f"the vocabulary in `{source}` is not a list of tokens")
     texts = [piece[0] if isinstance(piece, list) and piece else piece for piece in pieces]
@@ -177,7 +177,7 @@ def step_kinds(value: Any) -> set[str]:
 
 
 def vocab_size(facts: ModelFacts) -> int | None:
-    """The language model's vocabulary; None where config.json does not tell.
+    """The language model's vocabulary; None if config.json does not say it.
 
     Source: vllm/transformers_utils/model_arch_config_convertor.py, `get_vocab_size`, 0.32.
     """
@@ -225,7 +225,7 @@ def tokenizer_family(model: str) -> str | None:
 
 
 @cache
-def alphabet() -> dict[int, str]:
+def _alphabet() -> dict[int, str]:
     """Byte to character, as GPT-2 has it: printable Latin-1 stands for itself, the rest is moved above 255.
 
     Source: tokenizers 0.23, `bytes_char`.
@@ -235,20 +235,17 @@ def alphabet() -> dict[int, str]:
     return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(moved)}
 
 
+@cache
+def _bytes() -> dict[str, int]:
+    return {char: byte for byte, char in _alphabet().items()}
+
+
 def written(data: bytes) -> str:
     """Bytes as byte-level BPE writes them."""
-    return data.decode("latin-1").translate(alphabet())
-
-
-@cache
-def _bytes() -> dict[int, int]:
-    return {ord(char): byte for byte, char in alphabet().items()}
+    return data.decode("latin-1").translate(_alphabet())
 
 
 def spelled(token: str) -> bytes | None:
-    """The bytes of a token that byte-level BPE wrote; None where it holds another character."""
+    """The bytes of a token that byte-level BPE wrote; None if it holds another character."""
     table = _bytes()
-    try:
-        return bytes(table[ord(char)] for char in token)
-    except KeyError:
-        return None
+    return bytes(map(table.__getitem__, token)) if table.keys() >= {*token} else None

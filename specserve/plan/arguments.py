@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -139,43 +139,43 @@ def _section(name: str) -> Section:
     return "frontend" if name == "frontend" else "engine"
 
 
+_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
+    "bool": ("true or false", bool),
+    "int": ("an integer", int),
+    "float": ("a number", (int, float)),
+    "str": ("a text", (str, int, float)),
+    "list": ("a list", (tuple, list, str, int, float)),
+    "dict": ("a mapping", Mapping),
+}
+"""The kinds of arguments: what a person calls them, and the types that may become them."""
+_COMPARE = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+
+
 def _value(path: str, argument: Argument, value: Any) -> Iterator[ArgumentProblem]:
-    """A value of a type that vLLM could not take; silent where the table does not know the type."""
+    """A value of a type that vLLM could not take; silent if the table does not know the type."""
     if value is None or _is_none(argument, value):
         return
     name = path.rpartition(".")[2]
-    types: dict[str, type | tuple[type, ...]] = {
-        "bool": bool,
-        "int": int,
-        "float": (int, float),
-        "str": (str, int, float) if not argument.choices else (str, int, float, bool),
-        "list": (tuple, list, str, int, float),
-        "dict": (Mapping, str) if argument.form == "json_or_str" else (Mapping, dict),
-    }
-    wanted = types.get(argument.kind)
+    kind, wanted = _KINDS.get(argument.kind, ("another type", object))
+    if argument.kind == "str" and argument.choices:
+        wanted = (str, int, float, bool)
+    elif argument.kind == "dict" and argument.form == "json_or_str":
+        wanted = (Mapping, str)
     value = python_value(argument, value)
     wrong_bool = isinstance(value, bool) and argument.kind in ("int", "float")
-    if wanted and (wrong_bool or not isinstance(value, wanted)):
-        kinds = {"bool": "true or false", "int": "an integer", "float": "a number", "str": "a text"}
-        kind = kinds.get(
-            argument.kind, {"list": "a list", "dict": "a mapping"}.get(argument.kind, "another type")
-        )
+    if wrong_bool or not isinstance(value, wanted):
         found = value if isinstance(value, str) else json.dumps(jsonable(value), ensure_ascii=False)
         bare = isinstance(value, str) and isinstance(meaning(value), wanted)
         help_text = "write it without quotes" if bare else None
         yield ArgumentProblem(path, f"`{name}` must be {kind}; found {quoted(found)}", help_text, "value")
     elif argument.choices and isinstance(value, (str, int)) and not _chosen(argument, value):
-        text = f"`{name}` cannot be {quoted(str(value))}"
-        word = did_you_mean(str(value), [str(choice) for choice in argument.choices])
-        some = ", ".join(str(choice) for choice in argument.choices)
-        yield ArgumentProblem(path, text, f"did you mean `{word}`?" if word else f"one of {some}", "value")
-    elif argument.known and isinstance(value, str) and not _brought(argument, value):
-        text = f"vLLM brings no `{name}` {quoted(value)}: a plug-in would have to"
-        word = did_you_mean(value, argument.known)
-        some = ", ".join(argument.known)
+        some = [str(choice) for choice in argument.choices]
         yield ArgumentProblem(
-            path, text, f"did you mean `{word}`?" if word else f"it brings {some}", "plug-in"
+            path, f"`{name}` cannot be {quoted(str(value))}", _meant(str(value), some, "one of"), "value"
         )
+    elif argument.known and isinstance(value, str) and value not in (*argument.known, "", "auto"):
+        text = f"vLLM brings no `{name}` {quoted(value)}: a plug-in would have to"
+        yield ArgumentProblem(path, text, _meant(value, argument.known, "it brings"), "plug-in")
     elif isinstance(value, (int, float)) and (broken := _broken(argument, value)):
         yield ArgumentProblem(path, f"`{name}` must be {broken}; found {quoted(str(value))}", None, "value")
     elif argument.form in ("many", "append") and isinstance(value, list) and argument.flag:
@@ -204,17 +204,17 @@ def _chosen(argument: Argument, value: str | int) -> bool:
     )
 
 
-def _brought(argument: Argument, value: str) -> bool:
-    """Whether vLLM has this value itself."""
-    return value in argument.known or value in ("", "auto")
+def _meant(word: str, known: Sequence[str], lead: str) -> str:
+    """A hint: the known word that is nearest, or all of them."""
+    guess = did_you_mean(word, known)
+    return f"did you mean `{guess}`?" if guess else f"{lead} {', '.join(known)}"
 
 
 def _broken(argument: Argument, value: float) -> str | None:
     """The bound that a number is beyond."""
-    compare = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
     for bound in argument.bounds:
         sign, _, limit = bound.partition(" ")
-        if not compare[sign](value, float(limit)):
+        if not _COMPARE[sign](value, float(limit)):
             return bound
     return None
 
@@ -236,10 +236,8 @@ def _keys(
             yield from _keys(place, argument, item, table, f"{dotted}.")
         elif isinstance(item, str) and (some := _admitted(argument, dotted)):
             if not {item, item.upper(), item.lower().replace("-", "_")} & {*some, "auto"}:
-                word = did_you_mean(item, some)
                 text = f"`{key}` cannot be {quoted(item)}"
-                help_text = f"did you mean `{word}`?" if word else f"one of {', '.join(some)}"
-                yield ArgumentProblem(place, text, help_text, "value")
+                yield ArgumentProblem(place, text, _meant(item, some, "one of"), "value")
 
 
 def _admitted(argument: Argument, dotted: str) -> list[str]:

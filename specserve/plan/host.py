@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class DownloadFolder:
     """The folder of downloaded models."""
 
     path: str
@@ -47,7 +47,7 @@ class Host:
     """Those of the launch's ports that are taken, and by whom."""
     shm_bytes: int | None = None
     """Size of /dev/shm; None where there is none."""
-    cache: Cache | None = None
+    cache: DownloadFolder | None = None
     """Where downloads would go; None: not looked at."""
     arctic_inference: str | None = "?"
     """Version of the package that `suffix` needs; None: not installed, `?`: not looked at."""
@@ -228,13 +228,13 @@ def _size(folder: Path) -> int | None:
     return None
 
 
-def _cache(environ: Mapping[str, str]) -> Cache | None:
+def _cache(environ: Mapping[str, str]) -> DownloadFolder | None:
     """Source: huggingface_hub/constants.py 1.0, HF_HUB_CACHE."""
     home = environ.get("HF_HOME") or str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     folder = Path(environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser()
     with suppress(OSError, RuntimeError):
         there = next(part for part in (folder, *folder.parents) if part.exists())
-        return Cache(str(folder), shutil.disk_usage(there).free, os.access(there, os.W_OK))
+        return DownloadFolder(str(folder), shutil.disk_usage(there).free, os.access(there, os.W_OK))
     return None
 
 

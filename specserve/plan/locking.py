@@ -6,14 +6,15 @@ import datetime
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specserve import __version__
 from specserve.errors import FactError, UsageError
-from specserve.models.download import missing_of_listing
 from specserve.models.facts import ModelFacts
+from specserve.models.hub import missing_of_listing
 from specserve.models.hubcache import find_snapshot, hub_cache
 from specserve.models.lock import (
     Drift,
@@ -32,6 +33,7 @@ from specserve.models.tokenizercompare import TokenizerComparison
 from specserve.plan.launchplan import LaunchPlan
 from specserve.plan.uses import ModelUse, draft_use, model_uses, tokenizer_use
 from specserve.profile.schema import Profile, Speculation
+from specserve.profile.texts import recall
 
 _TOKENIZER_REVISION = "tokenizer_revision"
 
@@ -54,13 +56,12 @@ def locked(profile: Profile, lock: Lock) -> Profile:
     """
     target = profile.target
     entry = lock.find(target.model, revision=target.revision)
-    engine = _with_tokenizer(profile, lock)
     return replace(
         profile,
         target=replace(target, revision=entry.commit) if entry and entry.commit else target,
         speculation=_at_commit(profile, profile.speculation, lock) if profile.speculation else None,
         alternatives={name: _at_commit(profile, block, lock) for name, block in profile.alternatives.items()},
-        engine=engine,
+        engine=_with_tokenizer(profile, lock),
         identities=_identities(profile, lock),
     )
 
@@ -167,7 +168,8 @@ def _absent(entry: ModelFacts, folder: Path) -> list[str]:
     return [f"`{missing[0]}`{more} of `{entry.model}` is not there, or cut short"] if missing else []
 
 
-Tell = Callable[[str], None]
+_Key = tuple[str, str | None]
+"""A model and the revision that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,9 @@ class Locked:
     """Whether the file had to be written."""
 
 
-def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda _: None) -> Locked:
+def lock_profile(
+    profile: Profile, *, offline: bool = False, tell: Callable[[str], None] = lambda _: None
+) -> Locked:
     """Reads every model of a profile and writes the lock beside it, unless it says the same already.
 
     Raises FactError for a model that cannot be read, UsageError for a profile that is no file.
@@ -188,55 +192,51 @@ def lock_profile(profile: Profile, *, offline: bool = False, tell: Tell = lambda
     file = lock_path(profile.file)
     if file is None or not Path(profile.file).is_file():
         raise UsageError("only a profile in a file has a place for its lock", hint="write it to a file first")
-    read: dict[tuple[str, str | None], ModelFacts] = {}
+    read: dict[_Key, ModelFacts] = {}
     for use in model_uses(profile):
         key = _key(use)
         if key not in read or (not use.tokenizer_only and not read[key].config):
             tell(f"reading {use.model}")
-            read[key] = read_fresh(use, offline=offline)
-    names = {key: _recorded(profile, key[0], file=file) for key in read}
-    models = tuple(_entry(facts, key=key, name=names[key]) for key, facts in read.items())
+            read[key] = _read_today(use, offline=offline)
+    models = {key: _entry(facts, key, _recorded(profile, key[0], file)) for key, facts in read.items()}
     tell("comparing tokenizers")
-    comparisons = _comparisons(profile, read, names)
-    return _write(file, models, comparisons=comparisons, vllm=profile.vllm)
+    comparisons = {
+        (label(models[one].model, one[1]), label(models[other].model, other[1])): comparison
+        for (one, other), comparison in _comparisons(profile, read).items()
+    }
+    return _write(file, tuple(models.values()), comparisons=comparisons, vllm=profile.vllm)
 
 
-def _key(use: ModelUse) -> tuple[str, str | None]:
+def _key(use: ModelUse) -> _Key:
     """A directory has no revisions."""
     return use.model, None if local_path(use.model) is not None else use.revision
 
 
-def read_fresh(use: ModelUse, *, offline: bool) -> ModelFacts:
+def _read_today(use: ModelUse, *, offline: bool) -> ModelFacts:
     """A model as it is now: of the Hub the commit that the revision has today, whatever the cache holds."""
+    from specserve.models.hubcache import is_offline
+
     need_config = not use.tokenizer_only
-    if offline or local_path(use.model) is not None:
-        facts = read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
-    else:
-        from specserve.models.hub import read_from_hub
-        from specserve.models.hubcache import is_offline
-
+    if local_path(use.model) is None and not offline:
         refuse_no_hub_id(use.model, revision=use.revision)
-        if is_offline():
-            return read_fresh(use, offline=True)
-        facts = read_from_hub(use.model, revision=use.revision, need_config=need_config)
-    return facts
+        if not is_offline():
+            from specserve.models.hub import read_from_hub
+
+            return read_from_hub(use.model, revision=use.revision, need_config=need_config)
+    offline = offline or is_offline()
+    return read_model(use.model, revision=use.revision, offline=offline, need_config=need_config)
 
 
-def _entry(facts: ModelFacts, *, key: tuple[str, str | None], name: str) -> ModelFacts:
+def _entry(facts: ModelFacts, key: _Key, name: str) -> ModelFacts:
     """The facts as they are locked: no word of where on this machine they were read."""
     place = local_path(key[0])
     prefix = f"{place}/" if place is not None else "\0"
-    entry = replace(
-        facts,
-        model=name,
-        revision=key[1],
-        notes=tuple(note.replace(prefix, "") for note in facts.notes),
-        broken={file: why.replace(prefix, "") for file, why in facts.broken.items()},
-    )
-    return hashed(entry)
+    notes = tuple(note.replace(prefix, "") for note in facts.notes)
+    broken = {file: why.replace(prefix, "") for file, why in facts.broken.items()}
+    return hashed(replace(facts, model=name, revision=key[1], notes=notes, broken=broken))
 
 
-def _recorded(profile: Profile, model: str, *, file: Path) -> str:
+def _recorded(profile: Profile, model: str, file: Path) -> str:
     """A model's name in the lock: a path that the profile wrote relative is relative to the lock."""
     place = local_path(model)
     if place is None:
@@ -248,40 +248,29 @@ def _recorded(profile: Profile, model: str, *, file: Path) -> str:
 
 
 def _written(profile: Profile, model: str) -> str:
-    """How the profile's file spells a path, which is absolute by now; empty where that cannot be seen."""
-    for use in model_uses(profile):
-        span = profile.spans.get(use.path)
-        if use.model != model or span is None:
-            continue
-        try:
-            with Path(span.file).open(encoding="utf-8") as stream:
-                lines = stream.read().splitlines()
-            return lines[span.line - 1][span.column - 1 :].lstrip("'\"")
-        except (OSError, ValueError, IndexError):
-            return ""
-    return ""
+    """How the profile's file spells a path, which is absolute by now; empty if that cannot be seen."""
+    spans = (profile.spans.get(use.path) for use in model_uses(profile) if use.model == model)
+    span = next(filter(None, spans), None)
+    try:
+        lines = recall(span.file).decode().splitlines() if span else []
+        return lines[span.line - 1][span.column - 1 :].lstrip("'\"") if span else ""
+    except (OSError, ValueError, IndexError):
+        return ""
 
 
 def _comparisons(
-    profile: Profile,
-    read: Mapping[tuple[str, str | None], ModelFacts],
-    names: Mapping[tuple[str, str | None], str],
-) -> dict[tuple[str, str], TokenizerComparison]:
+    profile: Profile, read: Mapping[_Key, ModelFacts]
+) -> dict[tuple[_Key, _Key], TokenizerComparison]:
     """The target's tokenizer, by default the target's own, against the target and against each draft model."""
     from specserve.models.tokenizercompare import compare
 
-    def name(key: tuple[str, str | None]) -> str:
-        return label(names[key], key[1])
-
     target, own = _key(model_uses(profile)[0]), _key(tokenizer_use(profile))
     apart = read[own] if own != target else None
-    found = {(name(own), name(target)): compare(apart, read[target])} if apart else {}
-    blocks = {"speculation": profile.speculation, **profile.alternatives}
-    for path, block in blocks.items():
-        draft_at = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
-        if draft_at:
-            draft = _key(draft_at)
-            found[name(own), name(draft)] = compare(read[target], read[draft], tokenizer=apart)
+    found = {(own, target): compare(apart, read[target])} if apart else {}
+    for path, block in {"speculation": profile.speculation, **profile.alternatives}.items():
+        draft = draft_use(profile, block, path=path) if block and block.method == "draft_model" else None
+        if draft:
+            found[own, _key(draft)] = compare(read[target], read[_key(draft)], tokenizer=apart)
     return found
 
 
@@ -293,22 +282,19 @@ def _write(
     vllm: str | None,
 ) -> Locked:
     """Leaves a lock that says the same as it is, so that its date is that of the last change."""
-    try:
+
+    def text(created: str, specserve: str) -> str:
+        return lock_text(models, comparisons=comparisons, created=created, specserve=specserve, vllm=vllm)
+
+    with suppress(FactError):
         old = read_lock(file)
-    except FactError:
-        old = None
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    if old:
-        same = lock_text(
-            models, comparisons=comparisons, created=old.created, specserve=old.specserve, vllm=vllm
-        )
-        if file.read_text(encoding="utf-8") == same:
+        if old and file.read_text(encoding="utf-8") == text(old.created, old.specserve):
             return Locked(file, models, changed=False)
-    text = lock_text(models, comparisons=comparisons, created=today, specserve=__version__, vllm=vllm)
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     try:
         handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+            stream.write(text(today, __version__))
         Path(name).chmod(0o644)
         Path(name).replace(file)
     except OSError as error:
@@ -316,20 +302,11 @@ def _write(
     return Locked(file, models, changed=True)
 
 
-def drifts(profile: Profile, *, ask_hub: bool) -> tuple[Drift, ...]:
-    """Each model that is not as the profile's lock says, in the order of the profile; nothing without a lock.
-
-    `ask_hub`: whether branches have moved is asked; FactError is raised where the Hub does not answer.
-    """
-    try:
-        lock = lock_of(profile)
-    except FactError as error:
-        return (Drift("target.model", "unreadable", "the lock", (error.message,)),)
-    return drifts_from(profile, lock, ask_hub=ask_hub) if lock else ()
-
-
 def drifts_from(profile: Profile, lock: Lock, *, ask_hub: bool) -> tuple[Drift, ...]:
-    """The same for a lock that was read. Raises FactError."""
+    """Each model that is not as the lock says, in the order of the profile. Raises FactError.
+
+    `ask_hub`: whether branches have moved is asked.
+    """
     seen: dict[tuple[str, str | None], Drift | None] = {}
     for use in model_uses(profile):
         key = (use.model, use.revision)
@@ -346,9 +323,9 @@ def unused(profile: Profile, lock: Lock) -> tuple[str, ...]:
 
 
 def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile, Lock | None]:
-    """The profile at the commits of the lock beside it, and that lock. Raises FactError where a needed one fails.
+    """The profile at the commits of the lock beside it, and that lock.
 
-    UsageError where it is needed and must not be used.
+    Raises FactError if a lock is needed and fails, UsageError if it is needed and must not be used.
     """
     if needed and not use_lock:
         raise UsageError("`--locked` and `--no-lock` contradict each other", hint="give one of them")
@@ -366,7 +343,7 @@ def at_lock(profile: Profile, *, use_lock: bool, needed: bool) -> tuple[Profile,
 
 
 def without_hub(plan: LaunchPlan, *, profile: Profile, lock: Lock | None, needed: bool) -> LaunchPlan:
-    """The plan with HF_HUB_OFFLINE where the lock is complete and the cache has it. Raises FactError if needed."""
+    """The plan with HF_HUB_OFFLINE if the lock is complete and the cache has it. Raises FactError if it must."""
     if lock is None:
         return plan
     from specserve.plan.launch import offline

@@ -15,7 +15,7 @@ MASTER_PORT = 29501
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LaunchNode:
     """Which of a profile's nodes a command is for, and where node 0 is, as far as the command line says it."""
 
     rank: int
@@ -23,14 +23,14 @@ class Node:
     master_port: int | None = None
 
 
-def node_at(rank: int, address: str | None) -> Node:
+def node_at(rank: int, address: str | None) -> LaunchNode:
     """A node by its rank and `ADDRESS` or `ADDRESS:PORT`. Raises UsageError for a port that is none."""
     host, colon, port = (address or "").rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):  # no port, or an IPv6 address
-        return Node(rank, address)
+        return LaunchNode(rank, address)
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"`{address}` is no address", hint="write it like `10.0.0.1`, or `10.0.0.1:29501`")
-    return Node(rank, host, int(port))
+    return LaunchNode(rank, host, int(port))
 
 
 def node_count(profile: Profile) -> int:
@@ -48,7 +48,7 @@ def on_node(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> LaunchPlan:
-    """The launch of one of a profile's nodes. Node 0 answers requests; the others only compute, and say nothing.
+    """The launch of one of a profile's nodes. LaunchNode 0 answers requests; the others only compute, and say nothing.
 
     `master_addr`: where the others find node 0; default: `engine.master_addr`. Raises UsageError.
     """

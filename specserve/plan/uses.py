@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specserve.errors import FactError, ModelNotFound, NotCached
-from specserve.models.assemble import read_folder
-from specserve.models.download import Download, plan_download
-from specserve.models.hubcache import find_snapshot, hub_cache, is_complete, is_offline
+from specserve.errors import ModelNotFound, NotCached
+from specserve.models.hub import ModelDownload, plan_download
+from specserve.models.hubcache import hub_cache, is_offline
 from specserve.models.read import local_path, refuse_no_hub_id
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.speculation import OWN_LAYERS
@@ -74,12 +73,12 @@ def _blocks(profile: Profile, *, alternatives: bool) -> Iterator[tuple[str, Spec
 
 def downloads(
     profile: Profile, *, alternatives: bool = False, tell: Callable[[str], None] = lambda _: None
-) -> tuple[Download, ...]:
+) -> tuple[ModelDownload, ...]:
     """What is to be fetched for a profile, in its order; a model at a commit once, a directory not at all.
 
     Raises FactError: a directory that is not there, a model that the Hub does not show.
     """
-    found: dict[tuple[str, str], Download] = {}
+    found: dict[tuple[str, str], ModelDownload] = {}
     by_branch = set(_asked_by_branch(profile))
     for use in model_uses(profile, alternatives=alternatives):
         place = local_path(use.model)
@@ -99,29 +98,6 @@ def downloads(
             download = replace(download, revision=None)
         found.setdefault((download.model, download.commit), download)
     return tuple(found.values())
-
-
-def not_here(profile: Profile) -> tuple[str, ...]:
-    """The models of a launch that the Hub cache does not have whole: what `pull` would fetch. Asks no Hub."""
-    cache = cache_of(profile)
-    absent = []
-    for use in model_uses(profile, alternatives=False):
-        if local_path(use.model) is None and not _is_here(use, cache):
-            absent.append(use.model)
-    return tuple(dict.fromkeys(absent))
-
-
-def _is_here(use: ModelUse, cache: Path) -> bool:
-    snapshot = find_snapshot(use.model, revision=use.revision, cache=cache)
-    if snapshot is None:
-        return False
-    try:
-        facts = read_folder(
-            snapshot.folder, model=use.model, origin="cache", need_config=not use.tokenizer_only
-        )
-    except FactError:
-        return False
-    return use.tokenizer_only or is_complete(facts)
 
 
 def _asked_by_branch(profile: Profile) -> Iterator[str]:

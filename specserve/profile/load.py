@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -44,9 +44,6 @@ def _absolute(node: Node, folder: Path) -> Node:
     return replace(node, value=place, raw=place if node.raw is not None else None)
 
 
-_BEFORE = "value: "
-
-
 def apply(tree: Node, settings: Iterable[str]) -> Node:
     """The tree with each `key.path=value` set; the value is YAML, its relative paths are the shell's.
 
@@ -60,43 +57,20 @@ def apply(tree: Node, settings: Iterable[str]) -> Node:
             raise UsageError(f"`--set` takes `key.path=value`; found {quoted(setting)}")
         if keys[0] == "extends":
             raise UsageError("`--set extends` has no effect: parents are read before", hint="edit the file")
-        value = _parsed(text, path=path)
-        lone = replace(value, value={keys[0]: _nested(keys[1:], value)})
-        lone = absolute_paths(lone, folder=Path.cwd())
-        tree = _over(tree, lone, keys, at=0)
+        value = _set_value(text, file=f"--set {path}")
+        for key in reversed(keys):
+            value = Node({key: value}, value.span, key=value.key)
+        tree = _over(tree, absolute_paths(value, folder=Path.cwd()), keys, at=0)
     return tree
 
 
-def _parsed(text: str, *, path: str) -> Node:
-    file = f"--set {path}"
-    data = f"{_BEFORE}{text}\n".encode(errors="surrogateescape")
-    parsed, findings = parse(data, file=file)
-    if parsed is None or findings or set(parsed.mapping or {}) != {"value"}:
+def _set_value(text: str, *, file: str) -> Node:
+    if not text.strip():
+        return Node(None, Span(file), key=Span(file))
+    parsed, findings = parse(text.encode(errors="surrogateescape"), file=file, is_value=True)
+    if parsed is None or findings:
         raise UsageError(f"the value of {quoted(file)} is not YAML", hint="quote it, for YAML and the shell")
-    return replace(_shifted((parsed.mapping or {})["value"]), key=Span(file))
-
-
-def _shifted(node: Node) -> Node:
-    """The node with its columns counted from the start of the value."""
-    value = node.value
-    if isinstance(value, dict):
-        value = {key: _shifted(child) for key, child in value.items()}
-    elif isinstance(value, list):
-        value = [_shifted(child) for child in value]
-    return replace(node, value=value, span=_left(node.span), key=_left(node.key) if node.key else None)
-
-
-def _left(span: Span) -> Span:
-    width = len(_BEFORE)
-    column = max(span.column - width, 1) if span.line == 1 else span.column
-    end = max(span.end_column - width, column + 1) if span.end_line == 1 else span.end_column
-    return replace(span, column=column, end_column=end)
-
-
-def _nested(keys: list[str], value: Node) -> Node:
-    for key in reversed(keys):
-        value = Node({key: value}, value.span, key=value.key)
-    return value
+    return replace(parsed, key=Span(file))
 
 
 def _over(tree: Node, lone: Node, keys: list[str], *, at: int) -> Node:
@@ -122,14 +96,6 @@ _REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Lineage:
-    """Where a search for parents began, and the files on the way from the child to here, resolved."""
-
-    root: Path
-    files: tuple[Path, ...]
-
-
 def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Finding]]:
     """The tree over its parents, each with its own relative paths made absolute; and what is wrong with them.
 
@@ -137,10 +103,12 @@ def with_parents(tree: Node, *, file: str, folder: Path) -> tuple[Node, list[Fin
     """
     files = () if file == "-" else (Path(os.path.realpath(file)),)
     shown = "" if file == "-" else os.path.dirname(file)  # noqa: PTH120 - as it was written
-    return _with_parents(tree, folder=folder, shown=shown, lineage=_Lineage(_tree_root(folder), files))
+    return _over_parents(tree, folder=folder, shown=shown, root=_tree_root(folder), files=files)
 
 
-def _with_parents(tree: Node, *, folder: Path, shown: str, lineage: _Lineage) -> tuple[Node, list[Finding]]:
+def _over_parents(
+    tree: Node, *, folder: Path, shown: str, root: Path, files: tuple[Path, ...]
+) -> tuple[Node, list[Finding]]:
     tree = absolute_paths(tree, folder=folder)
     node = (tree.mapping or {}).get("extends")
     if node is None or node.value is None:
@@ -148,18 +116,15 @@ def _with_parents(tree: Node, *, folder: Path, shown: str, lineage: _Lineage) ->
     if not isinstance(node.value, str) or not node.value.strip() or "\0" in node.value:
         return tree, [_bad(node, "`extends` must be the path of one file", help="chain files for more")]
     path = Path(os.path.realpath(folder / node.value))
-    refused = _refusal(node, path, lineage=lineage)
+    refused = _refusal(node, path, root=root, files=files)
     if refused:
         return tree, [refused]
-    parent, findings = _read(node, path, shown=os.path.normpath(Path(shown, node.value)))
+    name = Path(shown, node.value)
+    parent, findings = _read(node, path, shown=os.path.normpath(name))
     if parent is None:
         return tree, findings
-    parent, more = _with_parents(
-        parent,
-        folder=path.parent,
-        shown=os.path.normpath(Path(shown, node.value).parent),
-        lineage=replace(lineage, files=(*lineage.files, path)),
-    )
+    above = os.path.normpath(name.parent)
+    parent, more = _over_parents(parent, folder=path.parent, shown=above, root=root, files=(*files, path))
     values = {key: child for key, child in (parent.mapping or {}).items() if key not in _NOT_INHERITED}
     return merged(replace(parent, value=values), tree), [*findings, *more]
 
@@ -168,18 +133,18 @@ def _bad(node: Node, message: str, *, help: str | None = None) -> Finding:
     return problem("SD009", message, replace(node.span, path="extends"), help=help)
 
 
-def _refusal(node: Node, path: Path, *, lineage: _Lineage) -> Finding | None:
+def _refusal(node: Node, path: Path, *, root: Path, files: tuple[Path, ...]) -> Finding | None:
     """The finding for a parent that may not be read at all."""
     written = quoted(str(node.value))
-    if path in lineage.files:
-        circle = lineage.files[lineage.files.index(path) :]
+    if path in files:
+        circle = files[files.index(path) :]
         if len(circle) == 1:
             return _bad(node, "`extends` names the file that it stands in")
-        chain = " → ".join(quoted(file.name) for file in (*circle, path))
+        chain = " → ".join(quoted(each.name) for each in (*circle, path))
         return _bad(node, f"`extends` goes round in a circle: {chain}")
-    if len(lineage.files) > MAX_PARENTS:
+    if len(files) > MAX_PARENTS:
         return _bad(node, f"`extends` leads through more than {MAX_PARENTS} parents")
-    if not path.is_relative_to(lineage.root):
+    if not path.is_relative_to(root):
         message = f"the parent {written} lies outside of this profile's repository or folder"
         return _bad(node, message, help="copy it next to the profile")
     return None
@@ -275,21 +240,21 @@ def examine_partial(
         return _MAKERS[file](settings)
     try:
         data = read(file)
-    except FileNotFoundError:
-        near = near_file(file)
-        help = f"did you mean `{near}`?" if near else None
-        return None, [problem("SD001", "no such file", Span(file), help=help)]
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        missing = isinstance(error, FileNotFoundError)
+        near = near_file(file) if missing else None
         reason = (getattr(error, "strerror", None) or str(error)).lower()
-        return None, [problem("SD001", f"cannot read the file: {reason}", Span(file))]
+        message = "no such file" if missing else f"cannot read the file: {reason}"
+        help = f"did you mean `{near}`?" if near else None
+        return None, [problem("SD001", message, Span(file), help=help)]
     tree, findings = parse(data, file=file)
     if tree is None:
         return None, findings
     # a symbolic link's own folder counts, as for the shell
     folder = Path.cwd() if file == "-" else Path(os.path.abspath(file)).parent  # noqa: PTH100
-    whole, more = with_parents(tree, file=file, folder=folder)
+    tree, more = with_parents(tree, file=file, folder=folder)
     complete = all(finding.code != "SD009" for finding in more)
-    tree = apply(whole, settings)
+    tree = apply(tree, settings)
     profile, found = read_profile(tree, file=file, whole=complete, problems=[*findings, *more])
     return profile, ordered(found)
 

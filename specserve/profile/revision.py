@@ -31,16 +31,16 @@ def at_revision(name: str) -> tuple[str, str] | None:
 def load_at(file: str, revision: str, *, settings: Iterable[str] = ()) -> Profile:
     """The profile of a file in a commit, its parents from the same commit; its places name the revision.
 
-    Raises UsageError where there is no such revision or file in it, FactError where git does not run.
+    Raises UsageError if there is no such revision or file in it, FactError if git does not run.
     """
     folder = Path(os.path.abspath(file)).parent  # noqa: PTH100 - a link's own folder counts
     root = Path(_git(folder, "rev-parse", "--show-toplevel").decode().rstrip("\n"))
-    if revision.startswith("-") or not _is_commit(root, revision):
+    commit = f"{revision}^{{commit}}"
+    if revision.startswith("-") or _run_git(root, "rev-parse", "--verify", "--quiet", commit).returncode:
         raise UsageError(f"there is no revision {quoted(revision)} in the repository of `{file}`")
-    reader = _Reader(root, revision)
-    if not reader.has(file):
+    if not _is_in(root, revision, file):
         raise UsageError(f"`{file}` is not in revision {quoted(revision)}")
-    with read_by(reader):
+    with read_by(lambda name: _read(root, revision, name)):
         profile = load_profile(file, settings=settings)
     return replace(
         profile,
@@ -55,44 +55,35 @@ def _named(span: Span, revision: str) -> Span:
     return span if span.file.startswith("-") else replace(span, file=f"{span.file}@{revision}")
 
 
-class _Reader:
-    """Reads files of one commit as if they stood in the working tree."""
-
-    def __init__(self, root: Path, revision: str) -> None:
-        self._root = root
-        self._revision = revision
-
-    def __call__(self, file: str) -> bytes:
-        if not self.has(file):
-            raise FileNotFoundError(errno.ENOENT, "no such file in this revision", file)
-        return _git(self._root, "cat-file", "blob", self._object(file))
-
-    def has(self, file: str) -> bool:
-        name = self._object(file)
-        return bool(name) and _asked(self._root, "cat-file", "-e", name).returncode == 0
-
-    def _object(self, file: str) -> str:
-        folder, base = os.path.split(os.path.abspath(file))  # noqa: PTH100
-        place = Path(os.path.realpath(folder)) / base
-        if not place.is_relative_to(self._root):
-            return ""
-        return f"{self._revision}:{place.relative_to(self._root).as_posix()}"
+def _read(root: Path, revision: str, file: str) -> bytes:
+    """A file of a commit as if it stood in the working tree. Raises FileNotFoundError."""
+    if not _is_in(root, revision, file):
+        raise FileNotFoundError(errno.ENOENT, "no such file in this revision", file)
+    return _git(root, "cat-file", "blob", _blob(root, revision, file))
 
 
-def _is_commit(root: Path, revision: str) -> bool:
-    return _asked(root, "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").returncode == 0
+def _is_in(root: Path, revision: str, file: str) -> bool:
+    name = _blob(root, revision, file)
+    return bool(name) and _run_git(root, "cat-file", "-e", name).returncode == 0
+
+
+def _blob(root: Path, revision: str, file: str) -> str:
+    """git's name of a file in a commit; empty for one outside of the repository."""
+    folder, base = os.path.split(os.path.abspath(file))  # noqa: PTH100
+    place = Path(os.path.realpath(folder)) / base
+    return f"{revision}:{place.relative_to(root).as_posix()}" if place.is_relative_to(root) else ""
 
 
 def _git(folder: Path, *arguments: str) -> bytes:
-    done = _asked(folder, *arguments)
+    done = _run_git(folder, *arguments)
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines() or ["it gave no reason"]
         raise UsageError(f"git cannot read `{folder}`: {reason[0].removeprefix('fatal: ')}")
     return done.stdout
 
 
-def _asked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """What git answers. Raises FactError where there is none, UsageError for a folder that is not there."""
+def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs git. Raises FactError if there is none, UsageError for a folder that is not there."""
     if not folder.is_dir():
         raise UsageError(f"there is no folder `{folder}`")
     command = ["git", "-C", str(folder), *arguments]

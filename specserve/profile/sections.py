@@ -33,11 +33,11 @@ def value(node: Node, key: Key, *, path: str, found: list[Finding]) -> Any:
 
 
 def unknown(
-    mapping: Mapping[str, Node], known: Iterable[str], *, where: str, section: str, found: list[Finding]
+    given: Mapping[str, Node], known: Iterable[str], *, where: str, section: str, found: list[Finding]
 ) -> set[str]:
     """Tells the keys that nobody knows, and returns the known ones that they were probably meant to be."""
     known = set(known)
-    strangers = {name: node for name, node in mapping.items() if name not in known}
+    strangers = {name: node for name, node in given.items() if name not in known}
     meant: set[str] = set()
     for count, (name, node) in enumerate(strangers.items()):
         guess = did_you_mean(name, sorted(known)) if count < _MOST_GUESSES else None
@@ -46,7 +46,7 @@ def unknown(
         if elsewhere and not elsewhere.startswith(f"{section}."):
             help_text = f"write it as `{elsewhere}`"
         elif guess:
-            meant |= {guess} - set(mapping)
+            meant |= {guess} - set(given)
             help_text = f"did you mean `{guess}`?"
         span = replace(node.key or node.span, path=f"{section}.{name}" if section else name)
         found.append(problem("SD005", f"unknown key {quoted(name)} in {where}", span, help=help_text))
@@ -63,24 +63,33 @@ def misplaced(node: Node | None, *, section: str, found: list[Finding]) -> None:
             found.append(problem("SD005", message, span, help=f"write it as `{place}`"))
 
 
-def fixed(node: Node | None, kind: type[T], *, path: str, found: list[Finding]) -> T | None:
-    """A section with fixed keys, or None where it is absent."""
+def mapping(
+    node: Node | None, *, path: str, found: list[Finding], kind: str = "a mapping"
+) -> Mapping[str, Node] | None:
+    """The keys of a section; None if it is absent, or is no mapping, which is a problem."""
     if node is None or node.value is None:
         return None
     if node.mapping is None:
-        span = replace(node.span, path=path)
-        found.append(problem("SD006", f"`{path}` must be a mapping; found {shown(node)}", span))
+        message = f"{quoted(path)} must be {kind}; found {shown(node)}"
+        found.append(problem("SD006", message, replace(node.span, path=path)))
+    return node.mapping
+
+
+def fixed(node: Node | None, kind: type[T], *, path: str, found: list[Finding]) -> T | None:
+    """A section with fixed keys, or None if it is absent."""
+    given = mapping(node, path=path, found=found)
+    if node is None or given is None:
         return None
     keys = keys_of(kind)
-    meant = unknown(node.mapping, keys, where=f"`{path}`", section=path, found=found)
+    meant = unknown(given, keys, where=f"`{path}`", section=path, found=found)
     for name, key in keys.items():
-        if key.required and name not in node.mapping and name not in meant:
+        if key.required and name not in given and name not in meant:
             span = replace(node.key or node.span, path=path)
             found.append(problem("SD007", f"`{path}.{name}` is missing", span))
     return kind(
         **{
             name: value(child, keys[name], path=f"{path}.{name}", found=found)
-            for name, child in node.mapping.items()
+            for name, child in given.items()
             if name in keys
         }
     )
@@ -106,14 +115,8 @@ def expectations(node: Node | None, *, found: list[Finding]) -> tuple[Expectatio
 
 def environment(node: Node | None, *, found: list[Finding]) -> Mapping[str, str]:
     """Variable names and their texts, as they were written: `010` and `yes` stay what they are."""
-    if node is None or node.value is None:
-        return MappingProxyType({})
-    if node.mapping is None:
-        message = f"`env` must be a mapping; found {shown(node)}"
-        found.append(problem("SD006", message, replace(node.span, path="env")))
-        return MappingProxyType({})
     texts = {}
-    for name, child in node.mapping.items():
+    for name, child in (mapping(node, path="env", found=found) or {}).items():
         path = f"env.{name}"
         if not ENV_NAME.fullmatch(name):
             message = f"{quoted(name)} is no name of an environment variable"
@@ -133,25 +136,22 @@ _EVERY_KEY = frozenset(name for keys in METHODS.values() for name in keys)
 
 def block(node: Node | None, *, path: str, found: list[Finding]) -> Speculation | None:
     """A block of vLLM's SpeculativeConfig, or None where it is absent or cannot be judged."""
-    if node is None or node.value is None:
+    block_keys = mapping(node, path=path, found=found, kind="a mapping or `null`")
+    if node is None or block_keys is None:
         return None
-    if node.mapping is None:
-        message = f"{quoted(path)} must be a mapping or `null`; found {shown(node)}"
-        found.append(problem("SD006", message, replace(node.span, path=path)))
-        return None
-    method = _method(node, node.mapping, path=path, found=found)
+    method = _method(node, block_keys, path=path, found=found)
     if method is None:
         return None
-    meant = _unknown(node.mapping, method, path=path, found=found)
+    meant = _unknown(block_keys, method, path=path, found=found)
     for name, methods in (("model", NEEDS_MODEL), ("num_speculative_tokens", NEEDS_K)):
-        given = node.mapping.get(name)
+        given = block_keys.get(name)
         if method in methods and name not in meant and (given is None or given.value is None):
             message = f"{quoted(f'{path}.{name}')} is missing, which `{method}` needs"
             found.append(problem("SD007", message, replace(node.key or node.span, path=path)))
     keys = METHODS[method]
     values = {
         name: value(child, keys[name], path=f"{path}.{name}", found=found)
-        for name, child in node.mapping.items()
+        for name, child in block_keys.items()
         if name in keys and child.value is not None
     }
     return Speculation(method, MappingProxyType(values))
@@ -159,14 +159,9 @@ def block(node: Node | None, *, path: str, found: list[Finding]) -> Speculation 
 
 def alternatives(node: Node | None, *, found: list[Finding]) -> Mapping[str, Speculation]:
     """The named blocks."""
-    if node is None or node.value is None:
-        return MappingProxyType({})
-    if node.mapping is None:
-        message = f"`alternatives` must be a mapping of names to blocks; found {shown(node)}"
-        found.append(problem("SD006", message, replace(node.span, path="alternatives")))
-        return MappingProxyType({})
     blocks = {}
-    for name, child in node.mapping.items():
+    named = mapping(node, path="alternatives", found=found, kind="a mapping of names to blocks")
+    for name, child in (named or {}).items():
         path = f"alternatives.{name}"
         if not re.fullmatch(ALTERNATIVE, name):
             message = f"{quoted(name)} is no name of an alternative"

@@ -103,15 +103,20 @@ class Builder:
 
 def _scalar(node: yaml.ScalarNode, span: Span) -> Node:
     text = str(node.value)
-    if node.style or (node.tag == _TEXT and _implicit_tag(text) != _TEXT):
+    if node.style or (node.tag == _TEXT and not _is_text(text)):
         return Node(text, span)  # quoted, a block, or tagged !!str
     return Node(meaning(text), span, raw=text)
 
 
-def _implicit_tag(text: str) -> str:
-    """The tag that YAML 1.1 gives a plain scalar by itself."""
+def _is_text(text: str) -> bool:
+    """Whether YAML 1.1 reads a plain scalar as a text."""
     tag: str = _RESOLVER.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
-    return tag
+    return tag == _TEXT
+
+
+def is_plain_text(text: str) -> bool:
+    """Whether every reader takes the text for one without quotes: YAML of any version, and a person."""
+    return _is_text(text) and type(meaning(text)) is str and text.lower() not in ("y", "n")
 
 
 MAX_BYTES = 1_000_000  # far above any profile, far below what hurts
@@ -127,14 +132,17 @@ _BRACKETS = re.compile(
 _HELP = "a profile needs `target.model`"
 
 
-def parse(data: bytes, *, file: str) -> tuple[Node | None, list[Finding]]:
-    """The tree of a YAML document and every problem of its form; None where there is no tree to use."""
+def parse(data: bytes, *, file: str, is_value: bool = False) -> tuple[Node | None, list[Finding]]:
+    """The tree of a YAML document and every problem of its form; None if there is no tree to use.
+
+    `is_value`: the document is one value of a profile, of any kind.
+    """
     findings: list[Finding] = []
     try:
         text = _decoded(data, file=file)
         root = _composed(text, file=file)
         tree = Builder(file, findings).build(root)
-        if not isinstance(tree.value, dict):
+        if tree.mapping is None and not is_value:
             found = "a list" if isinstance(tree.value, list) else "a single value"
             raise Stop(problem("SD003", f"a profile is a mapping of keys, this is {found}", tree.span))
     except Stop as stop:

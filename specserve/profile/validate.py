@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from specserve import __version__
 from specserve.diagnostics import Finding, Span
-from specserve.errors import ProfileError
+from specserve.errors import ProfileError, UsageError
 from specserve.profile import sections
 from specserve.profile.codes import did_you_mean, problem, quoted
 from specserve.profile.schema import (
@@ -26,14 +26,14 @@ from specserve.profile.schema import (
     Target,
     keys_of,
 )
-from specserve.profile.texts import COMMAND
 from specserve.profile.tree import Node
 from specserve.profile.values import shown
 from specserve.vllm.facts import EXAMPLE_RANGE
 from specserve.vllm.speculation import METHODS
+from specserve.vllm.versions import in_range
 
 T = TypeVar("T")
-_MAPPINGS = ("engine", "frontend", "env")
+
 _ALWAYS_THERE = frozenset({"name", "schema"})
 """Keys that change nothing of what is judged: a bad one has a default in its place."""
 
@@ -85,17 +85,16 @@ class _PartialMapping(dict[str, Any]):
         return super().__contains__(self._checked(key))
 
 
-def without(section: T, names: Iterable[str], *, path: str) -> T:
-    """A copy of a dataclass instance that raises UnreadableValue for these of its fields."""
+def _without(section: T, names: frozenset[str], *, path: str) -> T:
+    """A copy of a section that raises UnreadableValue for these of its fields."""
     kind: Any = type(section)
-    unread = frozenset(names)
 
     class Partial(kind):  # type: ignore[misc]
         __slots__ = ()
 
         def __getattribute__(self, name: str) -> Any:
-            if name in unread:
-                raise UnreadableValue(f"{path}.{name}" if path else name)
+            if name in names:
+                raise UnreadableValue(f"{path}.{name}")
             return super().__getattribute__(name)
 
     copy: T = object.__new__(Partial)
@@ -104,89 +103,63 @@ def without(section: T, names: Iterable[str], *, path: str) -> T:
     return copy
 
 
-def readable(profile: Profile, problems: Iterable[Finding]) -> Profile:
+def _readable(profile: Profile, problems: Iterable[Finding]) -> Profile:
     """The profile without what its problems are about: the rules that need none of it can still run."""
     unread: dict[str, set[str]] = {}
     for path in _paths(profile, problems):
-        head, _, rest = path.partition(".")
-        unread.setdefault(head.partition("[")[0], set()).add(rest)
+        head, _, rest = re.sub(r"\[.*", "", path).partition(".")
+        unread.setdefault(head, set()).add(rest)
     changes = {
-        head: _part(profile, head, rests)
+        head: _part(getattr(profile, head), head, rests)
         for head, rests in unread.items()
-        if head in {field.name for field in fields(Profile)} - _ALWAYS_THERE
+        if head not in _ALWAYS_THERE and head in Profile.__dataclass_fields__
     }
     return replace(profile, **changes)
 
 
-def _part(profile: Profile, head: str, rests: set[str]) -> Any:
-    """What is left of one top-level value without these paths below it."""
-    value: Any = getattr(profile, head)
-    if "" in rests or value is None or head in ("expect", "vllm"):
-        return _Unreadable(head)
-    if head == "alternatives":
-        return _alternatives(value, rests)
-    names = frozenset(rest.partition(".")[0].partition("[")[0] for rest in rests)
-    if head == "speculation":
-        return _block(value, names, head)
-    if head in _MAPPINGS:
-        return _PartialMapping(value, names, head)
-    return without(value, names, path=head)
-
-
-def _block(block: Speculation, names: frozenset[str], path: str) -> Speculation:
-    return replace(block, keys=_PartialMapping(block.keys, names, path))
-
-
-def _alternatives(blocks: Mapping[str, Speculation], rests: set[str]) -> Mapping[str, Speculation]:
-    """The blocks with what can be read of each; one that cannot be read at all is not there."""
-    kept = dict(blocks)
-    for rest in rests:
-        name, _, key = rest.partition(".")
-        if not key:
-            kept.pop(name, None)
-        elif name in kept:
-            bad = frozenset({key.partition(".")[0].partition("[")[0]})
-            kept[name] = _block(kept[name], bad, f"alternatives.{name}")
-    return kept
+def _part(value: Any, path: str, rests: set[str]) -> Any:
+    """What is left of a value of the profile without these paths below it."""
+    if "" in rests or value is None or path in ("expect", "vllm"):
+        return _Unreadable(path)
+    names = frozenset(rest.partition(".")[0] for rest in rests)
+    if path == "alternatives":  # a block that cannot be read at all is not there
+        kept = {name: block for name, block in value.items() if name not in rests}
+        for name in names & kept.keys():
+            keys = {rest.partition(".")[2] for rest in rests if rest.startswith(f"{name}.")}
+            kept[name] = _part(kept[name], f"{path}.{name}", keys)
+        return kept
+    if isinstance(value, Speculation):
+        return replace(value, keys=_PartialMapping(value.keys, names, path))
+    if isinstance(value, Mapping):
+        return _PartialMapping(value, names, path)
+    return _without(value, names, path=path)
 
 
 def _paths(profile: Profile, problems: Iterable[Finding]) -> Iterator[str]:
     """The dotted paths that problems are about, and the known keys that unknown ones were meant to be."""
     at: dict[tuple[str, int, int], list[str]] = {}
-    for places in (profile.spans, profile.key_spans):
-        for path, span in places.items():
-            at.setdefault(_place(span), []).append(path)
+    for path, span in (*profile.spans.items(), *profile.key_spans.items()):
+        at.setdefault((span.file, span.line, span.column), []).append(path)
     for finding in problems:
         path = finding.span.path
         if path:
             yield path
         else:  # found before keys had paths: by its place
             for span in (finding.span, *(related.span for related in finding.related)):
-                yield from at.get(_place(span), ())
+                yield from at.get((span.file, span.line, span.column), ())
         if finding.code == "SD005":
-            yield from _meant(profile, path)
-
-
-def _place(span: Span) -> tuple[str, int, int]:
-    return span.file, span.line, span.column
-
-
-def _meant(profile: Profile, path: str) -> Iterator[str]:
-    """The place where an unknown key belongs, or the key that it is a misspelling of."""
-    section, _, name = path.rpartition(".")
-    elsewhere = ELSEWHERE.get(name.replace("-", "_"))
-    if elsewhere:
-        yield elsewhere
-    guess = did_you_mean(name, _known(profile, section))
-    if guess:
-        yield f"{section}.{guess}" if section else guess
+            section, _, name = path.rpartition(".")
+            yield from filter(None, [ELSEWHERE.get(name.replace("-", "_"))])
+            if guess := did_you_mean(name, _known(profile, section)):
+                yield f"{section}.{guess}" if section else guess
 
 
 def _known(profile: Profile, section: str) -> Iterable[str]:
+    """The keys of a section, or of a block by its method."""
     if section in SECTIONS:
         return keys_of(SECTIONS[section])
     if not section:
-        return [field.name for field in fields(Profile)]
+        return TOP
     block = profile.speculation if section == "speculation" else None
     if section.startswith("alternatives."):
         block = profile.alternatives.get(section.removeprefix("alternatives."))
@@ -195,15 +168,6 @@ def _known(profile: Profile, section: str) -> Iterable[str]:
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _NEEDED = "write `target: {model: …}`"
-
-
-def validate(tree: Node, *, file: str, whole: bool = True) -> tuple[Profile | None, list[Finding]]:
-    """The profile and its problems; the profile is None if there is a problem and `file` is not a raw command.
-
-    A tree that is not `whole` lacks a parent that could not be read: what it misses is no problem of its own.
-    """
-    profile, found = read_profile(tree, file=file, whole=whole)
-    return (None if found and file != COMMAND else profile), found
 
 
 def read_profile(
@@ -221,6 +185,7 @@ def read_profile(
     target = _target(tree, meant=meant, found=found)
     server = sections.fixed(top.get("server"), Server, path="server", found=found)
     _check_key_name(server, top, found=found)
+    spans, key_spans = _places(tree)
     profile = Profile(
         file=file,
         name=_name(top.get("name"), file=file, found=found),
@@ -234,8 +199,8 @@ def read_profile(
         expect=sections.expectations(top.get("expect"), found=found),
         env=sections.environment(top.get("env"), found=found),
         vllm=_version_range(top.get("vllm"), found=found),
-        spans=_spans(tree),
-        key_spans=_key_spans(tree),
+        spans=spans,
+        key_spans=key_spans,
     )
     if not whole:
         found = [finding for finding in found if finding.code != "SD007"]
@@ -243,7 +208,7 @@ def read_profile(
     found = [*problems, *found]
     if not usable:
         return None, found
-    return (readable(profile, found) if found else profile), found
+    return (_readable(profile, found) if found else profile), found
 
 
 def name_of(file: str) -> str:
@@ -321,21 +286,27 @@ def _version_range(node: Node | None, *, found: list[Finding]) -> str | None:
     text: str | None = sections.value(node, TOP["vllm"], path="vllm", found=found)
     if text is None:
         return None
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
     try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
+        in_range(text)
+    except UsageError:
         message = f"`vllm` must be a range of versions; found {quoted(text)}"
         span = replace(node.span, path="vllm")
         found.append(problem("SD006", message, span, help=f"write it like `{EXAMPLE_RANGE}`"))
     return text
 
 
-def _spans(tree: Node) -> Mapping[str, Span]:
-    return MappingProxyType({path: replace(node.span, path=path) for path, node in tree.walk() if path})
+def _places(tree: Node) -> tuple[Mapping[str, Span], Mapping[str, Span]]:
+    """The place of each value and of each key by dotted path."""
+    values: dict[str, Span] = {}
+    keys: dict[str, Span] = {}
+    for path, node in tree.walk():
+        if path:
+            values[path] = _at_path(node.span, path)
+            if node.key:
+                keys[path] = _at_path(node.key, path)
+    return MappingProxyType(values), MappingProxyType(keys)
 
 
-def _key_spans(tree: Node) -> Mapping[str, Span]:
-    places = {path: node.key for path, node in tree.walk() if path}
-    return MappingProxyType({path: replace(span, path=path) for path, span in places.items() if span})
+def _at_path(span: Span, path: str) -> Span:
+    # `dataclasses.replace` takes three times as long, and a profile has a hundred places
+    return Span(span.file, span.line, span.column, span.end_line, span.end_column, path)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from typing import TYPE_CHECKING
 
 from specserve.metrics.counters import Acceptance
-from specserve.report.console import is_terminal, say
+from specserve.report.console import LiveLine
+from specserve.report.numbers import count
+from specserve.report.serializer import VERSION, picked
 from specserve.serve.client import Answer, Speculation
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 
 def acceptance_line(run: Acceptance | None) -> str:
@@ -30,8 +27,7 @@ def acceptance_json(run: Acceptance | None) -> dict[str, object] | None:
     if run is None:
         return None
     return {
-        "acceptance_rate": run.acceptance_rate,
-        "mean_acceptance_length": run.mean_acceptance_length,
+        **picked(run, "acceptance_rate", "mean_acceptance_length"),
         "acceptance_rate_per_position": list(run.per_position),
         "num_drafts": run.drafts,
         "num_draft_tokens": run.draft_tokens,
@@ -45,7 +41,7 @@ def figures(answer: Answer) -> list[str]:
     if answer.ttft_s is not None:
         parts.append(f"TTFT {1000 * answer.ttft_s:.0f} ms")
     if answer.completion_tokens is not None:
-        parts.append(f"{answer.completion_tokens} token{'' if answer.completion_tokens == 1 else 's'}")
+        parts.append(count(answer.completion_tokens, "token"))
     if answer.tokens_per_s is not None:
         parts.append(f"{answer.tokens_per_s:.1f} tokens/s")
     if answer.finish_reason == "length":
@@ -63,24 +59,19 @@ def speculation_line(speculation: Speculation) -> str:
         return "acceptance unknown: the server's metrics went away"
     line = acceptance_line(speculation.acceptance)
     if speculation.other_requests:
-        others = speculation.other_requests
-        line += f" ({others} other request{'s' if others > 1 else ''} ran: acceptance is the server's)"
+        line += f" ({count(speculation.other_requests, 'other request')} ran: acceptance is the server's)"
     return line
 
 
 def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
-    """The same for scripts: times in ms, `speculation` null where the server does not speculate."""
+    """Returns the same for scripts: times in ms, `speculation` null if the server does not speculate."""
     speculation = answer.speculation
     return {
-        "version": 1,
+        "version": VERSION,
         "url": url,
-        "model": answer.model,
-        "mode": answer.mode,
-        "text": answer.text,
+        **picked(answer, "model", "mode", "text"),
         "reasoning": answer.reasoning or None,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "completion_tokens": answer.completion_tokens,
+        **picked(answer, "finish_reason", "prompt_tokens", "completion_tokens"),
         "ttft_ms": None if answer.ttft_s is None else round(1000 * answer.ttft_s, 3),
         "tokens_per_s": None if answer.tokens_per_s is None else round(answer.tokens_per_s, 3),
         "speculates": speculation.is_on,
@@ -91,7 +82,7 @@ def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
 
 
 _EVERY_S = 10.0
-"""How often a pipe hears that the work goes on."""
+"""How often a pipe is told that the work goes on."""
 
 
 class GenerationProgress:
@@ -99,17 +90,16 @@ class GenerationProgress:
 
     def __init__(self, *, total: int, done: int) -> None:
         self._total = total
-        self._done = done
-        self._phase = "starting the engine"
-        self._started = self._spoke = time.monotonic()
-        self._generating_since: float | None = None
-        self._tokens = 0
-        self._live: Progress | None = None
-        self._task: TaskID | None = None
+        self.done = done
+        """Finished lines, those of earlier runs included."""
+        self.completion_tokens = 0
+        """Tokens generated in this run."""
+        self._started_s = time.monotonic()
+        self._generating_since_s: float | None = None
+        self._line = LiveLine(every_s=_EVERY_S)
+        self._is_finished = False
 
     def __enter__(self) -> GenerationProgress:
-        if is_terminal(sys.stderr):
-            self._show()
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -117,66 +107,37 @@ class GenerationProgress:
 
     def finish(self) -> None:
         """Take the live line away: what is said from now on stays."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def _show(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._live = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._live.add_task(self._phase, total=self._total, completed=self._done, rate="")
-        self._live.start()
+        if not self._is_finished:
+            self._line.erase()
+        self._is_finished = True
 
     def generating(self) -> float:
         """The engine is ready; returns the seconds that this took."""
-        self._generating_since = time.monotonic()
-        self._phase = "generating"
-        return self._generating_since - self._started
+        self._generating_since_s = time.monotonic()
+        return self._generating_since_s - self._started_s
 
     def advance(self, completion_tokens: int) -> None:
         """One more line is done."""
-        self._done += 1
-        self._tokens += completion_tokens
+        self.done += 1
+        self.completion_tokens += completion_tokens
         self.tick()
-
-    @property
-    def done(self) -> int:
-        """Finished lines, those of earlier runs included."""
-        return self._done
-
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated in this run."""
-        return self._tokens
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the engine was ready."""
-        return time.monotonic() - (self._generating_since or time.monotonic())
+        return 0.0 if self._generating_since_s is None else time.monotonic() - self._generating_since_s
 
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens per second, all requests together, the loading of the model left out."""
-        return self._tokens / self.elapsed_s if self.elapsed_s else 0.0
+        return self.completion_tokens / self.elapsed_s if self.elapsed_s else 0.0
 
     def tick(self) -> None:
-        """Called often: refresh the terminal, or say a line when it is time for one."""
-        rate = f"{self.tokens_per_s:.0f} tokens/s" if self._tokens else ""
-        if self._live is not None and self._task is not None:
-            self._live.update(self._task, description=self._phase, completed=self._done, rate=rate)
-        elif time.monotonic() - self._spoke >= _EVERY_S:
-            self._spoke = time.monotonic()
-            lines = f": {self._done} of {self._total} lines" if self._generating_since else ""
-            since = f"{time.monotonic() - self._started:.0f} s"
-            say(f"{self._phase}{lines}, {since}{f', {rate}' if rate else ''}")
+        """Called often: shows how far it is, if it is time to."""
+        if self._is_finished:
+            return
+        phase = "starting the engine"
+        if self._generating_since_s is not None:
+            phase = f"generating: {self.done} of {self._total} lines"
+        rate = f", {self.tokens_per_s:.0f} tokens/s" if self.completion_tokens else ""
+        self._line.show(f"{phase}, {time.monotonic() - self._started_s:.0f} s{rate}")

@@ -1,309 +1,285 @@
-"""A benchmark's report for the terminal and as markdown."""
+"""A benchmark's report: what it says, by workload and temperature, as text, markdown, a page and JSON."""
 
 from __future__ import annotations
 
-import io
+import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 from specserve.errors import without_user
-from specserve.measure.bench.result import Result, Verdict, result_text
-from specserve.report.benchview import (
-    LEGEND,
-    Row,
-    Section,
+from specserve.measure.bench.result import (
+    Comparison,
+    Figures,
+    Promise,
+    Result,
+    Verdict,
+)
+from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
+from specserve.report.benchrows import (
+    BenchRow,
+    BenchSection,
     arm_words,
-    basis,
-    headlines,
+    bench_charts,
     machine,
-    promise_words,
     sections,
-    speedup_words,
-    stops,
-    tails,
-    undecided,
     where,
 )
-from specserve.report.console import (
+from specserve.report.document import (
+    Block,
+    Card,
+    Cards,
+    Charts,
+    Details,
+    Document,
+    Items,
+    Paragraph,
+    Section,
+    Verbatim,
+)
+from specserve.report.numbers import (
     NONE,
-    WIDTH,
-    columns,
-    distinct,
-    filled,
-    in_one_line,
-    json_text,
     moment,
     number,
-    once,
-    pair_ms,
-    pair_s,
     percent,
+    quantiles_words,
     rate,
-    styled,
+    spread,
     took,
-    width_of,
+    with_spread,
 )
-from specserve.report.html import code, code_cell, escaped, markdown, markdown_sentence
+from specserve.report.page import render
+from specserve.report.serializer import json_document
+from specserve.report.table import Column, Table, distinct
 
 FORMS = ("text", "markdown", "html", "json")
+_WORSE = 1.03
+"""A P99 that is higher by more than this is reported even if the speedup is good."""
+_NAME_WIDTH = 20
+"""Columns that an arm's name may take in text."""
 
 
 def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
-    """The report; `stream` says whether the text is coloured (stdout, if not given). Ends with a line break."""
-    match form:
-        case "json":
-            return without_user(json_text(result_text(result)))
-        case "html":
-            from specserve.report.benchhtml import html_report
-
-            return html_report(result)
-        case "markdown":
-            return markdown_report(result)
-
-    return without_user(benchmark_text(result, stream=stream))
+    """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
+    if form == "json":
+        return without_user(json_document(result)) + "\n"
+    names = {arm.name: arm.name for arm in result.arms}
+    if form == "text":
+        names = distinct(list(names), _NAME_WIDTH)
+    return render(bench_document(result, names), form=form, stream=stream or sys.stdout)
 
 
-_COLOURS = {Verdict.PAYS.value: "green", Verdict.COSTS.value: "red", Verdict.INCONCLUSIVE.value: "yellow"}
-_STATES = {"kept": "green", "missed": "red", "not decided": "yellow"}
-_NAMES = (28, 24, 20, 16, 13)
-"""Columns that an arm's name may get in a table: as many as 80 have room for."""
+Names = Mapping[str, str]
 
 
-def benchmark_text(result: Result, *, stream: TextIO | None = None) -> str:
-    """The whole report; coloured where the stream is a terminal."""
-    stream = stream or sys.stdout
-    names = _names(result)
-    parts = [_head(result, names, stream)]
-    parts += [_section_text(result, section, names, stream) for section in sections(result)]
-    parts += [_promises_text(result, stream), _notes(result, stream), _end(result, stream)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _names(result: Result) -> dict[str, str]:
-    """The arms as the tables call them."""
-    names: dict[str, str] = {}
-    for most in _NAMES:
-        names = distinct([in_one_line(arm.name) for arm in result.arms], most)
-        tables = [
-            line
-            for section in sections(result)
-            for line in (*_speedups(section, names, io.StringIO()), *_latencies(section, names))
-        ]
-        if width_of(tables) <= WIDTH:
-            break
-    return names
-
-
-def _head(result: Result, names: Mapping[str, str], stream: TextIO) -> str:
-    versions = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "vLLM of unknown version"
-    told = ", ".join([moment(result.created), took(result.duration_s), machine(result), versions])
-    lines = [f"Benchmark of {in_one_line(result.name)}", _line(told, "  ", stream)]
+def bench_document(result: Result, names: Names) -> Document:
+    """Returns the whole report. `names`: what each arm is called in it."""
+    blocks: list[Block] = [Paragraph(_question(result), is_muted=True)]
     if not result.is_complete:
-        lines.append(_line("not complete: some cells are still to be measured", "  ", stream))
-    models = dict.fromkeys(arm.model for arm in result.arms if arm.model)
-    lines += [_line(f"target {model}", "  ", stream) for model in models]
-    width = max(map(len, names.values()), default=0)
+        blocks.append(Paragraph("Not complete: some cells are still to be measured."))
+    blocks += [Cards(list(_cards(result, names))), _arms(result, names)]
+    blocks += [_section(result, section, names) for section in sections(result)]
+    if result.promises:
+        blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
+    notes = [("note", note) for note in _notes(result)]
+    blocks += [Items(notes), Paragraph(_LEGEND), Paragraph(_basis(result)), _method(result, names)]
+    return Document("benchmark", result.name, blocks)
+
+
+def _question(result: Result) -> str:
+    """What is compared with what, where and when."""
+    against = next((item.against for item in result.comparisons), "")
+    words = f"Servers compared with {against}" if against else "Servers measured"
+    if any(arm.is_baseline for arm in result.arms):
+        words = "Speculation against the same server without it"
+    vllm = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "vLLM of unknown version"
+    return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
+
+
+def _cards(result: Result, names: Names) -> Iterator[Card]:
+    """The worst point of each arm with its own interval, then how often the arm pays and its best point."""
     for arm in result.arms:
-        name = in_one_line(arm.name)
-        full = f" ({name})" if names[name] != name else ""
-        lines.append(_line(arm_words(arm) + full, f"  {names[name].ljust(width)}  ", stream))
-    return "\n".join(lines)
-
-
-def _section_text(result: Result, section: Section, names: Mapping[str, str], stream: TextIO) -> str:
-    title = in_one_line(f"{section.title} (load: {section.load_words})")
-    lines = [styled(title, "bold", stream=stream)]
-    lines += list(_speedups(section, names, stream))
-    lines += ["", "  p50/p99 of requests", *_latencies(section, names)]
-    after = [f"{arm_at(row, names)}: {why}" for row, why in (*undecided(section), *tails(section))]
-    after += [f"{_named(arm, names)}: {clause}" for arm, clause in stops(result, section)]
-    return "\n".join([*lines, *([""] if after else []), *(_line(item, "  ", stream) for item in after)])
-
-
-def _speedups(section: Section, names: Mapping[str, str], stream: TextIO) -> Iterator[str]:
-    head = ("load", "arm", "tokens/s", "speedup, 95 %", "verdict", "length", "needed")
-    rows = [
-        (
-            shown,
-            _named(row.arm, names),
-            NONE
-            if row.cell.invalid or row.cell.figures is None
-            else rate(row.cell.figures.output_tokens_per_s),
-            speedup_words(row),
-            row.verdict,
-            number(row.comparison.mean_acceptance_length) if row.comparison else "",
-            number(row.comparison.break_even_mean_acceptance_length) if row.comparison else "",
+        mine = [item for item in result.comparisons if item.arm == arm.name]
+        known = sorted(
+            ((item.speedup, item.point) for item in mine if item.speedup), key=lambda item: item[0].value
         )
-        for row, shown in zip(section.rows, once(row.load for row in section.rows), strict=True)
+        if known:
+            worst, best = known[0], known[-1]
+            lines = [f"95 % interval {spread(worst[0])} on {where(worst[1])}", _counted(mine)]
+            if len(known) > 1:
+                lines.append(f"best: {with_spread(best[0], unit='x')} on {where(best[1])}")
+            yield Card(
+                _named(arm.name, names), f"{number(worst[0].value)}x{' at worst' * (len(known) > 1)}", lines
+            )
+        elif mine:
+            yield Card(_named(arm.name, names), NONE, [_counted(mine)])
+
+
+def _counted(comparisons: Sequence[Comparison]) -> str:
+    """`pays at 3, costs at 1 of 4 points`."""
+    counts = Counter(item.verdict for item in comparisons)
+    words = {
+        Verdict.PAYS: "pays",
+        Verdict.COSTS: "costs",
+        Verdict.NO_DIFFERENCE: "makes no difference",
+        Verdict.INCONCLUSIVE: "is inconclusive",
+    }
+    if len(counts) == 1:
+        of_all = len(comparisons)
+        return (
+            f"{words[comparisons[0].verdict]} at {'the one point' if of_all == 1 else f'all {of_all} points'}"
+        )
+    parts = [f"{words[verdict]} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
+    return f"{', '.join(parts)} of {len(comparisons)} points"
+
+
+def _named(arm: str, names: Names) -> str:
+    return names.get(arm, arm[-_NAME_WIDTH:])
+
+
+def _arms(result: Result, names: Names) -> Items:
+    targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
+    lines = [("target", model) for model in targets]
+    for arm in result.arms:
+        full = f" ({arm.name})" if _named(arm.name, names) != arm.name else ""
+        lines.append((_named(arm.name, names), arm_words(arm) + full))
+    return Items(lines)
+
+
+def _section(result: Result, section: BenchSection, names: Names) -> Section:
+    remarks = [(f"{_named(row.arm, names)} at {row.load}", why) for row, why in _remarks(section)]
+    remarks += [(_named(arm, names), clause) for arm, clause in _stops(result, section)]
+    blocks: list[Block] = [
+        Charts(list(bench_charts(result, section))),
+        _figures(section, names),
+        Items(remarks),
     ]
-    first, *lines = columns(head, rows, left=("arm", "verdict"))
-    yield first
-    for line, row in zip(lines, section.rows, strict=True):
-        colour = _COLOURS.get(row.verdict)
-        before, word, rest = line.partition(row.verdict) if colour else (line, "", "")
-        yield f"{before}{styled(word, colour, stream=stream)}{rest}" if colour else line
-
-
-def _latencies(section: Section, names: Mapping[str, str]) -> list[str]:
-    """Latencies, and goodput and cost where they were asked for; in a table of their own where 80 columns end."""
-    found = [(row, row.cell.figures) for row in section.rows if row.cell.figures and not row.cell.invalid]
-    if not found:
-        return []
-    known = [item for _, item in found]
-    own = {"load": once(row.load for row, _ in found), "arm": [_named(row.arm, names) for row, _ in found]}
-    latencies = {
-        "TTFT, ms": [pair_ms(item.ttft_ms) for item in known],
-        "TPOT, ms": [pair_ms(item.tpot_ms) for item in known],
-        "E2E, s": [pair_s(item.e2e_ms) for item in known],
-        "accepted": [percent(item.acceptance.acceptance_rate) if item.acceptance else "" for item in known],
-    }
-    wanted = {
-        "goodput/s": [rate(item.goodput_per_s) for item in known],
-        "cost/M": [number(item.cost_per_million_tokens) for item in known],
-        "failed": [str(item.failed_requests) if item.failed_requests else NONE for item in known],
-    }
-    extras = {name: cells for name, cells in wanted.items() if set(cells) != {NONE}}
-    together = _table(own | latencies | extras)
-    if not extras or width_of(together) <= WIDTH:
-        return together
-    return [*_table(own | latencies), "", *_table(own | extras)]
-
-
-def _table(by_name: Mapping[str, Sequence[str]]) -> list[str]:
-    return columns(tuple(by_name), list(zip(*by_name.values(), strict=True)), left=("arm",))
-
-
-def _promises_text(result: Result, stream: TextIO) -> str:
-    if not result.promises:
-        return ""
-    lines = [styled("Promises", "bold", stream=stream)]
-    for promise in result.promises:
-        state, promised, measured = promise_words(promise)
-        found = f", measured {measured}" if measured else ""
-        place = f" ({in_one_line(promise.place)})" if promise.place else ""
-        words = in_one_line(f"{promised} on {where(promise.point)}{found}") + place
-        lead = f"  {state.ljust(14)}"
-        shown = (
-            f"  {styled(state, _STATES[state], stream=stream)}{' ' * (14 - len(state))}"
-            if state in _STATES
-            else None
-        )
-        lines.append(filled(words, lead=lead, shown=shown, stream=stream))
-    return "\n".join(lines)
-
-
-def _notes(result: Result, stream: TextIO) -> str:
-    notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
-    notes += [*result.notes, *_unplaced_stops(result)]
-    return "\n".join(_line(note, "note: ", stream) for note in notes)
-
-
-def _unplaced_stops(result: Result) -> Iterator[str]:
-    placed = {clause for section in sections(result) for _, clause in stops(result, section)}
-    return (f"{key}: {clause}" for key, clause in result.stops_paying.items() if clause not in placed)
-
-
-def _end(result: Result, stream: TextIO) -> str:
-    lines = [_line(line, "", stream) for line in headlines(result)]
-    if result.comparisons:
-        lines.insert(0, _line(LEGEND, "", stream) + "\n")
-    return "\n".join([*lines, _line(basis(result), "", stream)])
-
-
-def arm_at(row: Row, names: Mapping[str, str]) -> str:
-    """`profile at 16`."""
-    return f"{_named(row.arm, names)} at {row.load}"
-
-
-def _named(arm: str, names: Mapping[str, str]) -> str:
-    return names.get(in_one_line(arm), in_one_line(arm)[: _NAMES[-1]])
-
-
-def _line(words: str, lead: str, stream: TextIO) -> str:
-    return filled(in_one_line(words), lead=lead, stream=stream)
+    return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
 
 
 _HEAD = (
-    *("load", "arm", "tokens/s", "speedup, 95 %", "verdict", "accepted", "length", "needed"),
-    *("TTFT ms", "TPOT ms", "E2E s"),
-)
-_NUMBERS = frozenset(_HEAD) - {"arm", "verdict"}
+    Column("load"), Column("arm", "code"), Column("tokens/s"), Column("speedup, 95 %"), Column("verdict", "verdict"),
+    Column("length"), Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
+    Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
+    Column("gap P99, ms", is_detail=True),
+)  # fmt: skip
 
 
-def markdown_report(result: Result) -> str:
-    """The whole report; everything from outside is escaped."""
-    parts = [f"### Benchmark of {markdown(result.name)}"]
-    parts.append("\n".join(f"- {markdown(line)}" for line in headlines(result)))
-    parts += [_section_markdown(result, section) for section in sections(result)]
-    parts += [_promises_markdown(result), _details(result)]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: frozenset[str] = frozenset()
-) -> str:
-    """A table of cells that are markdown already."""
-    rule = ["---:" if name in numbers else "---" for name in head]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
-
-
-def _section_markdown(result: Result, section: Section) -> str:
-    lines = [f"**{markdown(section.title)}** (load: {section.load_words}; latencies p50/p99)", ""]
-    lines.append(table(_HEAD, [_row(section, at) for at in range(len(section.rows))], numbers=_NUMBERS))
-    after = [f"{row.arm} at {row.load}: {why}" for row, why in (*undecided(section), *tails(section))]
-    after += [f"{arm}: {clause}" for arm, clause in stops(result, section)]
-    return "\n".join([*lines, *([""] if after else []), *(f"- {markdown_sentence(item)}" for item in after)])
-
-
-def _row(section: Section, at: int) -> tuple[str, ...]:
-    row = section.rows[at]
-    known = row.cell.figures if row.cell.invalid is None else None
-    verdict = f"**{row.verdict}**" if row.verdict else ""
-    accepted = percent(known.acceptance.acceptance_rate) if known and known.acceptance else ""
-    return (
-        row.load,
-        code_cell(row.arm),
-        rate(known.output_tokens_per_s) if known else NONE,
-        speedup_words(row),
-        verdict,
-        accepted,
-        number(row.comparison.mean_acceptance_length) if row.comparison else "",
-        number(row.comparison.break_even_mean_acceptance_length) if row.comparison else "",
-        pair_ms(known.ttft_ms if known else None),
-        pair_ms(known.tpot_ms if known else None),
-        pair_s(known.e2e_ms if known else None),
-    )
-
-
-def _promises_markdown(result: Result) -> str:
-    if not result.promises:
-        return ""
+def _figures(section: BenchSection, names: Names) -> Table:
     rows = []
-    for promise in result.promises:
-        state, promised, measured = promise_words(promise)
-        rows.append((f"**{state}**", code_cell(promised), markdown(where(promise.point)), measured or NONE))
-    return table(("promise", "limit", "where", "measured, 95 %"), rows)
+    for row in section.rows:
+        known, against = row.figures, row.comparison
+        speedup = with_spread(against.speedup) if against and row.cell.invalid is None else ""
+        lengths = (
+            (against.mean_acceptance_length, against.break_even_mean_acceptance_length) if against else ()
+        )
+        shown = [
+            row.load,
+            _named(row.arm, names),
+            rate(known.output_tokens_per_s) if known else NONE,
+            speedup,
+        ]
+        shown += [row.verdict, *(map(number, lengths) if lengths else ("", ""))]
+        rows.append([*shown, *(_latencies(known) if known else [NONE] * 9)])
+    return Table(_HEAD, rows, keys=2)
 
 
-def _details(result: Result) -> str:
-    lines = [f"- {item}" for item in _facts(result)]
-    summary = f"<summary>How this was measured: {escaped(basis(result).removeprefix('measured '))}</summary>"
-    return "\n".join(["<details>", summary, "", *lines, "", "</details>"])
+def _latencies(known: Figures) -> list[str]:
+    return [
+        quantiles_words(known.ttft_ms), quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000),
+        percent(known.acceptance.acceptance_rate) if known.acceptance else "",
+        rate(known.goodput_per_s), number(known.cost_per_million_tokens),
+        str(known.failed_requests) if known.failed_requests else NONE,
+        str(known.requests), rate(known.inter_chunk_p99_ms),
+    ]  # fmt: skip
 
 
-def _facts(result: Result) -> Iterator[str]:
-    yield markdown(LEGEND)
-    yield f"{markdown(moment(result.created))}, {took(result.duration_s)}"
-    if not result.is_complete:
-        yield "not complete: some cells are still to be measured"
-    for values in (result.host, result.versions, result.settings):
-        if values:
-            yield ", ".join(f"{markdown(key)} {code(value)}" for key, value in values.items())
+def _remarks(section: BenchSection) -> Iterator[tuple[BenchRow, str]]:
+    """Rows without a verdict, with their reason; then those whose slowest requests are slower, which a rate hides."""
+    for row in section.rows:
+        if row.cell.invalid is not None:
+            yield row, f"invalid: {row.cell.invalid}"
+        elif row.comparison is not None and row.comparison.verdict is Verdict.INCONCLUSIVE:
+            yield row, f"inconclusive, needs {row.comparison.needed or 'more requests'}"
+    for row in section.rows:
+        ratio = row.comparison.e2e_p99_ratio if row.comparison and row.cell.invalid is None else None
+        if ratio is not None and ratio > _WORSE and row.comparison:
+            yield row, f"P99 of E2E is {percent(ratio - 1)} longer than that of {row.comparison.against}"
+
+
+def _stops(result: Result, section: BenchSection) -> Iterator[tuple[str, str]]:
+    """Per arm, where it stops paying on this workload."""
+    for arm in section.arms:
+        for form in (str(section.temperature), f"{section.temperature:g}"):
+            clause = result.stops_paying.get(f"{arm}/{section.workload}/{form}")
+            if clause is not None:
+                yield arm, clause
+                break
+
+
+def _promise(promise: Promise) -> tuple[str, str]:
+    """`kept`, and what was promised and measured."""
+    state = {True: "kept", False: "missed", None: "not decided"}[promise.kept]
+    words = f"`{promise.key}: {promise.promised:g}` on {where(promise.point)}"
+    if promise.measured is not None:
+        digits = 2 if promise.key in ("min_speedup", "min_mean_acceptance_length") else 1
+        words += f", measured {with_spread(promise.measured, digits)}"
+    elif promise.kept is None:
+        state = "not measured"
+    return state, words + (f" ({promise.place})" if promise.place else "")
+
+
+def _notes(result: Result) -> Iterator[str]:
+    yield from (f"{item.name}: {item.note}" for item in result.workloads if item.note)
+    yield from result.notes
+    placed = {clause for section in sections(result) for _, clause in _stops(result, section)}
+    yield from (f"{key}: {clause}" for key, clause in result.stops_paying.items() if clause not in placed)
+
+
+_LEGEND = (
+    "speedup: output tokens/s over those of the first arm, with its 95 % interval; length: mean acceptance length, "
+    "tokens per step; needed: the length at which speculation breaks even"
+)
+
+
+def _basis(result: Result) -> str:
+    """What the intervals hold for."""
+    if result.launches > 1:
+        return f"measured over {result.launches} launches of each arm"
+    return "measured within one launch: another start of the same servers may differ by a few %"
+
+
+def _method(result: Result, names: Names) -> Details:
+    verdicts = (
+        f"PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
+        f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
+        "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across arms: "
+        "with speculation one chunk holds several tokens."
+    )
+    facts = {
+        "launches of each arm": str(result.launches),
+        **result.host,
+        **result.settings,
+        **result.versions,
+    }
+    facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
+    workloads = [
+        (item.name, str(item.prompts), item.source, item.sha256[:16], item.note or "")
+        for item in result.workloads
+    ]
+    head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
+    sums = Table((*head, Column("sha256 of the prompts", "code"), Column("note", "text")), workloads)
+    blocks: list[Block] = [Paragraph(verdicts), Items(list(facts.items())), sums]
     for arm in result.arms:
-        fingerprint = f", fingerprint {code(arm.fingerprint[:12])}" if arm.fingerprint else ""
-        yield f"arm {code(arm.name)}: {code(arm.model)}, {markdown(arm_words(arm))}{fingerprint}"
-    for item in result.workloads:
-        note = f": {markdown(item.note)}" if item.note else ""
-        yield f"workload {code(item.name)}: {item.prompts} prompts, sha256 {code(item.sha256[:12])}{note}"
-    yield from map(markdown_sentence, result.notes)
+        known = {
+            "target": arm.model,
+            "draft": arm.draft_model,
+            "URL": arm.url,
+            "fingerprint": arm.fingerprint,
+        }
+        own = Items(
+            [(_named(arm.name, names), arm_words(arm)), *((k, f"`{v}`") for k, v in known.items() if v)]
+        )
+        blocks += [own, *([Verbatim(shlex.join(arm.argv))] if arm.argv else [])]
+    return Details("How this was measured", blocks)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
 from specserve.measure.bench.result import Point
-from specserve.report.benchview import arm_words, where
-from specserve.report.console import in_one_line, is_terminal, out, say
-from specserve.report.servers import duration
+from specserve.report.benchrows import arm_words, where
+from specserve.report.console import LiveLine, in_one_line, out, say
+from specserve.report.numbers import duration
 
 _START_S = {"cpu": 30.0, "cuda": 180.0}
 _TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
@@ -50,7 +47,7 @@ def show(ready: Any, *, format: str, obstacle: str | None = None) -> None:
 
 def estimate(ready: Any) -> Estimate:
     """From the sizes alone."""
-    wish, platform = ready.wish, _platform(ready)
+    wish, platform = ready, _platform(ready)
     launches = sum(
         sum(arm.plan is not None for arm in wish.arms if arm.name in session.arms)
         for session in wish.sessions
@@ -78,11 +75,11 @@ def _requests(ready: Any, point: Point) -> int:
     from specserve.measure.workloads.workload import Prompt
 
     prompts = [Prompt(f"p{number}", 1, text="") for number in range(ready.prompts[point.workload])]
-    return sum(map(len, deal(prompts, point, sizes=ready.wish.sizes, launch=0)))
+    return sum(map(len, deal(prompts, point, sizes=ready.sizes, launch=0)))
 
 
 def _platform(ready: Any) -> str:
-    return next((arm.plan.platform for arm in ready.wish.arms if arm.plan is not None), "cuda")
+    return next((arm.plan.platform for arm in ready.arms if arm.plan is not None), "cuda")
 
 
 def plan_json(ready: Any) -> dict[str, Any]:
@@ -94,19 +91,19 @@ def plan_json(ready: Any) -> dict[str, Any]:
         "name": ready.name,
         "arms": [
             {"name": arm.name, "url": arm.url, "launch": as_json(arm.plan) if arm.plan is not None else None}
-            for arm in ready.wish.arms
+            for arm in ready.arms
         ],
-        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.wish.sessions],
+        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.sessions],
         "arms_at_once": ready.fit.at_once,
-        "points": [asdict(point) for point in ready.wish.points],
-        "blocks": ready.wish.sizes.blocks,
+        "points": [asdict(point) for point in ready.points],
+        "blocks": ready.sizes.blocks,
         "estimated": asdict(estimate(ready)),
     }
 
 
 def plan_text(ready: Any) -> str:
     """80 columns."""
-    wish, guess = ready.wish, estimate(ready)
+    wish, guess = ready, estimate(ready)
     lines = [f"Benchmark of {in_one_line(ready.name)}: nothing is started", "", "arms"]
     width = max(len(in_one_line(arm.name)) for arm in wish.arms)
     for arm in wish.arms:
@@ -146,10 +143,7 @@ class BenchView:
     """Tells what happens; a context manager that leaves no half line behind."""
 
     def __init__(self, *, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._live = is_terminal(self._stream)
-        self._said_s = 0.0
-        self._phase = ""
+        self._line = LiveLine(stream, every_s=_EVERY_S)
 
     def __enter__(self) -> BenchView:
         return self
@@ -157,58 +151,31 @@ class BenchView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._erase()
-
-    def begin(self, ready: Any, directory: Path) -> None:
-        """What is about to be done, in two lines."""
-        wish = ready.wish
-        names = ", ".join(in_one_line(arm.name) for arm in wish.arms)
-        say(f"{len(wish.points)} points, {wish.sizes.blocks} blocks each, on {names}")
-        say(f"run directory: {in_one_line(str(directory))}")
+        self._line.erase()
 
     def __call__(self, what: rundir.News) -> None:
         """One piece of news."""
         match what:
             case rundir.Starting():
-                self._show(f"starting {in_one_line(what.arm)}: {what.phase}")
+                self._line.show(f"starting {what.arm}: {what.phase}")
             case rundir.Ready():
                 self._say(f"{in_one_line(what.arm)} is ready after {duration(what.took_s)}")
             case rundir.WarmingUp():
-                self._show(f"warming up {in_one_line(what.arm)}")
+                self._line.show(f"warming up {what.arm}")
             case rundir.Noted():
                 self._say(f"note: {in_one_line(what.text)}")
             case rundir.Passed():
                 self._passed(what)
             case rundir.Stopping():
-                self._show("stopping the servers")
+                self._line.show("stopping the servers")
 
     def _passed(self, what: rundir.Passed) -> None:
         left = f"about {duration(what.left_s)} left (estimated)" if what.done < what.total else "done"
-        line = (
-            f"{what.done}/{what.total} {in_one_line(what.arm)}, {in_one_line(where(what.point))}: "
-            f"{what.tokens_per_s:.1f} tokens/s; {left}"
+        self._line.show(
+            f"{what.done}/{what.total} {what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}",
+            is_last=what.done == what.total,
         )
-        now = time.monotonic()
-        if self._live:
-            self._show(line)
-        elif now - self._said_s >= _EVERY_S or what.done == what.total:
-            self._said_s = now
-            say(line)
-
-    def _show(self, line: str) -> None:
-        """In the place of the live line; in a pipe only what is new."""
-        if self._live:
-            import shutil
-
-            width = shutil.get_terminal_size().columns
-            self._stream.write(f"\r\x1b[K{line[: width - 1]}")
-            self._stream.flush()
 
     def _say(self, line: str) -> None:
-        self._erase()
+        self._line.erase()
         say(line)
-
-    def _erase(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()

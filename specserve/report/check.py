@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -11,13 +10,16 @@ from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
 from specserve.hardware.gpus import Gpu, kind
-from specserve.memory.estimate import Interval, MemoryEstimate
+from specserve.memory.estimate import Bounds as Interval
+from specserve.memory.estimate import MemoryEstimate
 from specserve.models.tokenizercompare import TokenizerComparison
-from specserve.report.console import clean, columns, filled, styled
+from specserve.report.console import clean, filled, styled
 from specserve.report.effective import effective_text
-from specserve.report.findings import render
+from specserve.report.findings import COLOURS, render
+from specserve.report.numbers import GIB, count, gib, low_to_high
+from specserve.report.serializer import json_document, picked
+from specserve.report.table import Column, Table
 
-_GIB = 2**30
 _TITLES = {"nothing": "profile", "models": "models", "hardware": "hardware", "host": "host", "vllm": "vLLM"}
 _BASIS = {"found": "found here", "assumed": "assumed", "profile": "as the profile says"}
 _VERDICTS = {
@@ -84,12 +86,11 @@ def _state(group: Group) -> str:
 
 
 def _counts(findings: tuple[Finding, ...]) -> Iterator[str]:
-    colours = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
     for severity in Severity:
         number = sum(finding.severity is severity for finding in findings)
         if number:
-            plural = "s" if number > 1 and severity is not Severity.INFO else ""
-            yield styled(f"{number} {severity}{plural}", colours[severity], stream=sys.stdout)
+            words = f"{number} info" if severity is Severity.INFO else count(number, severity)
+            yield styled(words, COLOURS[severity], stream=sys.stdout)
 
 
 def _facts(verdict: Checked) -> Iterator[str]:
@@ -119,17 +120,17 @@ def _memory_text(estimate: MemoryEstimate, machine: Machine) -> str:
         where = f"Memory of each of {estimate.ranks} ranks" if estimate.ranks > 1 else "Memory of this host"
     per_gpu = estimate.per_gpu_bytes
     rows = [
-        ("target weights", _gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
-        ("draft weights", _gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
+        ("target weights", gib(per_gpu.target_weights), _share(per_gpu.target_weights, per_gpu.total), ""),
+        ("draft weights", gib(per_gpu.draft_weights), _share(per_gpu.draft_weights, per_gpu.total), ""),
         ("draft", "not known", "", "not counted"),
         ("activations", _range(per_gpu.activation), "", _estimated(per_gpu.activation)),
         ("other", _range(per_gpu.other), "", _estimated(per_gpu.other)),
         ("KV cache", _range(per_gpu.kv_cache), "", _kv(estimate)),
-        ("vLLM's budget", _gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {_gib(per_gpu.total)} GiB"),
+        ("vLLM's budget", gib(per_gpu.budget), _share(per_gpu.budget, per_gpu.total), f"of {gib(per_gpu.total)} GiB"),
     ]  # fmt: skip
     if is_fixed(estimate):  # vLLM then takes no share of what there is
         who = "specserve's default" if estimate.is_kv_cache_default else "the profile"
-        rows[-1] = ("capacity", _gib(per_gpu.total), "", f"{who} fixes the KV cache")
+        rows[-1] = ("capacity", gib(per_gpu.total), "", f"{who} fixes the KV cache")
     left_out = {"draft weights"} if not per_gpu.draft_weights else set()
     left_out |= {"draft"} if not estimate.unknown_draft else set()
     shown = [row for row in rows if row[0] not in left_out]
@@ -164,23 +165,16 @@ def _kv(estimate: MemoryEstimate) -> str:
     if not estimate.is_kv_known:
         return "tokens not computed"
     sequences = estimate.max_concurrency
-    low, high = f"{sequences.low:.1f}", f"{sequences.high:.1f}"
-    many = low if low == high else f"{low}-{high}"
+    many = low_to_high(f"{sequences.low:.1f}", f"{sequences.high:.1f}")
     return f"{_tokens(estimate.kv_cache_tokens)} tokens = {many} sequences of {estimate.max_model_len:,}"
 
 
 def _tokens(interval: Interval) -> str:
-    low, high = int(interval.low), int(interval.high)
-    return f"{low:,}" if low == high else f"{low:,}-{high:,}"
-
-
-def _gib(size_bytes: float) -> str:
-    return f"{size_bytes / _GIB:.2f}"
+    return low_to_high(f"{int(interval.low):,}", f"{int(interval.high):,}")
 
 
 def _range(interval: Interval) -> str:
-    low, high = _gib(interval.low), _gib(interval.high)
-    return low if low == high else f"{low}-{high}"
+    return low_to_high(gib(interval.low), gib(interval.high))
 
 
 def _share(size_bytes: float, total_bytes: float) -> str:
@@ -192,46 +186,46 @@ def accelerators_text(found: Sequence[Gpu], *, cpu: Machine) -> str:
     lines = ["Found here"]
     for gpu in found:
         name = kind(gpu).name
-        free = f"{gpu.free_bytes / _GIB:.1f} GiB free"
+        free = f"{gpu.free_bytes / GIB:.1f} GiB free"
         lines.append(f"  {gpu.index}  {clean(name):<22} {_gpu_memory(kind(gpu))}  {free}  {clean(gpu.name)}")
         lines += [f"     {clean(holder)}" for holder in gpu.holders]
     if not found:
         lines.append("  no NVIDIA GPU")
     free_bytes = (cpu.free_bytes or (0,))[0]
-    lines.append(f"  -  {'cpu':<22} {_gpu_memory(cpu.accelerator)}  {free_bytes / _GIB:.1f} GiB free")
+    lines.append(f"  -  {'cpu':<22} {_gpu_memory(cpu.accelerator)}  {free_bytes / GIB:.1f} GiB free")
     lines += ["", "Names for `--assume` and `hardware.accelerator`, with usable memory;"]
     lines += ["those with rates (a datasheet's peaks, in 16 bits) also for `tune --estimate`"]
     rows = [
         (item.name, _gpu_memory(item).strip(), _capability(item), _bandwidth(item), _flops(item))
         for item in catalogue()
     ]
-    lines += columns(("name", "memory", "capability", "bandwidth", "compute"), rows, left=("name",))
-    return "\n".join(lines)
+    numbers = (Column(name) for name in ("memory", "capability", "bandwidth", "compute"))
+    return "\n".join([*lines, *Table((Column("name", "name"), *numbers), rows).text()])
 
 
 def accelerators_json(found: Sequence[Gpu], *, cpu: Machine) -> str:
     """The same for scripts."""
     here = [
         {
-            "index": gpu.index, "uuid": gpu.uuid, "device": gpu.name, **_row(kind(gpu)),
-            "free_bytes": gpu.free_bytes, "holders": list(gpu.holders),
+            **picked(gpu, "index", "uuid"),
+            "device": gpu.name,
+            **_row(kind(gpu)),
+            **picked(gpu, "free_bytes", "holders"),
         }
         for gpu in found
-    ]  # fmt: skip
+    ]
     memory = {"total_bytes": cpu.accelerator.total_bytes, "free_bytes": (cpu.free_bytes or (None,))[0]}
     names = [_row(known) for known in catalogue()]
-    return json.dumps({"version": 1, "found": here, "cpu": memory, "catalogue": names}, indent=2)
+    return json_document({"found": here, "cpu": memory, "catalogue": names})
 
 
 def _row(item: Accelerator) -> dict[str, object]:
-    capability = list(item.compute_capability) if item.compute_capability else None
-    total = {"name": item.name, "vendor": item.vendor, "total_bytes": item.total_bytes}
-    rates = {"bandwidth_bytes_per_s": item.bandwidth_bytes_per_s, "flops": item.flops}
-    return {**total, "compute_capability": capability, **rates}
+    names = ("name", "vendor", "total_bytes", "compute_capability", "bandwidth_bytes_per_s", "flops")
+    return picked(item, *names)
 
 
 def _gpu_memory(item: Accelerator) -> str:
-    return f"{item.total_bytes / _GIB:7.2f} GiB"
+    return f"{item.total_bytes / GIB:7.2f} GiB"
 
 
 def _capability(item: Accelerator) -> str:

@@ -1,18 +1,19 @@
-"""Two launches side by side, as text and as JSON. Knows no profile and no model."""
+"""Two launches side by side, as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO
 
-from specserve.diagnostics import Span
 from specserve.plan.compare import Comparison, Difference, Written
 from specserve.report.console import clean, styled
 from specserve.report.findings import masked
+from specserve.report.numbers import GIB, MIB, low_to_high
+from specserve.report.serializer import json_document, picked
 
 _TITLES = {
     "argv": "arguments",
@@ -23,7 +24,6 @@ _TITLES = {
     "effective": "effective configuration, by vLLM",
 }
 _WHERE_COLUMN = 44
-GIB, MIB = 1 << 30, 1 << 20
 _MOST_DIGITS = 9
 
 
@@ -48,8 +48,9 @@ def difference_text(a: Named, b: Named, comparison: Comparison, *, stream: TextI
         items = getattr(comparison, name) or ()
         if items:
             lines += ["", styled(title, "bold", stream=stream)]
-            words = _rounded if name in ("models", "memory") else _shown
-            lines += [line for item in items for line in _block(item, words, stream)]
+            for item in items:
+                words = _alike(item) if name in ("models", "memory") else _shown
+                lines += _block(item, words, stream)
     return "\n".join(lines) + "\n"
 
 
@@ -67,26 +68,18 @@ def _head(side: Named, other: Named) -> str:
 
 def _block(item: Difference, words: Callable[[str, Any], str], stream: TextIO) -> Iterator[str]:
     yield f"  {clean(item.key)}"
-    if words is _rounded:
-        words = _alike(item)
     for sign, written, style in (("-", item.a, "red"), ("+", item.b, "green")):
         if written is not None:
             value = f"    {sign} {clean(masked(item.key, words(item.key, written.value)))}"
-            where = f"  {clean(_place(written.span))}" if _place(written.span) else ""
+            where = f"  {clean(str(written.span))}" if written.span else ""
             yield styled(f"{value:<{_WHERE_COLUMN}}" if where else value, style, stream=stream) + where
 
 
 def _shown(key: str, value: Any) -> str:
     del key
     if isinstance(value, dict) and value.keys() == {"low", "high"}:
-        low, high = value.values()
-        return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        return low_to_high(*(f"{end:,}" for end in value.values()), between=" to ")
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _rounded(key: str, value: Any) -> str:
-    """The same for a person: bytes in units, large numbers with commas, intervals with both ends."""
-    return _in_unit(key, value, unit=_unit(key, value), digits=2)
 
 
 def _alike(item: Difference) -> Callable[[str, Any], str]:
@@ -118,8 +111,8 @@ def _unit(key: str, value: Any) -> int:
 
 def _in_unit(key: str, value: Any, *, unit: int, digits: int) -> str:
     if isinstance(value, dict) and value.keys() == {"low", "high"}:
-        low, high = (_in_unit(key, end, unit=unit, digits=digits) for end in value.values())
-        return low if low == high else f"{low} to {high}"
+        ends = (_in_unit(key, end, unit=unit, digits=digits) for end in value.values())
+        return low_to_high(*ends, between=" to ")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return _shown(key, value)
     if key.endswith("_bytes"):
@@ -127,37 +120,21 @@ def _in_unit(key: str, value: Any, *, unit: int, digits: int) -> str:
     return f"{value:,}"
 
 
-def _place(span: Span | None) -> str:
-    return str(span) if span else ""
-
-
 def difference_json(a: Named, b: Named, comparison: Comparison) -> str:
-    """The stable form, `version` 1: a side without the key is null, `where` is null where nothing was written."""
-    content: dict[str, Any] = {"version": 1, "a": _side(a), "b": _side(b), "equal": not comparison.count}
+    """Returns the stable form: a side without the key is null, `where` is null if nothing was written."""
+    content: dict[str, Any] = {"a": a, "b": b, "equal": not comparison.count}
     for name in ("argv", "env", "engine_kwargs", "profile", "models", "memory", "effective"):
         items = getattr(comparison, name)
-        content[name] = None if items is None else list(_items(items))
-    return json.dumps(content, indent=2, ensure_ascii=False)
-
-
-def _side(side: Named) -> dict[str, Any]:
-    return {
-        "file": side.file,
-        "fingerprint": side.fingerprint,
-        "vllm": side.vllm,
-        "platform": side.platform,
-    }
-
-
-def _items(items: Iterable[Difference]) -> Iterator[dict[str, Any]]:
-    for item in items:
-        yield {"key": item.key, "a": _written(item.key, item.a), "b": _written(item.key, item.b)}
+        content[name] = items and [
+            {"key": item.key, "a": _written(item.key, item.a), "b": _written(item.key, item.b)}
+            for item in items
+        ]
+    return json_document(content)
 
 
 def _written(key: str, written: Written | None) -> dict[str, Any] | None:
     if written is None:
         return None
     value = masked(key, written.value) if isinstance(written.value, str) else written.value
-    span = written.span
-    where = {"file": span.file, "line": span.line, "column": span.column} if span else None
+    where = picked(written.span, "file", "line", "column") if written.span else None
     return {"value": value, "where": where}

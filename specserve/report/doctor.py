@@ -1,13 +1,14 @@
-"""What `specserve doctor` shows: one line a fact, the way out under what needs one. Examines nothing."""
+"""What `specserve doctor` shows: one line per fact, with the fix under what needs one."""
 
 from __future__ import annotations
 
-import json
-import textwrap
-from collections.abc import Sequence
+import io
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specserve.report.console import clean, styled
+from specserve.report.console import clean, filled, styled
+from specserve.report.numbers import count as plural
+from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -15,70 +16,49 @@ if TYPE_CHECKING:
     from specserve.checks.doctor.host import Remains
     from specserve.checks.doctor.line import Line, State
 
-_WIDE = 80
 _STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "bad": "red"}
 _NAME = 12
+"""Columns of a fact's name."""
 
 
 def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
-    """The screen, and in its last line whether anything breaks a launch."""
-    rows = [row for line in lines for row in _rows(line, stream)]
+    """Returns the screen; its last line says whether anything breaks a launch."""
+    rows = [row for line in lines for row in _rows(line, stream or io.StringIO())]
     return "\n".join([*rows, "", _verdict(lines)])
 
 
-def _rows(line: Line, stream: TextIO | None) -> list[str]:
-    margin = " " * (6 + _NAME)
-    body = _wrapped(line.text, margin)
+def _rows(line: Line, stream: TextIO) -> Iterator[str]:
+    lead = f"{line.state:<4}  {clean(line.name):<{_NAME}}"
+    shown = styled(line.state, _STYLES[line.state], stream=stream) + lead.removeprefix(line.state)
+    yield filled(" ".join(clean(line.text).split()), lead=lead, shown=shown, stream=stream)
     if line.fix:
-        body += _wrapped(f"fix: {line.fix}", margin)
-    state = styled(line.state, _STYLES[line.state], stream=stream) + " " * (4 - len(line.state))
-    return [f"{state}  {clean(line.name):<{_NAME}}{body[0].lstrip()}", *body[1:]]
-
-
-def _wrapped(text: str, margin: str) -> list[str]:
-    """Lines of 80 columns; a path or a command is not broken."""
-    one = " ".join(clean(text).split())
-    found = textwrap.wrap(
-        one, _WIDE, initial_indent=margin, subsequent_indent=margin,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
-    return found or [margin]
+        fix = f"fix: {' '.join(clean(line.fix).split())}"
+        yield filled(fix, lead=" " * (6 + _NAME), stream=stream)
 
 
 def _verdict(lines: Sequence[Line]) -> str:
     bad, notes = count(lines, "bad"), count(lines, "note")
-    after = f"; {_some(notes, 'note')}" if notes else ""
-    if bad:
-        return f"{_some(bad, 'thing')} will break a launch here{after}"
-    return f"nothing here breaks a launch{after}"
-
-
-def _some(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    found = f"{plural(bad, 'thing')} will break a launch here" if bad else "nothing here breaks a launch"
+    return found + (f"; {plural(notes, 'note')}" if notes else "")
 
 
 def count(lines: Sequence[Line], state: State) -> int:
-    """How many lines are of a state."""
+    """Returns how many lines are of a state."""
     return sum(line.state == state for line in lines)
 
 
 def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
-    """The same for programs, with every leftover by name."""
-    content = {
-        "version": 1,
-        "lines": [
-            {"name": line.name, "state": line.state, "text": line.text, "fix": line.fix} for line in lines
-        ],
-        "leftovers": {
-            "files": [str(path) for path in remains.files.files],
-            "shared_memory_bytes": remains.files.shared_bytes,
-            "orphans": [
-                {"pid": process.pid, "command": process.command} for process in remains.processes.orphans
-            ],
-            "other_servers": [
-                {"pid": process.pid, "command": process.command} for process in remains.processes.others
-            ],
-        },
-        "summary": {state: count(lines, state) for state in _STYLES},
-    }
-    return json.dumps(content, indent=2)
+    """Returns the same for programs, with every leftover by name."""
+    files, processes = remains.files, remains.processes
+    return json_document(
+        {
+            "lines": [picked(line, "name", "state", "text", "fix") for line in lines],
+            "leftovers": {
+                "files": list(map(str, files.files)),
+                "shared_memory_bytes": files.shared_bytes,
+                "orphans": [picked(process, "pid", "command") for process in processes.orphans],
+                "other_servers": [picked(process, "pid", "command") for process in processes.others],
+            },
+            "summary": {state: count(lines, state) for state in _STYLES},
+        }
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from specserve.checks.byvllm import reasons
 from specserve.checks.rule import Answer, Asked, Judged
 from specserve.report.console import clean, filled
+from specserve.report.serializer import picked
 
 _ROWS = (
     ("model runner", "model_runner"),
@@ -72,10 +73,7 @@ def effective_json(judged: tuple[Judged, ...]) -> list[dict[str, Any]]:
         {
             "arm": item.path or None,
             "basis": item.basis,
-            "refused": item.answer.refused,
-            "not_judged": item.answer.not_judged,
-            "skipped": dict(item.answer.skipped),
-            "effective": dict(item.answer.effective),
+            **picked(item.answer, "refused", "not_judged", "skipped", "effective"),
             "caused_by_speculation": dict(_caused(item)),
             "asked_otherwise": [
                 {

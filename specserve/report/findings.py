@@ -16,7 +16,8 @@ from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
 from specserve.profile.secrets import hushed, redacted
 from specserve.profile.texts import recall
-from specserve.report.console import clean, filled, in_one_line, is_terminal, say, styled
+from specserve.report.console import LiveLine, clean, filled, in_one_line, say, styled
+from specserve.report.numbers import count
 
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
@@ -136,7 +137,7 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-_COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
 def render(findings: Iterable[Finding], *, stream: TextIO | None = None) -> str:
@@ -164,19 +165,19 @@ def concise(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> 
 
 def summary(report: Report) -> str:
     """The last line: what was found in how many profiles; what was left out is never passed."""
-    profiles = _count(report.profiles, "profile")
+    profiles = count(report.profiles, "profile")
     infos = report.count(Severity.INFO)
     left_out = len({code for item in report.skipped for code in item.codes})
-    hidden = f", {_count(left_out, 'rule')} skipped" if left_out else ""
+    hidden = f", {count(left_out, 'rule')} skipped" if left_out else ""
     hidden += f", {report.suppressed} ignored" if report.suppressed else ""
     hidden += _not_judged(report)
     if len(report.findings) == infos:
-        noted = f", {_count(infos, 'info')}" if infos else ""
+        noted = f", {count(infos, 'info')}" if infos else ""
         if left_out:
             return f"No errors found in {profiles}{noted}{hidden}"
         return f"All checks passed: {profiles}, {report.rules} rules{noted}{hidden}"
     counts = [(report.count(severity), severity.value) for severity in Severity]
-    found = [_count(number, word) for number, word in counts if number]
+    found = [count(number, word) for number, word in counts if number]
     return f"Found {', '.join(found[:-1])}{' and ' if found[1:] else ''}{found[-1]} in {profiles}{hidden}"
 
 
@@ -194,18 +195,14 @@ def _not_judged(report: Report) -> str:
     broken = any(verdict.verdict == "invalid" for verdict in report.verdicts)
     where = "" if report.profiles == 1 else f" on {len(counts)} of them"
     most = "up to " if len(set(counts)) > 1 else ""
-    rules = _count(max(counts), "rule")
+    rules = count(max(counts), "rule")
     were = "was" if max(counts) == 1 else "were"
     why = f" because {'the file is' if len(counts) == 1 else 'the files are'} invalid" if broken else ""
     return f"; {most}{rules} {were} not run{where}{why}"
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def _head(finding: Finding, stream: TextIO) -> str:
-    head = styled(f"{finding.severity}[{finding.code}]", _COLOURS[finding.severity], stream=stream)
+    head = styled(f"{finding.severity}[{finding.code}]", COLOURS[finding.severity], stream=stream)
     return f"{head}: {clean(finding.message)}"
 
 
@@ -269,19 +266,19 @@ def _body(finding: Finding, marked: list[tuple[Span, str, str]], sources: Source
 
 def failure(error: SpecserveError) -> str:
     """`error: …`, the causes, the end of the log where there is one, and a hint after an empty line."""
-    parts = [f"{styled('error', 'red')}: {told(error.message)}"]
-    parts += [f"  Caused by: {told(cause)}" for cause in error.causes]
+    parts = [f"{styled('error', 'red')}: {readable(error.message)}"]
+    parts += [f"  Caused by: {readable(cause)}" for cause in error.causes]
     if isinstance(error, LaunchError):
         parts += _log(error)
     if isinstance(error, ProfileError) and error.findings:
         parts = [render(error.findings), *parts]
     if error.hint:
-        parts += ["", f"{styled('hint', 'cyan')}: {told(error.hint)}"]
+        parts += ["", f"{styled('hint', 'cyan')}: {readable(error.hint)}"]
     return "\n".join(parts)
 
 
-def told(text: str) -> str:
-    """Text that may hold words of a server, a log or the Hub: what it echoes of our keys is none of a terminal's."""
+def readable(text: str) -> str:
+    """Returns text of a server, a log or the Hub without keys and control characters."""
     return clean(redacted(text))
 
 
@@ -302,16 +299,13 @@ class StderrNotices:
 
     def progress(self, text: str) -> None:
         """Show what is being done, on a terminal only; an empty text clears the line."""
-        if is_terminal(sys.stderr):
-            line = f"{clean(text)[:90]} …" if text else ""
-            sys.stderr.write(f"\r\x1b[K{line}")
-            sys.stderr.flush()
+        LiveLine().show(f"{text[:90]} …" if text else "")
 
 
 def _log(error: LaunchError) -> list[str]:
     lines = []
     if error.log_tail:
-        lines += ["", "  the log ends with", *(f"    | {told(line)}" for line in error.log_tail)]
+        lines += ["", "  the log ends with", *(f"    | {readable(line)}" for line in error.log_tail)]
     if error.log_path:
         lines += ["", f"  full log: {clean(error.log_path)}"]
     return lines

@@ -13,49 +13,53 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from specserve import __version__
-from specserve.diagnostics import Finding, Report, Severity, Skipped, Span, Verdict
+from specserve.diagnostics import Finding, Related, Report, Severity, Skipped, Span, Verdict
 from specserve.report.console import clean, json_text
 from specserve.report.manual import HOME, Page, body, pages
+from specserve.report.serializer import json_document, picked
 
 if TYPE_CHECKING:
-    from specserve.memory.estimate import Interval, MemoryEstimate
+    from specserve.memory.estimate import Bounds as Interval
+    from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
 
 
 def report_json(report: Report) -> str:
-    """The whole report as one JSON document."""
-    content = {
-        "version": 1,
-        "findings": [_finding(finding) for finding in report.findings],
-        "skipped": [
-            {
-                "profile": item.profile,
-                "group": item.group,
-                "codes": list(item.codes),
-                "reason": item.reason,
-                "cause": item.cause,
-            }
-            for item in report.skipped
-        ],
-        "profiles": [_profile(item) for item in report.verdicts],
-        "summary": {
-            "profiles": report.profiles,
-            "errors": report.count(Severity.ERROR),
-            "warnings": report.count(Severity.WARNING),
-            "infos": report.count(Severity.INFO),
-            "suppressed": report.suppressed,
-        },
+    """Returns the whole report as one JSON document."""
+    return json_document(
+        {
+            "findings": [_finding(finding) for finding in report.findings],
+            "skipped": [
+                picked(item, "profile", "group", "codes", "reason", "cause") for item in report.skipped
+            ],
+            "profiles": [_profile(item) for item in report.verdicts],
+            "summary": {
+                "profiles": report.profiles,
+                "errors": report.count(Severity.ERROR),
+                "warnings": report.count(Severity.WARNING),
+                "infos": report.count(Severity.INFO),
+                "suppressed": report.suppressed,
+            },
+        }
+    )
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        **picked(finding, "code", "name", "severity", "message"),
+        "location": _labelled(finding),
+        "related": [_labelled(item) for item in finding.related],
+        **picked(finding, "notes", "help"),
     }
-    return json_text(json.dumps(content, indent=2, ensure_ascii=False))
+
+
+def _labelled(item: Finding | Related) -> dict[str, Any]:
+    place = picked(item.span, "file", "line", "column", "end_line", "end_column", "path")
+    return place | {"label": item.label}
 
 
 def _profile(verdict: Verdict) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        "file": verdict.file,
-        "name": verdict.name,
-        "fingerprint": verdict.fingerprint,
-        "verdict": verdict.verdict,
-    }
+    content = picked(verdict, "file", "name", "fingerprint", "verdict")
     if type(verdict) is Verdict:  # of `lint`, which must not pay for the imports of `check`
         return content
     from specserve.checks.check import Checked
@@ -73,15 +77,12 @@ def _profile(verdict: Verdict) -> dict[str, Any]:
 def _tokenizer(comparison: TokenizerComparison | None) -> dict[str, Any]:
     from specserve.models.tokenizercompare import TokenizerComparison
 
-    if comparison is None:
-        comparison = TokenizerComparison("not_applicable")
+    comparison = comparison or TokenizerComparison("not_applicable")
     first = comparison.first_difference
     return {
-        "verdict": comparison.verdict,
-        "overlap": comparison.overlap,
-        "mismatch_by_occurrence": comparison.mismatch_by_occurrence,
-        "first_difference": {"id": first.id, "target": first.target, "draft": first.draft} if first else None,
-        "reasons": list(comparison.reasons),
+        **picked(comparison, "verdict", "overlap", "mismatch_by_occurrence"),
+        "first_difference": picked(first, "id", "target", "draft") if first else None,
+        **picked(comparison, "reasons"),
     }
 
 
@@ -90,78 +91,43 @@ def _memory(estimate: MemoryEstimate | None) -> dict[str, Any] | None:
         return None
     per_gpu, alone = estimate.per_gpu_bytes, estimate.without_speculation_kv_cache_tokens
     return {
-        "verdict": estimate.verdict,
-        "rank": estimate.rank,
+        **picked(estimate, "verdict", "rank"),
         "per_gpu_bytes": {
-            "total": per_gpu.total,
-            "budget": per_gpu.budget,
-            "target_weights": per_gpu.target_weights,
+            **picked(per_gpu, "total", "budget", "target_weights"),
             "draft_weights": None if estimate.unknown_draft else per_gpu.draft_weights,
-            "activation": _bytes(per_gpu.activation),
-            "other": _bytes(per_gpu.other),
-            "kv_cache": _bytes(per_gpu.kv_cache),
+            **{name: _bounds(getattr(per_gpu, name)) for name in ("activation", "other", "kv_cache")},
         },
         "max_model_len": estimate.max_model_len,
         **_kv_cache(estimate),
-        "without_speculation": {"kv_cache_tokens": _bytes(alone)} if alone else None,
-        "knobs": [
-            {"path": knob.path, "value": knob.value, "frees_bytes": knob.frees_bytes, "verdict": knob.verdict}
-            for knob in estimate.knobs
-        ],
-        "basis": estimate.basis,
-        "calibration": estimate.calibration,
-        "notes": list(estimate.notes),
+        "without_speculation": {"kv_cache_tokens": _bounds(alone)} if alone else None,
+        "knobs": [picked(knob, "path", "value", "frees_bytes", "verdict") for knob in estimate.knobs],
+        **picked(estimate, "basis", "calibration", "notes"),
     }
 
 
 def _kv_cache(estimate: MemoryEstimate) -> dict[str, Any]:
     """What the KV cache holds; nulls for what is not known: the draft, or an architecture's cache."""
+    has_draft = not estimate.unknown_draft
     content: dict[str, Any] = {
         "kv_bytes_per_token": {
             "target": estimate.target_kv_bytes_per_token,
-            "draft": None if estimate.unknown_draft else estimate.draft_kv_bytes_per_token,
+            "draft": estimate.draft_kv_bytes_per_token if has_draft else None,
         },
         "kv_bytes_per_request_fixed": {
             "target": estimate.target_kv_bytes_fixed,
-            "draft": None if estimate.unknown_draft else estimate.draft_kv_bytes_fixed,
+            "draft": estimate.draft_kv_bytes_fixed if has_draft else None,
         },
-        "largest_max_model_len": _bytes(estimate.largest_max_model_len),
-        "kv_cache_tokens": _bytes(estimate.kv_cache_tokens),
-        "max_concurrency": _bounds(estimate.max_concurrency),
+        "largest_max_model_len": _bounds(estimate.largest_max_model_len),
+        "kv_cache_tokens": _bounds(estimate.kv_cache_tokens),
+        "max_concurrency": _bounds(estimate.max_concurrency, digits=2),
     }
     return content if estimate.is_kv_known else dict.fromkeys(content)
 
 
-def _bytes(interval: Interval) -> dict[str, Any]:
-    return {"low": int(interval.low), "high": int(interval.high), "logs": interval.logs}
-
-
-def _bounds(interval: Interval) -> dict[str, Any]:
-    return {"low": round(interval.low, 2), "high": round(interval.high, 2), "logs": interval.logs}
-
-
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "message": finding.message,
-        "location": _span(finding.span) | {"label": finding.label},
-        "related": [_span(item.span) | {"label": item.label} for item in finding.related],
-        "notes": list(finding.notes),
-        "help": finding.help,
-    }
-
-
-def _span(span: Span) -> dict[str, Any]:
-    return {
-        "file": span.file,
-        "line": span.line,
-        "column": span.column,
-        "end_line": span.end_line,
-        "end_column": span.end_column,
-        "path": span.path,
-    }
+def _bounds(interval: Interval, *, digits: int | None = None) -> dict[str, Any]:
+    """Both ends; whole numbers without `digits`."""
+    low, high = (int(end) if digits is None else round(end, digits) for end in (interval.low, interval.high))
+    return {"low": low, "high": high, "logs": interval.logs}
 
 
 def is_file(name: str) -> bool:
@@ -273,10 +239,13 @@ def _sarif_text(finding: Finding) -> str:
         for number, item in enumerate(finding.related, start=1)
     ]
     lines = [f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"]
-    lines += [f"note: {_plain(note)}" for note in finding.notes]
-    if finding.help:
-        lines.append(f"help: {_plain(finding.help)}")
-    return "\n".join(clean(line) for line in lines)
+    return "\n".join(map(clean, [*lines, *map(_plain, _remarks(finding))]))
+
+
+def _remarks(finding: Finding) -> list[str]:
+    """The evidence, and the way out."""
+    ways_out = [f"help: {finding.help}"] if finding.help else []
+    return [*(f"note: {note}" for note in finding.notes), *ways_out]
 
 
 def _plain(text: str) -> str:
@@ -350,20 +319,20 @@ def _place(finding: Finding) -> dict[str, str]:
     if not is_file(span.file):
         return {}
     place = {"file": from_root(span.file), "line": str(span.line)}
-    if span.line == span.end_line:  # GitHub refuses columns where the lines differ
-        place["col"] = str(span.column)
-    place["endLine"] = str(span.end_line)
-    if span.line == span.end_line:
-        place["endColumn"] = str(span.end_column)
-    return place
+    if span.line != span.end_line:  # GitHub refuses columns if the lines differ
+        return {**place, "endLine": str(span.end_line)}
+    return {
+        **place,
+        "col": str(span.column),
+        "endLine": str(span.end_line),
+        "endColumn": str(span.end_column),
+    }
 
 
 def _github_text(finding: Finding) -> str:
+    """Message and both sides with their places, evidence and the way out."""
     lines = [f"{finding.span}: {finding.code} {finding.message}"]
-    if finding.label:
-        lines.append(f"{finding.span}: {finding.label}")
-    lines += [f"{item.span}: {item.label}" for item in finding.related]
-    lines += [f"note: {note}" for note in finding.notes]
-    if finding.help:
-        lines.append(f"help: {finding.help}")
-    return "\n".join(clean(line) for line in lines)
+    lines += [
+        f"{item.span}: {item.label}" for item in ((finding,) if finding.label else ()) + finding.related
+    ]
+    return "\n".join(map(clean, [*lines, *_remarks(finding)]))

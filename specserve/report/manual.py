@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
-from textwrap import fill
+from textwrap import TextWrapper, fill
 from typing import TextIO
 
 from specserve.checks.catalogue import RULES
@@ -18,10 +17,10 @@ from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity
 from specserve.errors import UsageError
 from specserve.profile.codes import CODES, did_you_mean, quoted
-from specserve.report.console import styled
+from specserve.report.console import WIDTH, styled
+from specserve.report.serializer import json_document, picked
 
 HOME = "https://github.com/specserve/specserve"
-_WIDTH = 80
 _CODE_INDENT = "    "
 _LONG_MAPPING = re.compile(r"""( *)([\w.-]+): \{([^{}\[\]"'#]*)\}""")
 
@@ -103,10 +102,7 @@ def manual(page: Page, *, stream: TextIO | None = None) -> str:
             lines.append(styled(heading, "bold", stream=stream))
         lines += _laid_out(text, indent=indent)
     lines += ["", styled("Silence it", "bold", stream=stream)]
-    if page.silence:
-        lines.append(f"  {page.silence}")
-    else:
-        lines.append("  It cannot be silenced.")
+    lines.append(f"  {page.silence or 'It cannot be silenced.'}")
     return "\n".join(lines) + "\n"
 
 
@@ -118,14 +114,8 @@ def _laid_out(text: str, *, indent: str) -> Iterator[str]:
             yield from (f"{indent}{line}".rstrip() for line in block.split("\n"))
         else:
             first, rest = (f"{indent}- ", f"{indent}  ") if kind == "item" else (indent, indent)
-            yield fill(
-                block,
-                _WIDTH,
-                initial_indent=first,
-                subsequent_indent=rest,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            wrapper = TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False)
+            yield wrapper.fill(block)
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -159,7 +149,7 @@ def _joined(kind: str, lines: list[str]) -> str:
 def _unfolded(line: str) -> str:
     """A line that is too long for the terminal and holds one plain mapping, as a line for each of its keys."""
     match = _LONG_MAPPING.fullmatch(line)
-    if match is None or len(line) <= _WIDTH - 2:
+    if match is None or len(line) <= WIDTH - 2:
         return line
     indent, key, inside = match.groups()
     return "\n".join([f"{indent}{key}:", *(f"{indent}  {item}" for item in inside.split(", "))])
@@ -186,23 +176,13 @@ def _head(page: Page) -> str:
 
 def _below(text: str) -> str:
     indent = " " * 7
-    return fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
 
 
 def listing_json(pages: Iterable[Page]) -> str:
-    """The same for scripts; keys are never removed within a version."""
-    rules = [
-        {
-            "code": page.code,
-            "name": page.name,
-            "severity": page.severity.value,
-            "needs": page.needs,
-            "summary": page.summary,
-            "url": page.url,
-        }
-        for page in pages
-    ]
-    return json.dumps({"version": 1, "rules": rules}, indent=2, ensure_ascii=False)
+    """Returns the same for scripts; keys are never removed within a version."""
+    names = ("code", "name", "severity", "needs", "summary", "url")
+    return json_document({"rules": [picked(page, *names) for page in pages]})
 
 
 def document(pages: Iterable[Page]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shlex
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specserve.errors import LaunchError, SpecserveError
-from specserve.models.assemble import model_note
+from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
-from specserve.report.console import in_one_line, is_terminal, out, say, styled
+from specserve.report.console import WIDTH, LiveLine, in_one_line, out, say, styled
+from specserve.report.numbers import age, duration, number
+from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
-from specserve.serve.logs import GIB, Figures, Phase
+from specserve.serve.logs import GIB, Figures
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
@@ -27,34 +28,39 @@ if TYPE_CHECKING:
 _HEAD = ("NAME", "STATE", "PORT", "UP", "MODEL", "DRAFTS", "ACCEPTED", "DEVICES", "PID", "FINGERPRINT")
 _OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
 """Columns that a narrow terminal goes without, the first one first."""
-_WIDE = 80
 
 
 def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
-    """One line a server, and under it what is wrong with it."""
+    """Returns one line per server, and under it what is wrong with it."""
     now_s = time.time() if now_s is None else now_s
-    rows = [dict(zip(_HEAD, _cells(seen, now_s=now_s), strict=True)) for seen in servers]
-    columns = _fitting(rows, width=shutil.get_terminal_size((_WIDE, 24)).columns)
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    lines = ["  ".join(name.ljust(widths[name]) for name in columns).rstrip()]
-    for row, seen in zip(rows, servers, strict=True):
-        lines.append("  ".join(row[name].ljust(widths[name]) for name in columns).rstrip())
+    rows = [_cells(seen, now_s=now_s) for seen in servers]
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    head, *lines = next(
+        text
+        for dropped in range(len(_OPTIONAL) + 1)
+        if (text := _lines(rows, without=_OPTIONAL[:dropped]))
+        and (dropped == len(_OPTIONAL) or _fits(text, width))
+    )
+    parts = [head]
+    for line, seen in zip(lines, servers, strict=True):
+        parts.append(line)
         if seen.detail:
-            lines.append(f"  {in_one_line(seen.detail)}")
-        hint = seen.record.ended.hint if seen.record is not None and seen.record.ended is not None else None
-        if hint:
-            lines.append(f"  hint: {in_one_line(hint)}")
-    return "\n".join(lines) + "\n"
+            parts.append(f"  {in_one_line(seen.detail)}")
+        ended = seen.record.ended if seen.record is not None else None
+        if ended is not None and ended.hint:
+            parts.append(f"  hint: {in_one_line(ended.hint)}")
+    return "\n".join(parts) + "\n"
 
 
-def _fitting(rows: Sequence[dict[str, str]], *, width: int) -> list[str]:
-    columns = list(_HEAD)
-    for name in _OPTIONAL:
-        needed = sum(max(len(column), *(len(row[column]) for row in rows)) + 2 for column in columns) - 2
-        if needed <= width:
-            break
-        columns.remove(name)
-    return columns
+def _lines(rows: Sequence[Sequence[str]], *, without: Sequence[str]) -> list[str]:
+    kept = [at for at, name in enumerate(_HEAD) if name not in without]
+    cells = [_HEAD, *rows]
+    widths = {at: max(len(row[at]) for row in cells) for at in kept}
+    return ["  ".join(row[at].ljust(widths[at]) for at in kept).rstrip() for row in cells]
+
+
+def _fits(lines: Sequence[str], width: int) -> bool:
+    return max(map(len, lines)) <= width
 
 
 def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
@@ -71,7 +77,7 @@ def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
         age(now_s - record.started_at_s) if runs else "-",
         in_one_line(record.model),
         drafts(record),
-        "-" if rate is None else f"{rate:.2f}",
+        number(rate),
         in_one_line(",".join(record.devices)) or "-",
         str(record.leader[0]) if runs and record.leader else "-",
         in_one_line(record.fingerprint[:12]),
@@ -79,28 +85,16 @@ def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
 
 
 def drafts(record: Record) -> str:
-    """`draft_model K=4`, `-` without speculation."""
+    """Returns `draft_model K=4`, `-` without speculation."""
     if record.method is None:
         return "-"
-    count = record.num_speculative_tokens
-    return in_one_line(record.method) + (f" K={count}" if count is not None else "")
-
-
-def age(seconds: float) -> str:
-    """`42s`, `12m`, `3h07m`, `5d02h`."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    tokens = record.num_speculative_tokens
+    return in_one_line(record.method) + (f" K={tokens}" if tokens is not None else "")
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
-    """All that is known, for programs; `acceptance_rate` is that of the last minute, null where nothing was drafted."""
-    return {"version": 1, "servers": [_one(seen) for seen in servers]}
+    """Returns all that is known; `acceptance_rate` is that of the last minute, null if nothing was drafted."""
+    return {"version": VERSION, "servers": [_one(seen) for seen in servers]}
 
 
 def _one(seen: Seen) -> dict[str, Any]:
@@ -108,38 +102,22 @@ def _one(seen: Seen) -> dict[str, Any]:
     content: dict[str, Any] = {"name": seen.name, "state": seen.state, "detail": seen.detail or None}
     if record is None:
         return {**content, "pids": list(seen.pids)}
-    ended = record.ended
+    runs = seen.state not in ("dead", "gone")
     return {
         **content,
-        "profile": record.profile,
-        "fingerprint": record.fingerprint,
-        "vllm": record.vllm,
-        "url": record.url,
-        "port": record.port,
+        **picked(record, "profile", "fingerprint", "vllm", "url", "port"),
         "pid": record.leader[0] if record.leader else None,
-        "devices": list(record.devices),
-        "model": record.model,
-        "method": record.method,
-        "num_speculative_tokens": record.num_speculative_tokens,
-        "started_at_s": record.started_at_s,
-        "ready_at_s": record.ready_at_s,
-        "uptime_s": round(time.time() - record.started_at_s, 1)
-        if seen.state not in ("dead", "gone")
-        else None,
-        "running_requests": seen.running_requests,
-        "waiting_requests": seen.waiting_requests,
+        **picked(
+            record, "devices", "model", "method", "num_speculative_tokens", "started_at_s", "ready_at_s"
+        ),
+        "uptime_s": round(time.time() - record.started_at_s, 1) if runs else None,
+        **picked(seen, "running_requests", "waiting_requests"),
         "acceptance_rate": seen.lately.acceptance_rate,
         "log": record.log_path,
         "api_key_env": record.api_key_env,
-        "ended": None
-        if ended is None
-        else {
-            "at_s": ended.at_s,
-            "exit_code": ended.exit_code,
-            "message": ended.message,
-            "cause": ended.cause,
-            "hint": ended.hint,
-        },
+        "ended": picked(record.ended, "at_s", "exit_code", "message", "cause", "hint")
+        if record.ended
+        else None,
     }
 
 
@@ -156,9 +134,8 @@ class TextView:
         """`stays_as`: the name under which it is left running."""
         self._plan = plan
         self._stays_as = stays_as
-        self._stream = stream or sys.stderr
-        self._live = is_terminal(self._stream)
-        self._still_said_s = 0.0
+        self._stream = stream
+        self._line = LiveLine(stream)
         self._log_path = ""
         self._stopping = False
 
@@ -169,12 +146,12 @@ class TextView:
                 self._log_path = event.log_path
                 say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {in_one_line(event.log_path)}")
             case events.PhaseStarted():
-                self._still_said_s = 0.0
-                self._rewrite(event.phase, 0.0)
+                self._line = LiveLine(self._stream, every_s=_STILL_EVERY_S, began_s=0.0)
+                self._line.show(f"  {event.phase} …", at_s=0.0)
             case events.PhaseGoesOn():
-                self._go_on(event)
+                self._line.show(f"  {event.phase} … {duration(event.took_s)} so far", at_s=event.took_s)
             case events.PhaseEnded():
-                self._erase()
+                self._line.erase()
                 say(f"  {event.phase} … {duration(event.took_s)}")
             case events.Ready():
                 say(f"ready in {duration(event.elapsed_s)}")
@@ -192,32 +169,17 @@ class TextView:
                 say(_news(event))
             case events.Stopping():
                 self._stopping = True
-                self._erase()
+                self._line.erase()
                 grace = duration(event.grace_s)
                 say(f"stopping: sent {event.signal}, waiting up to {grace}; Ctrl-C again ends it at once")
             case events.Stopped():
-                self._erase()
+                self._line.erase()
                 if self._stopping:
                     say(f"stopped in {duration(event.took_s)}{' by SIGKILL' if event.killed else ''}")
 
     def failed(self, error: SpecserveError) -> None:
         """The error itself is told by whoever ends the program."""
-        self._erase()
-
-    def _go_on(self, event: events.PhaseGoesOn) -> None:
-        self._rewrite(event.phase, event.took_s)
-        if not self._live and event.took_s - self._still_said_s >= _STILL_EVERY_S:
-            self._still_said_s = event.took_s
-            say(f"  {event.phase} … {duration(event.took_s)} so far")
-
-    def _rewrite(self, phase: Phase, took_s: float) -> None:
-        if self._live:
-            self._stream.write(f"\r\x1b[K  {phase} … {duration(took_s)}")
-            self._stream.flush()
-
-    def _erase(self) -> None:
-        if self._live:
-            self._stream.write("\r\x1b[K")
+        self._line.erase()
 
 
 class JsonView:
@@ -236,7 +198,7 @@ class JsonView:
         name = "".join(
             f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__
         )
-        self._write({"event": name.lstrip("_"), **dataclasses.asdict(event)})
+        self._write({"event": name.lstrip("_"), **json_values(event)})
         if isinstance(event, events.Ready):
             out(json.dumps(ready_json(event, self._plan, log_path=self._log_path)))
 
@@ -248,7 +210,7 @@ class JsonView:
         self._write({"event": "failed", **fields, "exit_code": error.exit_code})
 
     def _write(self, fields: dict[str, object]) -> None:
-        say(json.dumps({"version": 1, "name": self._plan.name, **fields}))
+        say(json.dumps({"version": VERSION, "name": self._plan.name, **fields}))
 
 
 def _news(event: events.GoesOn | events.Joined | events.StaysCold) -> str:
@@ -281,16 +243,14 @@ def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
 
 
 def ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[str, Any]:
-    """The same for scripts, `version` 1; figures that vLLM did not report are null."""
+    """Returns the same for scripts; figures that vLLM did not report are null."""
     return {
-        "version": 1,
+        "version": VERSION,
         "name": plan.name,
         "url": f"{ready.url}/v1",
         "model": ready.model,
-        "fingerprint": plan.fingerprint,
-        "vllm": plan.vllm,
-        "figures": dataclasses.asdict(ready.figures),
-        "resident_bytes": ready.resident_bytes,
+        **picked(plan, "fingerprint", "vllm"),
+        **picked(ready, "figures", "resident_bytes"),
         "log": log_path,
         "api_key_env": plan.api_key_env,
     }
@@ -322,15 +282,6 @@ def kv_cache_line(figures: Figures) -> str:
         length = f"{figures.max_model_len:,} tokens" if figures.max_model_len else "full length"
         line += f": {figures.max_concurrency:.1f} requests of {length} at once"
     return line
-
-
-def duration(seconds: float) -> str:
-    """`3.1s`, `41s`, `2m05s`."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    if seconds < 120:
-        return f"{seconds:.0f}s"
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
 
 
 def _gib(gib: float) -> str:

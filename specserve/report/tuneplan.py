@@ -14,9 +14,10 @@ from specserve.measure.tune.estimated import Estimate, Given
 from specserve.measure.tune.plan import TUNED, duration, in_words
 from specserve.measure.tune.roofline import LONGEST, Estimated
 from specserve.measure.tune.schedule import as_ranges
-from specserve.memory.estimate import Interval as Bounds
-from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.report.console import clean, filled
+from specserve.report.numbers import low_to_high, with_spread
+from specserve.report.serializer import json_document, picked
 
 
 def plan_text(ready: Any, found: Any = None) -> str:
@@ -58,35 +59,30 @@ def _run_text(found: Any, *, is_answered: bool) -> str:
 
 
 def plan_json(ready: Any, found: Any = None) -> str:
-    """For scripts."""
+    """Returns the same for scripts."""
     wish, fitted = ready.wish, ready.fitted
+    left_out = [(name, reason) for name, _, reason in wish.left_out]
+    left_out += [(in_words(name), reason) for name, reason in fitted.left_out]
+    run = None
+    if found is not None:
+        run = {"path": str(found.path), "begun": found.begun, "is_complete": found.answers(ready.asked)}
     content = {
-        "version": 1,
         "kind": "tune-plan",
         "launches": [{"name": name, "argv": list(argv), "why": why} for name, argv, why in launches(ready)],
         "seconds_guessed": round(fitted.seconds),
         "share_of_prompts": fitted.share,
-        "fits": fitted.fits,
-        "exceeded": fitted.exceeded,
+        **picked(fitted, "fits", "exceeded"),
         "platform": wish.platform,
         "other_hardware": other_hardware(ready),
-        "workloads": list(wish.workloads),
-        "temperatures": list(wish.temperatures),
+        **picked(wish, "workloads", "temperatures"),
         "concurrency": list(wish.loads),
         "concurrency_between": list(wish.extras(None)),
         "confirms": ready.confirms,
         "objective": wish.objective,
-        "left_out": [{"name": name, "reason": reason} for name, _, reason in wish.left_out]
-        + [{"name": in_words(name), "reason": reason} for name, reason in fitted.left_out],
-        "run": None
-        if found is None
-        else {
-            "path": str(found.path),
-            "begun": found.begun,
-            "is_complete": found.answers(ready.asked),
-        },
+        "left_out": [{"name": name, "reason": reason} for name, reason in left_out],
+        "run": run,
     }
-    return json.dumps(content, indent=2)
+    return json_document(content)
 
 
 def other_hardware(ready: Any) -> str | None:
@@ -196,13 +192,11 @@ def _reason(memory: MemoryEstimate) -> str:
 
 
 def _range(bounds: Bounds) -> str:
-    low, high = f"{bounds.low:,.0f}", f"{bounds.high:,.0f}"
-    return low if low == high else f"{low} to {high}"
+    return low_to_high(f"{bounds.low:,.0f}", f"{bounds.high:,.0f}", between=" to ")
 
 
 def _row(load: Estimated, mark: str) -> str:
-    speedup = f"{load.speedup.value:.2f}x ({load.speedup.low:.2f}-{load.speedup.high:.2f})"
-    shown = speedup if load.tokens else f"none: K = 1 {load.speedup.value:.2f}x"
+    shown = with_spread(load.speedup, unit="x") if load.tokens else f"none: K = 1 {load.speedup.value:.2f}x"
     return (
         f"{load.concurrency:8d}{mark} {load.tokens:<2d} {shown:<17} {load.tokens_per_s:9,.0f} "
         f"{load.tpot_ms:7.1f} ms {load.step_ms:7.1f} ms {load.break_even:8.2f} {load.mean_length:8.2f}"
@@ -262,17 +256,15 @@ def _listed(numbers: list[int]) -> str:
 
 
 def estimate_json(found: Estimate, *, name: str) -> str:
-    """For scripts; `basis` is `estimated` throughout."""
+    """Returns the estimate for scripts; `basis` is `estimated` throughout."""
     machine, schedule, chance = found.machine, found.schedule, found.chance
     recommended = found.recommended or (None,) * len(found.loads)
     content: dict[str, Any] = {
-        "version": 1,
         "kind": "estimate",
         "basis": "estimated",
         "profile": name,
         "accelerator": machine.accelerator.name,
-        "count": machine.count,
-        "nodes": machine.nodes,
+        **picked(machine, "count", "nodes"),
         "method": found.method,
         "assumed": {
             "acceptance": chance.value,
@@ -293,14 +285,14 @@ def estimate_json(found: Estimate, *, name: str) -> str:
         ],
         "num_speculative_tokens": schedule.largest if schedule else 0,
         "num_speculative_tokens_per_batch_size": (
-            [list(each) for each in schedule.ranges] if schedule and not schedule.is_constant else None
+            schedule.ranges if schedule and not schedule.is_constant else None
         ),
         "recommended_mean_speedup": round(found.mean_gain, 4) if found.mean_gain else None,
         "no_schedule_because": found.why_constant,
         "memory_bound_up_to_tokens": round(found.free_tokens, 1),
-        "rests_on": list(found.basis),
+        "rests_on": found.basis,
     }
-    return json.dumps(content, indent=2)
+    return json_document(content)
 
 
 def _bounds(value: Bounds) -> dict[str, int]:
@@ -314,19 +306,22 @@ def _given(given: Given | None) -> dict[str, Any] | None:
 
 
 def _interval(value: Interval) -> dict[str, float]:
-    return {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
+    return {name: round(number, 4) for name, number in picked(value, "value", "low", "high").items()}
 
 
 def _point(load: Estimated) -> dict[str, Any]:
+    rounded = {
+        "tpot_ms": load.tpot_ms,
+        "step_ms": load.step_ms,
+        "plain_step_ms": load.plain_step_ms,
+        "break_even_mean_acceptance_length": load.break_even,
+        "assumed_mean_acceptance_length": load.mean_length,
+        "draft_share_of_step": load.draft_share,
+    }
     return {
         "concurrency": load.concurrency,
         "num_speculative_tokens": load.tokens,
         "speedup": _interval(load.speedup),
         "output_tokens_per_s": round(load.tokens_per_s, 2),
-        "tpot_ms": round(load.tpot_ms, 4),
-        "step_ms": round(load.step_ms, 4),
-        "plain_step_ms": round(load.plain_step_ms, 4),
-        "break_even_mean_acceptance_length": round(load.break_even, 4),
-        "assumed_mean_acceptance_length": round(load.mean_length, 4),
-        "draft_share_of_step": round(load.draft_share, 4),
+        **{name: round(value, 4) for name, value in rounded.items()},
     }

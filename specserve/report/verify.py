@@ -1,43 +1,33 @@
-"""A verification in words and in JSON, and how far it is. Does not know how it was done."""
+"""A verification in words and in JSON, and its progress."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
-import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
 
+from specserve.measure.verify import result
 from specserve.measure.verify.result import (
     CONFIDENCE,
-    Against,
-    Difference,
-    Estimate,
     Greedy,
-    Likeness,
     Outcome,
-    Parting,
     Sampled,
     Sampling,
-    Smoke,
-    Verdict,
     Verification,
+    VerifyVerdict,
 )
-from specserve.measure.verify.run import Progress
+from specserve.measure.verify.run import VerifyStatus
 from specserve.measure.verify.sampled import COOL_PERCENT, HOT_PERCENT, MARGIN_POINTS, WIDEST_PERCENT
 from specserve.measure.verify.session import TOP
 from specserve.report.answer import acceptance_json
-from specserve.report.console import filled, in_one_line, is_terminal, json_text, say, styled
+from specserve.report.console import LiveLine, filled, in_one_line
+from specserve.report.numbers import count
+from specserve.report.serializer import json_document, json_values, picked
+from specserve.report.table import toned
 
 _EVERY_S = 10.0
-_COLOURS = {
-    Verdict.LOSSLESS: "green", Verdict.NO_FAULT_FOUND: "green", Verdict.LOSSY: "red",
-    Verdict.INCONCLUSIVE: "yellow",
-    Likeness.SAME: "green", Likeness.CLOSE: "yellow", Likeness.DIFFERENT: "red", Likeness.INCONCLUSIVE: "yellow",
-    Outcome.OK: "green", Outcome.NOT_OK: "red", Outcome.SKIPPED: "dim",
-}  # fmt: skip
 NOT_SEEN = (
     "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
     "(`--against URL` compares it with another)",
@@ -48,38 +38,27 @@ _SHOWN = 3
 
 
 class VerifyProgress:
-    """What `verify` is at: a live line on a terminal, a line now and then in a pipe."""
+    """Shows the phase of `verify`: a live line on a terminal, a line now and then in a pipe."""
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._live = is_terminal(sys.stderr)
-        self._spoke = time.monotonic()
-        self._drawn = 0.0
+        self._line = LiveLine(every_s=_EVERY_S)
 
-    def __call__(self, progress: Progress) -> None:
-        """Show it."""
-        now = time.monotonic()
+    def __call__(self, progress: VerifyStatus) -> None:
+        """Show it, if it is time to."""
         tokens = f", {progress.tokens:,} tokens" if progress.tokens else ""
-        text = f"{progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
-        if self._live:
-            if now - self._drawn >= 0.2:
-                self._drawn = now
-                sys.stderr.write(f"\r\x1b[K  {text[:78]}")
-                sys.stderr.flush()
-        elif now - self._spoke >= _EVERY_S:
-            self._spoke = now
-            say(f"  {text}")
+        self._line.show(
+            f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
+        )
 
     def finish(self) -> None:
         """Take the live line away."""
-        if self._live:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+        self._line.erase()
 
 
 def verify_text(found: Verification) -> str:
-    """The whole report, for people."""
-    lines = [_headline(found), *([_filled(text, "  ")] if (text := _excluded(found)) else []), ""]
+    """Returns the whole report, for people."""
+    lines = [*_headline(found, sys.stdout), ""]
     if found.greedy is not None:
         lines += _part("T = 0", found.greedy.verdict, _greedy_words(found.greedy))
         lines += [line for item in found.greedy.differences[:_SHOWN] for line in _difference(item)]
@@ -90,58 +69,55 @@ def verify_text(found: Verification) -> str:
     if found.against is not None:
         lines += ["", *_against(found.against)]
     if found.smoke:
-        lines += ["", *_smoke(found.smoke)]
-    for name, said in found.unused_prompts.items():
-        lines += ["", _filled(f"the prompt `{in_one_line(name)}` was left out: {in_one_line(said)}", "")]
-    lines += ["", *_hints(found), "What this cannot see:"]
-    lines += [_filled(text, "  - ") for text in NOT_SEEN]
+        lines += ["", "smoke tests", *_smoke(found.smoke)]
+    for name, reason in found.unused_prompts.items():
+        lines += ["", *_filled([f"the prompt `{in_one_line(name)}` was left out: {in_one_line(reason)}"], "")]
+    hints = list(_filled(_hints(found), ""))
+    lines += ["", *hints, *([""] if hints else []), "What this cannot see:", *_filled(NOT_SEEN, "  - ")]
     return "\n".join(lines)
 
 
 def brief(found: Verification) -> str:
-    """The verdict in a line, and what is wrong, for `up --verify`."""
-    lines = [_headline(found, stream=sys.stderr)]
-    if excluded := _excluded(found):
-        lines.append(filled(excluded, lead="  ", stream=sys.stderr))
+    """Returns the verdict in a line, and what is wrong, for `up --verify`."""
+    lines = _headline(found, sys.stderr)
     if found.greedy is not None:
         lines += [line for item in found.greedy.differences[:1] for line in _difference(item)]
     for item in found.sampled:
         lines += [f"  {sampling_words(item.sampling)}: {reason}" for reason in item.reasons]
-    lines += [
-        f"  not ok: {item.name}: {in_one_line(item.detail)}"
-        for item in found.smoke
-        if item.outcome is Outcome.NOT_OK
-    ]
+    lines += [f"  not ok: {item.name}: {in_one_line(item.detail)}" for item in _not_ok(found)]
     return "\n".join(lines)
 
 
 def brief_json(found: Verification) -> dict[str, Any]:
-    """The same as fields of an event."""
+    """Returns the same as fields of an event."""
     return {
         "verdict": found.verdict.value,
         "has_failed": found.has_failed,
         "elapsed_s": round(found.elapsed_s, 2),
         **_excluded_json(found),
         "reasons": [reason for item in found.sampled for reason in item.reasons],
-        "differences": [dataclasses.asdict(item) for item in found.greedy.differences]
-        if found.greedy
-        else [],
-        "not_ok": [item.name for item in found.smoke if item.outcome is Outcome.NOT_OK],
+        "differences": json_values(found.greedy.differences) if found.greedy else [],
+        "not_ok": [item.name for item in _not_ok(found)],
     }
 
 
-def _headline(found: Verification, *, stream: Any = None) -> str:
-    tokens = (found.greedy.tokens if found.greedy else 0) + sum(item.tokens for item in found.sampled)
-    bad = sum(item.outcome is Outcome.NOT_OK for item in found.smoke)
+def _not_ok(found: Verification) -> list[result.Smoke]:
+    return [item for item in found.smoke if item.outcome is Outcome.NOT_OK]
+
+
+def _headline(found: Verification, stream: TextIO) -> list[str]:
+    """The verdict, what was measured, and the faults that the run excludes."""
+    tokens = sum(item.tokens for item in (found.greedy, *found.sampled) if item)
     parts = [f"{tokens:,} tokens measured in {found.elapsed_s:.0f} s at concurrency {found.concurrency}"]
     if found.against is not None:
-        parts.append(f"{_coloured(found.against.verdict, stream=stream)} against the other server")
-    if bad:
+        parts.append(f"{found.against.verdict.value} against the other server")
+    if bad := len(_not_ok(found)):
         parts.append(f"{bad} of {len(found.smoke)} smoke tests not ok")
-    stream = stream or sys.stdout
     text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}, {', '.join(parts)}"
-    shown = f"{_coloured(found.verdict, stream=stream)}: "
-    return filled(text, lead=f"{found.verdict.value}: ", shown=shown, stream=stream)
+    verdict = found.verdict.value
+    head = filled(text, lead=f"{verdict}: ", shown=f"{toned(verdict, stream=stream)}: ", stream=stream)
+    excluded = _excluded(found)
+    return [head, *([filled(excluded, lead="  ", stream=stream)] if excluded else [])]
 
 
 def _excluded(found: Verification) -> str:
@@ -156,7 +132,7 @@ def _excluded(found: Verification) -> str:
     ]
     if found.greedy is not None and found.greedy.excluded_share is not None:
         parts.append(f"{_up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0")
-    if found.verdict is Verdict.LOSSY or not parts:
+    if found.verdict is VerifyVerdict.LOSSY or not parts:
         return ""
     return f"excluded at {100 * CONFIDENCE:.0f} % confidence: {'; '.join(parts)}"
 
@@ -177,66 +153,63 @@ def _excluded_json(found: Verification) -> dict[str, Any]:
 
 
 def sampling_words(sampling: Sampling) -> str:
-    """`T = 0.7, top_p 0.9`."""
-    words = [f"T = {sampling.temperature:g}"]
-    plain = Sampling(sampling.temperature)
-    for name in ("top_p", "top_k", "presence_penalty", "frequency_penalty"):
-        if getattr(sampling, name) != getattr(plain, name):
-            words.append(f"{name} {getattr(sampling, name):g}")
-    return ", ".join(words)
+    """Returns `T = 0.7, top_p 0.9`: the temperature, and what differs from vLLM's defaults."""
+    values, plain = json_values(sampling), json_values(Sampling(sampling.temperature))
+    others = (f"{name} {value:g}" for name, value in values.items() if value != plain[name])
+    return ", ".join([f"T = {sampling.temperature:g}", *others])
 
 
-def _part(label: str, verdict: Verdict, words: list[str]) -> list[str]:
-    return [f"{label}: {_coloured(verdict)}", *(_filled(text, "  ") for text in words)]
+def _part(label: str, verdict: VerifyVerdict | result.Likeness, words: Iterable[str]) -> list[str]:
+    return [f"{label}: {toned(verdict.value, stream=sys.stdout)}", *_filled(words, "  ")]
 
 
-def _greedy_words(found: Greedy) -> list[str]:
-    words = [
-        f"{found.tokens:,} tokens of {_count(found.requests, 'request')}: {found.best:,} are the target's most "
-        f"likely token, {_count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats"
-        + (f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")")
+def _greedy_words(found: Greedy) -> Iterator[str]:
+    ties = f"(tolerance {found.tie_tolerance:g} nats"
+    ties += f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")"
+    yield (
+        f"{found.tokens:,} tokens of {count(found.requests, 'request')}: {found.best:,} are the target's most "
+        f"likely token, {count(found.near_ties, 'near-tie')} {ties}"
         + (f", {_wrong(found):,} wrong" if found.differences else "")
-    ]
+    )
     if found.unstable:
-        words.append(f"{_count(found.unstable, 'token')} looked wrong once, and not when scored again")
+        yield f"{count(found.unstable, 'token')} looked wrong once, and not when scored again"
     if found.unchecked:
-        words.append(f"{_count(found.unchecked, 'token')} looked wrong once, and got no second score")
+        yield f"{count(found.unchecked, 'token')} looked wrong once, and got no second score"
     if found.tokens_needed:
-        words.append(f"LOSSLESS takes about {found.tokens_needed} more tokens")
-    return words
+        yield f"LOSSLESS takes about {found.tokens_needed} more tokens"
 
 
 def _wrong(found: Greedy) -> int:
     return found.tokens - found.best - found.near_ties - found.unstable - found.unchecked
 
 
-def _sampled_words(found: Sampled) -> list[str]:
+def _sampled_words(found: Sampled) -> Iterator[str]:
     points, heat = found.deviation_points, found.temperature_error_percent
+    of_all = f"{count(found.tokens, 'token')} of {count(found.requests, 'request')}"
     if not math.isfinite(points.high):
-        return [f"{_count(found.tokens, 'token')} of {_count(found.requests, 'request')}: too few to measure"]
-    words = [
-        f"{found.tokens:,} tokens of {_count(found.requests, 'request')}: the most likely token was sampled "
-        f"{abs(points.value):.2f} points {'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
-        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS within {MARGIN_POINTS:g}), z = {found.z:.1f}",
-    ]
+        yield f"{of_all}: too few to measure"
+        return
+    yield (
+        f"{of_all}: the most likely token was sampled {abs(points.value):.2f} points "
+        f"{'more' if points.value >= 0 else 'less'} often than expected (99 % interval: "
+        f"{points.low:+.2f} to {points.high:+.2f}; LOSSLESS within {MARGIN_POINTS:g}), z = {found.z:.1f}"
+    )
     if max(-heat.low, heat.high) <= WIDEST_PERCENT:
-        words.append(
+        yield (
             f"sampled as if the temperature were {abs(heat.value):.1f} % {'higher' if heat.value >= 0 else 'lower'} "
             f"(99 % interval: {heat.low:+.1f} to {heat.high:+.1f}; LOSSLESS within {COOL_PERCENT:g})"
         )
-    words.append(
-        f"{_count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} "
-        "expected"
+    yield (
+        f"{count(found.outside, 'token')} outside the {TOP} most likely; at most {found.outside_expected:,.0f} expected"
     )
     if found.skipped:
-        words.append(f"{found.skipped:,} tokens left out: these settings hide their distribution")
-    words += [f"wrong: {reason}" for reason in found.reasons]
+        yield f"{found.skipped:,} tokens left out: these settings hide their distribution"
+    yield from (f"wrong: {reason}" for reason in found.reasons)
     if found.tokens_needed:
-        words.append(f"LOSSLESS takes about {found.tokens_needed:,} more tokens")
-    return words
+        yield f"LOSSLESS takes about {found.tokens_needed:,} more tokens"
 
 
-def _difference(item: Difference) -> list[str]:
+def _difference(item: result.WrongToken) -> list[str]:
     return [
         f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came "
         f"{_quoted(item.emitted)},",
@@ -244,105 +217,76 @@ def _difference(item: Difference) -> list[str]:
     ]
 
 
-def _against(found: Against) -> list[str]:
-    where = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}"
-    lines = [
-        f"against {where}: {_coloured(found.verdict)}",
-        _filled(
-            f"{found.equal} of {found.texts} greedy texts are equal, "
-            f"{sum(item.is_near_tie for item in found.partings)} part at a near-tie, "
-            f"{sum(not item.is_near_tie for item in found.partings)} part elsewhere",
-            "  ",
-        ),
-        _filled(
-            f"the same {found.tokens:,} tokens differ by {found.mean_difference:.4f} nats on average, "
-            f"{found.largest_difference:.2f} at most; a second score of this server by "
-            f"{found.own_difference:.4f}; another best token {found.other_best} times",
-            "  ",
-        ),
+def _against(found: result.Against) -> Iterator[str]:
+    near = sum(item.is_near_tie for item in found.partings)
+    words = [
+        f"{found.equal} of {found.texts} greedy texts are equal, {near} part at a near-tie, "
+        f"{len(found.partings) - near} part elsewhere",
+        f"the same {found.tokens:,} tokens differ by {found.mean_difference:.4f} nats on average, "
+        f"{found.largest_difference:.2f} at most; a second score of this server by "
+        f"{found.own_difference:.4f}; another best token {found.other_best} times",
+        *(f"wrong: {reason}" for reason in found.reasons),
     ]
-    lines += [_filled(f"wrong: {reason}", "  ") for reason in found.reasons]
-    if found.verdict is Likeness.CLOSE:
-        text = "not the same numbers: another version or machine, or slightly other weights"
-        lines.append(_filled(text, "  "))
-    shown = sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]
-    return lines + [line for item in shown for line in _parting(item)]
+    if found.verdict is result.Likeness.CLOSE:
+        words.append("not the same numbers: another version or machine, or slightly other weights")
+    yield from _part(
+        f"against `{in_one_line(found.model)}` at {in_one_line(found.url)}", found.verdict, words
+    )
+    for item in sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]:
+        yield (
+            f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} "
+            f"{_quoted(item.here)} here, {_quoted(item.there)} there:"
+        )
+        kind = "a near-tie" if item.is_near_tie else "no near-tie"
+        yield f"    {kind} (each server's gap for its own: {item.gap_here:.2f} and {item.gap_there:.2f} nats)"
 
 
-def _parting(item: Parting) -> list[str]:
-    kind = "a near-tie" if item.is_near_tie else "no near-tie"
-    return [
-        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} "
-        f"{_quoted(item.here)} here, {_quoted(item.there)} there:",
-        f"    {kind} (each server's gap for its own: {item.gap_here:.2f} and {item.gap_there:.2f} nats)",
-    ]
-
-
-def _smoke(found: tuple[Smoke, ...]) -> Iterator[str]:
+def _smoke(found: tuple[result.Smoke, ...]) -> Iterator[str]:
     wide = max(len(item.name) for item in found)
-    yield "smoke tests"
     for item in found:
         lead = f"  {item.outcome.value:<7}  {item.name:<{wide}}  "
-        shown = lead.replace(item.outcome.value, _coloured(item.outcome), 1)
+        shown = lead.replace(item.outcome.value, toned(item.outcome.value, stream=sys.stdout), 1)
         yield filled(in_one_line(item.detail), lead=lead, shown=shown, stream=sys.stdout)
 
 
-def _hints(found: Verification) -> list[str]:
-    if found.verdict is Verdict.LOSSY or not found.is_open:
-        return []
+def _hints(found: Verification) -> Iterator[str]:
+    """What would settle an open verdict."""
     greedy = found.greedy
+    if found.verdict is VerifyVerdict.LOSSY or not found.is_open:
+        return
     lacks_text = greedy is not None and greedy.tokens_needed > 0 and not greedy.unasked
-    hints = []
     if (seconds := _seconds(found)) is not None:
-        where = " above T = 0" if lacks_text else ""
-        hints.append(f"`--seconds {seconds}` should be enough for LOSSLESS{where} (estimated)")
+        yield f"`--seconds {seconds}` should be enough for LOSSLESS{' above T = 0' * lacks_text} (estimated)"
     if greedy is not None and greedy.unchecked:
-        hints.append("more `--seconds` leave time to score again what looked wrong once")
+        yield "more `--seconds` leave time to score again what looked wrong once"
     if greedy is not None and lacks_text:
-        cures = "a larger `--max-tokens`, or more prompts" if greedy.cut else "more prompts"
-        hints.append(f"at T = 0 more time gives no more text, as it repeats: {cures} (`--prompts`)")
-    return [*(_filled(hint, "") for hint in hints), ""] if hints else []
+        yield "at T = 0 more time gives no more text, as it repeats: more prompts (`--prompts`)"
 
 
 def _seconds(found: Verification) -> int | None:
     """The `--seconds` that should bring the tokens that LOSSLESS lacks; None if time brings none."""
-    parts: list[Greedy | Sampled] = list(found.sampled)
+    needed = sum(part.tokens_needed for part in found.sampled)
     if found.greedy is not None and found.greedy.unasked:
-        parts.append(found.greedy)
-    needed = sum(part.tokens_needed for part in parts)
+        needed += found.greedy.tokens_needed
     if not needed or not found.tokens_per_s:
         return None
     return max(10, int(math.ceil((found.elapsed_s + 1.1 * needed / found.tokens_per_s) / 10) * 10))
 
 
-def _filled(text: str, lead: str) -> str:
-    return filled(text, lead=lead, stream=sys.stdout)
+def _filled(texts: Iterable[str], lead: str) -> Iterator[str]:
+    return (filled(text, lead=lead, stream=sys.stdout) for text in texts)
 
 
 def _quoted(text: str) -> str:
     return in_one_line(json.dumps(text, ensure_ascii=False))
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
-
-
-def _coloured(value: Verdict | Likeness | Outcome, *, stream: Any = None) -> str:
-    return styled(value.value, _COLOURS[value], stream=stream or sys.stdout)
-
-
 def verify_json(found: Verification) -> str:
-    """The same for scripts, version 1."""
+    """Returns the same for scripts, version 1."""
     content = {
-        "version": 1,
-        "verdict": found.verdict.value,
-        "has_failed": found.has_failed,
-        "url": found.url,
-        "model": found.model,
-        "mode": found.mode,
+        **picked(found, "verdict", "has_failed", "url", "model", "mode"),
         "elapsed_s": round(found.elapsed_s, 2),
-        "requests": found.requests,
-        "concurrency": found.concurrency,
+        **picked(found, "requests", "concurrency"),
         "tokens_per_s": round(found.tokens_per_s, 2) if found.tokens_per_s else None,
         "basis": "measured",
         "confidence": CONFIDENCE,
@@ -353,28 +297,24 @@ def verify_json(found: Verification) -> str:
         },
         "speculates": found.speculation.is_on,
         "speculation": acceptance_json(found.speculation.acceptance),
-        "greedy": dataclasses.asdict(found.greedy) if found.greedy else None,
+        "greedy": found.greedy,
         "sampled": [_sampled_json(item) for item in found.sampled],
-        "smoke": [dataclasses.asdict(item) for item in found.smoke],
-        "against": dataclasses.asdict(found.against) if found.against else None,
-        "unused_prompts": dict(found.unused_prompts),
-        "not_seen": list(NOT_SEEN),
+        **picked(found, "smoke", "against", "unused_prompts"),
+        "not_seen": NOT_SEEN,
     }
-    return json_text(json.dumps(content, indent=2, ensure_ascii=False))
+    return json_document(content)
 
 
 def _sampled_json(found: Sampled) -> dict[str, Any]:
-    content = dataclasses.asdict(found)
-    for name in ("deviation_points", "temperature_error_percent"):
-        content[name] = _estimate(getattr(found, name))
-    for name in ("excluded_temperature_percent", "excluded_points"):
-        content[name] = None if content[name] is None else round(content[name], 2)
-    return content | {"z": round(found.z, 3), "outside_expected": round(found.outside_expected, 1)}
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
     """Bounds that are not finite are null: JSON has no infinity."""
-    return {
-        name: round(value, 4) if abs(value) < 1e9 else None
-        for name, value in dataclasses.asdict(estimate).items()
-    }
+    content: dict[str, Any] = json_values(found)
+    content["sampling"] |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}  # keys of version 1
+    for name in ("deviation_points", "temperature_error_percent"):
+        content[name] = {
+            key: round(value, 4) if value is not None and abs(value) < 1e9 else None
+            for key, value in content[name].items()
+        }
+    rounded = {"excluded_temperature_percent": 2, "excluded_points": 2, "z": 3, "outside_expected": 1}
+    for name, digits in rounded.items():
+        content[name] = None if content[name] is None else round(content[name], digits)
+    return content

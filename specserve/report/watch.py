@@ -7,27 +7,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures, Latency
-from specserve.measure.watch.verdict import Promise, State
-from specserve.measure.watch.watch import Report
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Latency, WatchFigures
+from specserve.measure.watch.verdict import JudgedPromise
+from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import Counters
-from specserve.report.console import in_one_line, styled
-
-_NONE = "-"
-COLOURS = {
-    State.COLLAPSED: "red",
-    State.MISSED: "red",
-    State.UNSEEN: "yellow",
-    State.OFF: "yellow",
-    State.UNDRAFTED: "yellow",
-    State.FALLEN: "yellow",
-    State.UNDECIDED: "yellow",
-    State.KEPT: "green",
-    State.STEADY: "green",
-}
+from specserve.report.console import in_one_line
+from specserve.report.numbers import NONE, count, number
+from specserve.report.serializer import VERSION, picked
+from specserve.report.table import STYLES, TONES, toned
 
 
-def line(report: Report) -> str:
+def line(report: WatchReport) -> str:
     """One look in 80 columns, for a pipe."""
     seen = report.figures
     if seen is None:
@@ -39,7 +29,7 @@ def line(report: Report) -> str:
     )
 
 
-def verdict_lines(report: Report) -> list[str]:
+def verdict_lines(report: WatchReport) -> list[str]:
     """The verdict, and the advice where there is one."""
     lines = [f"{report.verdict.state}: {in_one_line(report.verdict.sentence)}"]
     if report.advice is not None:
@@ -47,14 +37,13 @@ def verdict_lines(report: Report) -> list[str]:
     return lines
 
 
-def coloured(head: str, report: Report, *, stream: TextIO) -> str:
+def coloured(head: str, report: WatchReport, *, stream: TextIO) -> str:
     """The line of the verdict with its state in colour, where the stream wants that."""
-    state, _, sentence = head.partition(": ")
-    colour = COLOURS.get(report.verdict.state)
-    return f"{styled(state, colour, stream=stream) if colour else state}: {sentence}"
+    state = report.verdict.state.value
+    return head.replace(state, toned(state, stream=stream), 1)
 
 
-def block(report: Report, *, url: str) -> list[tuple[str, str]]:
+def block(report: WatchReport, *, url: str) -> list[tuple[str, str]]:
     """All of it, as label and text; the verdict is left to `verdict_lines`."""
     seen = report.figures
     if seen is None:
@@ -71,10 +60,10 @@ def block(report: Report, *, url: str) -> list[tuple[str, str]]:
         ("queue", _queue(seen)),
         ("KV cache", _kv_cache(seen)),
     ]
-    odd = {reason: count for reason, count in counters.finished.items() if reason not in {"stop", "length"}}
+    odd = {reason: ended for reason, ended in counters.finished.items() if reason not in {"stop", "length"}}
     if any(odd.values()):
-        told = ", ".join(f"{count} {in_one_line(reason)}" for reason, count in odd.items() if count)
-        rows.append(("ended by", f"{told}, of {counters.finished_requests} requests"))
+        words = ", ".join(f"{ended} {in_one_line(reason)}" for reason, ended in odd.items() if ended)
+        rows.append(("ended by", f"{words}, of {counters.finished_requests} requests"))
     if len(seen.engines) > 1:
         rows += [
             (f"engine {in_one_line(name.engine)}", _engine(engine)) for name, engine in seen.engines.items()
@@ -82,24 +71,24 @@ def block(report: Report, *, url: str) -> list[tuple[str, str]]:
     return rows + [("promise", promise_text(promise)) for promise in report.promises]
 
 
-def models(seen: Figures) -> list[str]:
+def models(seen: WatchFigures) -> list[str]:
     """The served names."""
     return list(dict.fromkeys(name.model_name for name in seen.engines))
 
 
-def _measured(report: Report, seen: Figures) -> str:
+def _measured(report: WatchReport, seen: WatchFigures) -> str:
     text = (
         f"over {seen.window_s:.0f} s: {seen.acceptance.drafts:,} drafts, "
         f"{seen.counters.finished_requests:,} requests finished"
     )
     if report.restarts:
-        text += f"; {report.restarts} restart{'s' if report.restarts > 1 else ''} of the server"
+        text += f"; {count(report.restarts, 'restart')} of the server"
     if report.trouble is not None:
         text += "; the last reading failed"
     return text
 
 
-def _speculation(seen: Figures) -> list[tuple[str, str]]:
+def _speculation(seen: WatchFigures) -> list[tuple[str, str]]:
     if seen.mean_acceptance_length is None:
         return [("acceptance", f"- (a figure needs 2 finished requests, or {NUMBER_DRAFTS} drafts)")]
     length = number(seen.mean_acceptance_length)
@@ -112,25 +101,24 @@ def _speculation(seen: Figures) -> list[tuple[str, str]]:
             f"{number(seen.acceptance_rate)} of the drafted tokens, {seen.drafts_per_s:.1f} drafts/s",
         ),
         ("mean length", length),
-        ("per position", shares(seen.per_position)),
-        ("conditional", shares(seen.conditional)),
+        ("per position", _shares(seen.per_position)),
+        ("conditional", _shares(seen.conditional)),
     ]
     if seen.undrafted_share is not None and seen.undrafted_share >= 0.01:
         rows.append(("undrafted", f"{seen.undrafted_share:.0%} of the output tokens came without a draft"))
     return rows
 
 
-def _queue(seen: Figures) -> str:
+def _queue(seen: WatchFigures) -> str:
     return (
         f"{seen.running_requests:.1f} running and {seen.waiting_requests:.1f} waiting on average, "
         f"at most {seen.most_running} and {seen.most_waiting}"
     )
 
 
-def _kv_cache(seen: Figures) -> str:
+def _kv_cache(seen: WatchFigures) -> str:
     usage = "unknown" if seen.most_kv_cache_usage is None else f"{seen.most_kv_cache_usage:.0%} at most"
-    count = seen.counters.preemptions
-    return f"{usage}, {count:,} preemption{'' if count == 1 else 's'}"
+    return f"{usage}, {count(seen.counters.preemptions, 'preemption')}"
 
 
 def _engine(counters: Counters) -> str:
@@ -140,7 +128,7 @@ def _engine(counters: Counters) -> str:
     return f"mean length {length}, {counted.drafts:,} drafts, {counters.finished_requests:,} requests"
 
 
-def promise_text(promise: Promise) -> str:
+def promise_text(promise: JudgedPromise) -> str:
     """One promise: what became of it, what was promised, what was measured."""
     milliseconds = promise.key.endswith("_ms")
     digits, unit = (0, " ms") if milliseconds else (2, "")
@@ -166,38 +154,31 @@ def latency_text(latency: Latency) -> str:
     return "  ".join(parts)
 
 
+def _shares(values: Sequence[float | None]) -> str:
+    return " ".join(map(number, values)) or NONE
+
+
 def duration_ms(seconds: float | None) -> str:
-    """`9.1 ms`, `41 ms`, `1.25 s`."""
+    """Returns `9.1 ms`, `41 ms`, `1.25 s`."""
     if seconds is None:
-        return _NONE
+        return NONE
     if seconds >= 1:
         return f"{seconds:.2f} s"
     return f"{1000 * seconds:.1f} ms" if seconds < 0.01 else f"{1000 * seconds:.0f} ms"
 
 
-def number(value: float | None) -> str:
-    """Two digits, or a dash where there is too little to tell."""
-    return _NONE if value is None else f"{value:.2f}"
-
-
-def shares(values: Sequence[float | None]) -> str:
-    """One after another."""
-    return " ".join(number(value) for value in values) or _NONE
-
-
-def clock(report: Report) -> str:
+def clock(report: WatchReport) -> str:
     """The time of day."""
     return datetime.datetime.fromtimestamp(report.at_s).strftime("%H:%M:%S")
 
 
-def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, Any]:
-    """The same for programs, `version` 1: what cannot be told is null. `labels`: profile and fingerprint."""
-    seen, error = report.figures, report.trouble
+def as_json(report: WatchReport, *, url: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Returns the same for programs, `version` 1; null if it is not known. `labels`: profile and fingerprint."""
+    at = datetime.datetime.fromtimestamp(report.at_s, tz=datetime.UTC)
+    error = report.trouble
     return {
-        "version": 1,
-        "at": datetime.datetime.fromtimestamp(report.at_s, tz=datetime.UTC).isoformat(
-            timespec="milliseconds"
-        ),
+        "version": VERSION,
+        "at": at.isoformat(timespec="milliseconds"),
         "url": url,
         "profile": labels.get("profile") or None,
         "fingerprint": labels.get("fingerprint") or None,
@@ -205,32 +186,22 @@ def as_json(report: Report, *, url: str, labels: dict[str, str]) -> dict[str, An
         "reachable": error is None,
         "error": error.message if error is not None else None,
         "restarts": report.restarts,
-        "verdict": {"state": str(report.verdict.state), "sentence": report.verdict.sentence},
-        "advice": None
-        if report.advice is None
-        else {"code": report.advice.code, "sentence": report.advice.sentence},
-        "promises": [_promise_json(promise) for promise in report.promises],
-        "running_requests": report.running_requests,
-        "waiting_requests": report.waiting_requests,
-        "kv_cache_usage": report.kv_cache_usage,
-        "window": None if seen is None else _window_json(seen),
+        "verdict": picked(report.verdict, "state", "sentence"),
+        "advice": picked(report.advice, "code", "sentence") if report.advice else None,
+        "promises": [
+            {
+                **picked(promise, "key", "promised", "kept", "measured", "interval"),
+                "why": promise.why or None,
+                "location": str(promise.span),
+            }
+            for promise in report.promises
+        ],
+        **picked(report, "running_requests", "waiting_requests", "kv_cache_usage"),
+        "window": None if report.figures is None else _window_json(report.figures),
     }
 
 
-def _promise_json(promise: Promise) -> dict[str, Any]:
-    interval = promise.interval
-    return {
-        "key": promise.key,
-        "promised": promise.promised,
-        "kept": str(promise.kept),
-        "measured": promise.measured,
-        "interval": None if interval is None else [end if math.isfinite(end) else None for end in interval],
-        "why": promise.why or None,
-        "location": str(promise.span),
-    }
-
-
-def _window_json(seen: Figures) -> dict[str, Any]:
+def _window_json(seen: WatchFigures) -> dict[str, Any]:
     counters = seen.counters
     return {
         "seconds": seen.window_s,
@@ -246,29 +217,23 @@ def _window_json(seen: Figures) -> dict[str, Any]:
         "waiting_requests_max": seen.most_waiting,
         "kv_cache_usage_max": seen.most_kv_cache_usage,
         "preemptions": counters.preemptions,
-        "ttft_ms": _latency_json(seen.ttft),
-        "tpot_ms": _latency_json(seen.tpot),
-        "e2e_ms": _latency_json(seen.e2e),
-        "queue_ms": _latency_json(seen.queue),
+        **{f"{name}_ms": _latency_json(getattr(seen, name)) for name in ("ttft", "tpot", "e2e", "queue")},
         "engines": [
-            {"model_name": name.model_name, "engine": name.engine, **_counts(engine)}
+            {**picked(name, "model_name", "engine"), **_counts(engine)}
             for name, engine in seen.engines.items()
         ],
     }
 
 
-def _speculation_json(seen: Figures) -> dict[str, Any]:
+def _speculation_json(seen: WatchFigures) -> dict[str, Any]:
+    rates = ("acceptance_rate", "acceptance_rate_interval")
+    lengths = ("mean_acceptance_length", "mean_acceptance_length_interval")
     return {
         **_counts(seen.counters),
-        "acceptance_rate": seen.acceptance_rate,
-        "acceptance_rate_interval": seen.acceptance_rate_interval,
-        "mean_acceptance_length": seen.mean_acceptance_length,
-        "mean_acceptance_length_interval": seen.mean_acceptance_length_interval,
+        **picked(seen, *rates, *lengths),
         "acceptance_rate_per_position": list(seen.per_position),
         "conditional_acceptance_rate_per_position": list(seen.conditional),
-        "mean_draft_tokens": seen.mean_draft_tokens,
-        "undrafted_share": seen.undrafted_share,
-        "drafts_per_s": seen.drafts_per_s,
+        **picked(seen, "mean_draft_tokens", "undrafted_share", "drafts_per_s"),
     }
 
 
@@ -282,10 +247,14 @@ def _counts(counters: Counters) -> dict[str, int]:
 
 
 def _latency_json(latency: Latency) -> dict[str, Any]:
-    names = [f"p{share * 100:g}" for share in QUANTILES]
-    values = [None if value is None else 1000 * value for value in latency.quantiles_s]
-    mean = None if latency.mean_s is None else 1000 * latency.mean_s
-    return {"count": latency.count, "mean": mean, **dict(zip(names, values, strict=True))}
+    values = {"mean": latency.mean_s}
+    values |= {
+        f"p{share * 100:g}": value for share, value in zip(QUANTILES, latency.quantiles_s, strict=True)
+    }
+    return {
+        "count": latency.count,
+        **{name: None if value is None else 1000 * value for name, value in values.items()},
+    }
 
 
 _BAR = 30
@@ -307,12 +276,12 @@ class Screen:
     def __exit__(self, *exception: Any) -> None:
         self._live.__exit__(*exception)
 
-    def show(self, report: Report, *, url: str) -> None:
+    def show(self, report: WatchReport, *, url: str) -> None:
         """Draw it."""
         self._live.update(picture(report, url=url), refresh=True)
 
 
-def picture(report: Report, *, url: str) -> Any:
+def picture(report: WatchReport, *, url: str) -> Any:
     """What is drawn."""
     from rich.console import Group
     from rich.table import Table
@@ -330,14 +299,14 @@ def picture(report: Report, *, url: str) -> Any:
             rows.add_row(label, Text(text))
     head, *advice = verdict_lines(report)
     state, _, sentence = head.partition(": ")
-    colour = COLOURS.get(report.verdict.state, "default")
+    colour = STYLES.get(TONES.get(state, ""), "default")
     verdict = Text.assemble((state, f"bold {colour}"), ": ", sentence)
     foot = Text(clock(report) if report.is_final else f"{clock(report)}  Ctrl-C ends it", style="dim")
     # first what matters most: a window that is too small cuts off the end
     return Group(verdict, *(Text(line) for line in advice), Text(), rows, foot)
 
 
-def _bars(seen: Figures) -> list[Any]:
+def _bars(seen: WatchFigures) -> list[Any]:
     """One line per draft position: its number, a bar, the share, and the share given the position before."""
     from rich.text import Text
 

@@ -1,31 +1,24 @@
-"""The files of `generate`: requests read, a journal of finished lines, and the ordered file that it becomes."""
+"""One run of `generate`, from the lines of its input to the records of its output."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import hashlib
 import json
-import os
+import signal
 import time
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from io import FileIO
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import NoReturn, Protocol
 
-from specserve.errors import FactError, UsageError
-from specserve.plan.launchplan import Json
-from specserve.serve.offline import Finished, Refused, Request
+from specserve.errors import Interrupted, LaunchError
+from specserve.metrics.counters import Acceptance
+from specserve.plan.launchplan import Json, LaunchPlan
+from specserve.serve.journal import Output, Stdout
+from specserve.serve.logs import default_log
+from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
 
-
-class Engine(Protocol):
-    """What answers requests: the offline engine."""
-
-    def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
-        """The answers, in any order."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +130,90 @@ def record(entry: Entry, answer: Finished | Refused | None) -> dict[str, Json]:
     return {**head, "error": f"line {entry.line}: {entry.error if answer is None else answer.error}"}
 
 
-def encoded(body: dict[str, Json]) -> bytes:
-    """One JSON line. ASCII only: no reader splits it at U+2028, no terminal takes orders from it."""
-    return json.dumps(body).encode() + b"\n"
+class ProgressView(Protocol):
+    """What shows how far a run is."""
+
+    def tick(self) -> None:
+        """Called often."""
+
+    def generating(self) -> float:
+        """The engine is ready; returns the seconds that this took."""
+
+    def advance(self, completion_tokens: int) -> None:
+        """One more line is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A complete run. `errors`: what could not be done, in the order of the lines."""
+
+    errors: tuple[str, ...]
+    completion_tokens: int = 0
+    took_s: float | None = None
+    """From the moment when the engine was ready; None if no line needed one."""
+    acceptance: Acceptance | None = None
+    """None without speculation."""
+
+
+def run(
+    plan: LaunchPlan,
+    *,
+    data: bytes,
+    output: Output | Stdout,
+    progress: ProgressView,
+    say: Callable[[str], None],
+) -> Generated:
+    """Answer every line of `data` that the output does not hold yet.
+
+    Raises LaunchError when the engine fails, and Interrupted on SIGINT and SIGTERM; what is written stays.
+    """
+    done = frozenset(output.done)
+    total = sum(1 for _ in entries(data))
+    errors = dict(output.errors)
+    engine, tokens, began_s = None, 0, 0.0
+
+    def missing() -> Iterator[Entry]:
+        return (entry for entry in entries(data) if entry.index not in done)
+
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_signals_raise())
+            if any(entry.request is not None for entry in missing()):
+                log_path = default_log(f"{plan.name}-generate")
+                say(f"starting the engine, log: {log_path}")
+                engine = stack.enter_context(OfflineEngine(plan, log_path=log_path, on_tick=progress.tick))
+                version = engine.start()
+                say(f"the engine is ready after {progress.generating():.1f} s (vLLM {version})")
+                began_s = time.monotonic()
+            for entry, answer in answered(engine, missing()):
+                body = record(entry, answer)
+                output.write(body)
+                new_tokens = answer.completion_tokens if isinstance(answer, Finished) else 0
+                tokens += new_tokens
+                progress.advance(new_tokens)
+                if "error" in body:
+                    errors[entry.index] = str(body["error"])
+            output.complete()
+            took_s = time.monotonic() - began_s
+    except Interrupted as stop:
+        message = f"stopped: {output.written} of {total} lines {output.place}"
+        raise Interrupted(message, signal_number=stop.exit_code - 128) from None
+    except LaunchError:
+        if isinstance(output, Output):
+            say(f"{output.written} of {total} lines {output.place}")
+        raise
+    found = Generated(tuple(errors[index] for index in sorted(errors)))
+    if engine is None:
+        return found
+    return replace(found, completion_tokens=tokens, took_s=took_s, acceptance=engine.acceptance)
 
 
 def answered(
-    engine: Engine | None, todo: Iterable[Entry]
+    engine: OfflineEngine | None, todo: Iterable[Entry]
 ) -> Iterator[tuple[Entry, Finished | Refused | None]]:
     """Every entry once, as soon as its answer is known; the answer is None if the line is no request.
 
-    Without requests no engine is needed.
+    `engine` None: none of them is a request.
     """
     waiting: dict[int, Entry] = {}
     bad: list[Entry] = []
@@ -160,173 +226,29 @@ def answered(
                 waiting[entry.index] = entry
                 yield entry.request
 
-    for answer in engine.run(requests()) if engine is not None else map(_no_engine, requests()):
-        yield waiting.pop(answer.index), answer
-        while bad:
-            yield bad.pop(), None
+    if engine is None:
+        bad.extend(todo)
+    else:
+        for answer in engine.run(requests()):
+            yield waiting.pop(answer.index), answer
+            while bad:
+                yield bad.pop(), None
     while bad:
         yield bad.pop(), None
 
 
-def _no_engine(request: Request) -> NoReturn:
-    raise AssertionError(f"request {request.index} without an engine")
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGINT and SIGTERM as an exception, so that the engine is ended and the output stays readable."""
 
+    def stop(number: int, _frame: FrameType | None) -> NoReturn:
+        for once in _SIGNALS:  # the end takes a few seconds, and must not be broken off
+            signal.signal(once, signal.SIG_IGN)
+        raise Interrupted("stopped", signal_number=number)
 
-def in_order(
-    answers: Iterable[tuple[Entry, Finished | Refused | None]],
-) -> Iterator[tuple[Entry, Finished | Refused | None]]:
-    """The same in the order of the input: each as soon as everything before it is known."""
-    held: dict[int, tuple[Entry, Finished | Refused | None]] = {}
-    upcoming = 0
-    for entry, answer in answers:
-        held[entry.index] = (entry, answer)
-        while upcoming in held:
-            yield held.pop(upcoming)
-            upcoming += 1
-
-
-_SYNC_EVERY_S = 5.0
-"""How much work a power cut may cost. A killed process loses nothing: each line is with the kernel at once."""
-
-
-class Output:
-    """OUT.jsonl while it is being made: until all lines are done, the journal `OUT.jsonl.partial`.
-
-    The journal holds one record per finished line of the input, in the order in which they finished, each with
-    its index. Records of failed lines count as finished. `OUT.jsonl.partial.json` says which input and engine
-    the journal belongs to, so that only the same work is resumed. Raises UsageError if a file is in the way,
-    with the option that clears it.
-    """
-
-    def __init__(self, path: Path, *, origin: str, data: bytes, resume: bool, overwrite: bool) -> None:
-        self._path = path
-        self.partial = path.with_name(f"{path.name}.partial")
-        self._state = path.with_name(f"{path.name}.partial.json")
-        self._origin = {"origin": origin, "input_sha256": hashlib.sha256(data).hexdigest()}
-        self._offsets: dict[int, int] = {}  # where the record of each finished line starts in the journal
-        self._end = 0
-        self._synced_at = time.monotonic()
-        self.errors: dict[int, str] = {}
-        """The resumed lines that failed, by index."""
-        if path.exists() and not overwrite:
-            raise UsageError(
-                f"`{path}` exists already", hint="`--overwrite` replaces it once the new one is complete"
-            )
-        try:
-            self._file = self._open(data, resume=resume)
-        except OSError as error:
-            raise FactError(f"cannot write `{self.partial}`: {error.strerror}") from error
-
-    @property
-    def done(self) -> AbstractSet[int]:
-        """The indices of the finished lines."""
-        return self._offsets.keys()
-
-    @property
-    def written(self) -> int:
-        """How many finished lines the journal holds, also if a signal came in the middle of `write`."""
-        size = os.fstat(self._file.fileno()).st_size
-        return sum(offset < size for offset in self._offsets.values())
-
-    def _open(self, data: bytes, *, resume: bool) -> FileIO:
-        file = FileIO(self.partial, "a+")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not resume:
-                file.truncate(0)
-            if os.fstat(file.fileno()).st_size:
-                self._check_origin()
-                self._resume(file, lines=sum(1 for _ in entries(data)))
-            else:
-                self._state.write_text(json.dumps({"version": 2, **self._origin}) + "\n")
-        except BlockingIOError:
-            file.close()
-            raise UsageError(f"another `specserve generate` is writing `{self.partial}`") from None
-        except BaseException:
-            file.close()
-            raise
-        return file
-
-    def _check_origin(self) -> None:
-        """Raise UsageError unless the journal was made from this input by this engine."""
-        try:
-            state = json.loads(self._state.read_bytes())
-            same = {key: state.get(key) for key in self._origin}
-        except (FileNotFoundError, ValueError, AttributeError):
-            same = {}
-        changed = [key for key, value in self._origin.items() if same.get(key) != value]
-        if changed:
-            what = "another input" if changed == ["input_sha256"] else "another profile or other options"
-            raise UsageError(
-                f"`{self.partial}` was made from {what}",
-                hint="`--no-resume` drops it and starts over; another `-o` keeps it",
-            )
-
-    def _resume(self, file: FileIO, *, lines: int) -> None:
-        """Read the journal. A record that a kill or a power cut damaged is left out and computed again."""
-        with self.partial.open("rb") as journal:
-            for raw in journal:
-                if not raw.endswith(b"\n"):
-                    break
-                body = _record(raw)
-                index = body.get("index")
-                if type(index) is int and 0 <= index < lines:
-                    self._offsets[index] = self._end
-                    if "error" in body:
-                        self.errors[index] = str(body["error"])
-                self._end += len(raw)
-        file.truncate(self._end)
-
-    def write(self, body: dict[str, Json]) -> None:
-        """Append the record of one finished line. Raises FactError if the disk is full."""
-        line, index = encoded(body), body["index"]
-        assert isinstance(index, int)
-        self._offsets[index] = self._end  # before the write: a signal between the two must not lose the line
-        try:
-            if self._file.write(line) != len(line):
-                self._file.truncate(self._end)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            if time.monotonic() - self._synced_at >= _SYNC_EVERY_S:
-                os.fsync(self._file.fileno())
-                self._synced_at = time.monotonic()
-        except OSError as error:
-            raise self._unwritable(error) from error
-        self._end += len(line)
-
-    def complete(self) -> None:
-        """Write OUT.jsonl in the order of the input, then remove the journal."""
-        ordered = self._path.with_name(f"{self._path.name}.partial.ordered")
-        try:
-            with self.partial.open("rb") as journal, ordered.open("wb") as file:
-                for index in sorted(self._offsets):
-                    journal.seek(self._offsets[index])
-                    file.write(journal.readline())
-                file.flush()
-                os.fsync(file.fileno())
-            ordered.replace(self._path)
-        except OSError as error:
-            ordered.unlink(missing_ok=True)
-            raise self._unwritable(error) from error
-        self.partial.unlink()
-        self._state.unlink(missing_ok=True)
-
-    def _unwritable(self, error: OSError) -> FactError:
-        return FactError(
-            f"cannot write `{self._path}`: {error.strerror}",
-            hint=f"finished lines are in `{self.partial}`; the same command resumes there",
-        )
-
-    def close(self) -> None:
-        """Close the journal; the next run resumes it unless it is complete."""
-        with contextlib.suppress(OSError):
-            os.fsync(self._file.fileno())
-        self._file.close()
-
-
-def _record(raw: bytes) -> dict[str, Json]:
-    """The record in a line of the journal; an empty one if the line is damaged."""
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
     try:
-        body = json.loads(raw)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -22,7 +22,7 @@ class Cause:
 
     @property
     def is_known(self) -> bool:
-        """Whether the log told it, rather than just ended."""
+        """Whether the log says it, rather than just ends."""
         return self.name not in {"last-line", "silent"}
 
 

@@ -31,7 +31,7 @@ class Row:
 
     `says` are the literal texts that the pattern relies on, each with who writes it: a file below
     site-packages, or a name (`NCCL`). `within` must stand in the stack above the match. A `late` row is
-    asked after everything else, about so many last lines of any level: it tells of a hang or of an echo.
+    tried after everything else, on that many last lines of any level: it finds a hang or an echo.
     """
 
     name: str

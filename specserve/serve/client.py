@@ -146,7 +146,7 @@ class Client:
 
     def note(self, model: str) -> str | None:
         """What the model's folder says about it, if the server runs on this host and serves a folder."""
-        from specserve.models.assemble import model_note
+        from specserve.models.read import model_note
 
         root = self._about(model).get("root") if self._endpoint.is_loopback else None
         return model_note(Path(root)) if isinstance(root, str) else None
@@ -209,10 +209,9 @@ class Client:
     def metrics(self) -> Metrics | None:
         """The server's counters; None where it shows none."""
         try:
-            metrics = read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
+            return read(scrape(replace(self._endpoint, api_key=None), timeout_s=_METRICS_S))
         except (TrafficError, FactError):
             return None
-        return metrics if metrics.is_vllm else None
 
     def ask(self, question: Question, *, on_text: OnText) -> Answer:
         """Send one request and hand on its text as it comes. Without a mode: chat, if the model has a template."""

@@ -72,9 +72,9 @@ def remove(paths: Iterable[Path]) -> tuple[str, ...]:
     in_use = set().union(*(_mapped(pid) for pid in psutil.pids()))
     removed = []
     for path in sorted(left):
-        if path.lstat().st_ino in in_use or _answers(path) or _is_of_the_living(path):
-            continue
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # another command may be removing it too
+            if path.lstat().st_ino in in_use or _answers(path) or _is_of_the_living(path):
+                continue
             path.unlink()
             removed.append(str(path))
     return tuple(removed)

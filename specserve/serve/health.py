@@ -1,36 +1,24 @@
-"""Whether a server is well: it answers, its processes move, its nodes hold together; and its first request."""
+"""Whether a server is well: it answers, its processes move, its nodes hold together, it completes a text."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import math
 import os
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
 import psutil
 
 from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events
-from specserve.serve.events import OnEvent
-from specserve.serve.logs import Phase
-from specserve.serve.process import Group
-from specserve.serve.signals import StopRequest
+from specserve.serve.scrape import fetch
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01
-_CHUNK_BYTES = 1 << 20
-_MOST_BYTES = 32 << 20
-_PATIENCE = 3
-"""An answer that has begun may take so many times as long as the wait for its begin."""
 
 
 def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str] | None:
@@ -41,56 +29,14 @@ def get(url: str, *, timeout_s: float, key: str | None = None) -> tuple[int, str
     return _answer(url, timeout_s=timeout_s, key=key)
 
 
-def post(url: str, body: Mapping[str, object], *, key: str | None = None) -> tuple[int, str] | None:
-    """Status and body of a POST of JSON, as `get`, without a limit on the time; None if the connection ends."""
-    return _answer(url, timeout_s=None, key=key, body=json.dumps(body))
-
-
 def _answer(
     url: str, *, timeout_s: float | None, key: str | None, body: str | None = None
 ) -> tuple[int, str] | None:
-    try:
-        parts = urlsplit(url)
-        connection = _connection(parts, timeout_s=timeout_s)
-    except (ValueError, http.client.HTTPException):  # an address from a file that somebody changed
-        return None
-    try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        if body is None:
-            connection.request("GET", parts.path or "/", headers=headers)
-        else:
-            headers["Content-Type"] = "application/json"
-            connection.request("POST", parts.path, body=body, headers=headers)
-        response = connection.getresponse()
-        limit_s = math.inf if timeout_s is None else _PATIENCE * timeout_s
-        text = _body(response, until_s=time.monotonic() + limit_s)
-        return None if text is None else (response.status, text)
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
-    finally:
-        connection.close()
-
-
-def _connection(parts: SplitResult, *, timeout_s: float | None) -> http.client.HTTPConnection:
-    if parts.scheme == "https":
-        import ssl
-
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=timeout_s, context=context
-        )
-    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-
-
-def _body(response: http.client.HTTPResponse, *, until_s: float) -> str | None:
-    """What it sends; None where that has no end: whatever listens there may be no server of ours."""
-    data = b""
-    while piece := response.read1(_CHUNK_BYTES):
-        data += piece
-        if len(data) > _MOST_BYTES or time.monotonic() > until_s:
-            return None
-    return data.decode(errors="replace")
+    # ValueError: an address from a file that somebody changed
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        response = fetch(url, timeout_s=timeout_s, key=key, body=body, verify=False)
+        return response.status, response.text
+    return None
 
 
 def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
@@ -206,7 +152,7 @@ class ProgressWatch:
 
 Link = tuple[Any, Any]
 _LOOKS = 2
-"""A link is lost when it is missed so many times: one look may fall between two of vLLM's own steps."""
+"""A link is lost when it is missed this many times: one look may fall between two of vLLM's own steps."""
 
 
 class Links:
@@ -244,7 +190,7 @@ class Links:
         return LaunchError(
             f"{who} gone: its connection to this node, {rank} of {nodes}, was closed, and this one was stopped",
             causes=("vLLM there ended, or its host went down: the log there tells why",),
-            hint="the ranks of one model live and die together: start all nodes anew",
+            hint="the ranks of one model live and die together: restart all nodes",
         )
 
 
@@ -259,50 +205,15 @@ def _links(processes: Sequence[psutil.Process], port: int) -> frozenset[Link]:
     return frozenset(link for link in found if (link[1], link[0]) not in found)
 
 
-_TICK_S = 0.1
-_NEWS_S = 0.5
 _MAX_TOKENS = 8
 """Enough for a prefill, and for a draft and its verification after it."""
 
 
-def warm_up(
-    child: Group, plan: LaunchPlan, *, stop: StopRequest, emit: OnEvent, look: Callable[[], None]
-) -> bool:
-    """Send one short completion; whether the wait for it ended before the server stalled.
-
-    The wait also ends if the process ends or `stop` is requested; the caller sees which. A server that refuses the
-    request is ready all the same: that is an event. `look` is called while the request runs.
-    """
+def why_no_completion(plan: LaunchPlan) -> str | None:
+    """Ask for one short completion, without a limit on the time; why there was none, in the server's words."""
     key = os.environ.get(plan.api_key_env) if plan.api_key_env else None
     body = {"model": plan.model, "prompt": "Hello", "max_tokens": _MAX_TOKENS}
-    answers: list[tuple[int, str] | None] = []
-    # a thread: the process is watched meanwhile, and a server that hangs never answers
-    asking = threading.Thread(
-        target=lambda: answers.append(post(f"{plan.url}/v1/completions", body, key=key)), daemon=True
-    )
-    began_s = news_s = child.elapsed_s
-    clock = StallClock(plan.stall_timeout_s)
-    emit(events.PhaseStarted(Phase.WARM_UP, began_s))
-    asking.start()
-    while asking.is_alive() and child.is_running() and not stop.wait(_TICK_S):
-        now_s = child.elapsed_s
-        if now_s - news_s < _NEWS_S:
-            continue
-        news_s = now_s
-        look()
-        emit(events.PhaseGoesOn(Phase.WARM_UP, now_s - began_s))
-        if clock.is_stalled(activity(child.members(), log_bytes=0), at_s=now_s):
-            return False
-    if answers:
-        emit(events.PhaseEnded(Phase.WARM_UP, child.elapsed_s - began_s))
-        reason = _refusal(answers[0])
-        if reason and child.is_running():
-            emit(events.StaysCold(reason))
-    return True
-
-
-def _refusal(answer: tuple[int, str] | None) -> str | None:
-    """Why a request got no completion, in the server's words; None if it got one."""
+    answer = _answer(f"{plan.url}/v1/completions", timeout_s=None, key=key, body=json.dumps(body))
     if answer is None:
         return "the connection ended"
     status, text = answer

@@ -81,29 +81,49 @@ def _json_record(piece: str) -> list[LogLine]:
 class LogTail:
     """Reads what a growing log file has gained since the last look; an unfinished line waits for its end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, start: int = 0) -> None:
         self._path = path
-        self._offset = 0
-        self._rest = b""
-
-    @property
-    def offset(self) -> int:
+        self.offset = start
         """How many bytes were read so far."""
-        return self._offset
+        self.rest = b""
+        """The beginning of an unfinished line."""
 
     def read(self) -> list[LogLine]:
-        """New whole lines; none where the file is not there."""
+        """New complete lines, parsed; none if the file is not there. No line of a log is as long as a piece."""
+        lines = (line for line in self.read_raw() if len(line) <= _LONGEST_LINE)
+        return parse(b"\n".join(lines).decode(errors="replace"))
+
+    def read_raw(self) -> list[bytes]:
+        """New complete lines as they are. A very long one comes in pieces; a log that shrank is read from its start."""
         try:
             with open_regular(self._path) as file:
-                file.seek(self._offset)
+                if file.seek(0, 2) < self.offset:
+                    self.offset, self.rest = 0, b""
+                file.seek(self.offset)
                 data = file.read(_CHUNK_BYTES)
         except OSError:
             return []
-        self._offset += len(data)
-        data = self._rest + data
+        self.offset += len(data)
+        data = self.rest + data
+        # a progress bar ends its line with \r; what is printed may hold it
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        self._rest = data[end:] if len(data) - end <= _LONGEST_LINE else b""  # no line of a log is so long
-        return parse(data[:end].decode(errors="replace"))
+        if len(data) - end > _LONGEST_LINE:
+            end = len(data)
+        self.rest = data[end:]
+        return data[:end].removesuffix(b"\n").split(b"\n") if end else []
+
+
+def start_of_last_lines(path: Path, count: int) -> int:
+    """A place at or before the last `count` lines, found without reading a log of days. Raises OSError."""
+    with open_regular(path) as file:
+        start, found = file.seek(0, 2), 0
+        furthest = start - count * _LONGEST_LINE
+        while start > max(0, furthest) and found <= count:
+            step = min(_CHUNK_BYTES, start)
+            start -= step
+            file.seek(start)
+            found += file.read(step).count(b"\n")
+        return start
 
 
 def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:

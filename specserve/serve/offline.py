@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
-import subprocess
 import sys
 import threading
 import time
@@ -19,43 +17,9 @@ from specserve.errors import LaunchError
 from specserve.metrics.counters import Acceptance
 from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.serve.causes import find_cause
-from specserve.serve.files import private, remove, traces
 from specserve.serve.health import StallClock, activity
 from specserve.serve.logs import LogLine, read_end
-from specserve.serve.process import Child, resolve_env
-
-
-class PipedChild(Child):
-    """A Child that is spoken to: `input` and `output` are its standard streams, its log is stderr."""
-
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
-        self.log_path = log_path
-        self._started_at = time.monotonic()
-        try:
-            private(log_path.parent)
-            log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise LaunchError(f"cannot write the log `{log_path}`: {error.strerror}") from error
-        with os.fdopen(log, "ab") as stderr:
-            self._popen = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=dict(env),
-                start_new_session=True,
-            )
-        self.pid = self._popen.pid
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self.input: IO[bytes] = self._popen.stdin
-        self.output: IO[bytes] = self._popen.stdout
-
-    def wait(self, limit_s: float) -> None:
-        """Until the first process has ended, or the time is up."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(limit_s)
-
+from specserve.serve.process import Child, clear, resolve_env
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.offline")
 """-P: a folder named vllm in the working directory must not be taken for the library."""
@@ -119,12 +83,11 @@ class OfflineEngine:
         self._phase = "starting the engine"
         self._clock: StallClock | None = StallClock(plan.stall_timeout_s)
         self._look_at = 0.0
-        self._left_behind: frozenset[Path] = frozenset()
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
         """Set once all requests are answered; None where the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
-        self._child = PipedChild(command or CHILD, env=resolve_env(env), log_path=log_path)
+        self._child = Child(command or CHILD, env=resolve_env(env), log_path=log_path, has_pipes=True)
         self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 
@@ -141,7 +104,7 @@ class OfflineEngine:
         # Enough that the scheduler never runs dry, few enough that a huge input is not held by the engine.
         self._window = 2 * int(ready["max_num_seqs"])
         self._phase, self._clock = "generating", None
-        self._note()
+        self._child.note_traces()
         return str(ready["vllm"])
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
@@ -173,22 +136,10 @@ class OfflineEngine:
 
     def close(self) -> None:
         """End the engine at once: it holds nothing that is not written, and vLLM's own end takes seconds."""
-        try:
-            self._child.freeze()
-            self._note()
-            is_gone = self._child.kill()
-        except BaseException:  # a signal must not leave a frozen engine behind
-            self._child.kill()
-            raise
+        clear(self._child)
         with contextlib.suppress(OSError):
             self._child.input.close()
         self._reader.join(_LAST_WORDS_S)
-        if is_gone:
-            remove(self._left_behind)
-
-    def _note(self) -> None:
-        """Remember what the engine's processes hold outside of themselves: killed, they cannot be asked."""
-        self._left_behind |= traces(self._child.members())
 
     def _read(self, stream: IO[bytes]) -> None:
         with stream:

@@ -13,7 +13,7 @@ _COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 
 
 def kills() -> int:
-    """How often the out-of-memory killer has struck, here and in this container; 0 where it is not told."""
+    """How often the out-of-memory killer has struck, here and in this container; 0 if the kernel does not say."""
     total = 0
     for path in _COUNTERS:
         try:

@@ -12,10 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 import psutil
 
-from specserve.errors import LaunchError, UsageError
+from specserve.errors import FactError, LaunchError, UsageError
 from specserve.hardware.host import Holder, free_port, holder
 from specserve.plan.launchplan import FromEnv
 from specserve.serve import events, files
@@ -32,6 +33,8 @@ class Group(ABC):
 
     pid: int
     log_path: Path
+    traces: frozenset[Path] = frozenset()
+    """Shared memory and sockets that its processes held when they were last looked at."""
 
     @property
     @abstractmethod
@@ -60,6 +63,10 @@ class Group(ABC):
 
     def _has(self, pid: int) -> bool:
         return self.pid in (os.getsid(pid), os.getpgid(pid))
+
+    def note_traces(self) -> None:
+        """Remember what the living processes hold: a killed process cannot remove it."""
+        self.traces |= files.traces(self.members())
 
     def send(self, number: int) -> None:
         """A signal to the first process alone, if it is still that one."""
@@ -143,10 +150,13 @@ def resolve_env(env: Mapping[str, str | FromEnv]) -> dict[str, str]:
 class Child(Group):
     """A command started by us, which ends with us. Must be killed or waited for by the owner."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log_path: Path, has_pipes: bool = False
+    ) -> None:
         """Start it in its own session, so that a terminal's Ctrl-C reaches specserve only.
 
-        Raises LaunchError where the program cannot be started or the log not written.
+        `has_pipes`: its standard input and output are `input` and `output`, and its log is stderr alone. Raises
+        LaunchError if the program cannot be started or the log not written.
         """
         self.log_path = log_path
         self._started_at = time.monotonic()
@@ -158,12 +168,13 @@ class Child(Group):
         try:
             self._popen = subprocess.Popen(
                 list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE if has_pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if has_pipes else log,
+                stderr=log,
                 env=dict(env),
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509  # one system call, nothing else
+                # a child with pipes notices the end of its input
+                preexec_fn=None if has_pipes else _die_with_parent(),  # noqa: PLW1509  # one system call
             )
         except OSError as error:
             raise LaunchError(
@@ -173,6 +184,23 @@ class Child(Group):
         finally:
             os.close(log)
         self.pid = self._popen.pid
+
+    @property
+    def input(self) -> IO[bytes]:
+        """Its standard input; only for a child with pipes."""
+        assert self._popen.stdin is not None
+        return self._popen.stdin
+
+    @property
+    def output(self) -> IO[bytes]:
+        """Its standard output; only for a child with pipes."""
+        assert self._popen.stdout is not None
+        return self._popen.stdout
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until the first process has ended, or the time is up."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(limit_s)
 
     @property
     def elapsed_s(self) -> float:
@@ -189,11 +217,10 @@ class Child(Group):
         return self._popen.poll()
 
     def kill(self, *, patience_s: float = 10.0) -> bool:
-        """As every group is killed; then the kernel is told that its end was seen."""
+        """As every group is killed; then the first process is reaped."""
         if not super().kill(patience_s=patience_s):
             return False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout=patience_s)
+        self.wait(patience_s)
         return True
 
 
@@ -215,11 +242,27 @@ _BEFORE_READY_GRACE_S = 5.0
 _ORPHAN_GRACE_S = 2.0
 
 
-def ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
-    """Send the signal and wait: its grace for the first process, a moment more for its orphans.
+def end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
+    """Stop every process, by force if needed, and remove what they leave. Safe to call on a dead group.
 
-    A server that serves may take `drain_s` for the requests that run; one that starts is not trusted to stop.
+    A server that serves may take `drain_s` for the requests that run; one that starts is not trusted to stop. Raises
+    FactError if the kernel keeps a process.
     """
+    began_s = time.monotonic()
+    if group.is_running():
+        group.note_traces()
+        _ask_to_end(group, is_serving=is_serving, drain_s=drain_s, stop=stop, emit=emit)
+    killed, removed = clear(group)
+    if left := group.members():
+        pids = ", ".join(str(process.pid) for process in left)
+        raise FactError(
+            f"the kernel does not end process {pids}", hint="it waits for a device or a disk: `dmesg`"
+        )
+    emit(events.Stopped(time.monotonic() - began_s, killed=killed, removed=removed))
+
+
+def _ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent) -> None:
+    """Send the signal and wait: its grace for the first process, a moment more for its orphans."""
     number = signal.SIGTERM if is_serving else signal.SIGINT
     grace_s = drain_s if is_serving else _BEFORE_READY_GRACE_S
     emit(events.Stopping(signal_name(number), grace_s))
@@ -228,25 +271,29 @@ def ask_to_end(group: Group, *, is_serving: bool, drain_s: float, stop: StopRequ
         group.send(number)  # vLLM drains its requests only if its workers do not get the signal too
     else:
         group.send_all(number)
-    leader_left = False
+    has_leader = True
     while time.monotonic() < deadline and group.members():
-        if not group.is_running() and not leader_left:
-            leader_left = True
+        if has_leader and not group.is_running():
+            has_leader = False
             deadline = min(deadline, time.monotonic() + _ORPHAN_GRACE_S)
         stop.wait(0.05)
         if stop.count >= 2:  # a second Ctrl-C
             return
 
 
-def clear(group: Group, *, traces: Callable[[], frozenset[Path]]) -> tuple[bool, tuple[str, ...]]:
-    """Kill what is left, remove what it held. Says whether it took SIGKILL, and what was removed.
+def clear(group: Group) -> tuple[bool, tuple[str, ...]]:
+    """Kill what is left, and remove what it held. Returns whether it took SIGKILL, and what was removed.
 
-    `traces` is asked once everything stands still: an orphan that still starts must not make more meanwhile.
+    The traces are read once everything stands still: an orphan that still starts must not make more meanwhile.
     """
-    killed = group.freeze()
-    held = traces()
-    gone = group.kill()
-    return killed, files.remove(held) if gone else ()
+    try:
+        killed = group.freeze()
+        group.note_traces()
+        is_gone = group.kill()
+    except BaseException:  # an interruption must not leave frozen processes behind
+        group.kill()
+        raise
+    return killed, files.remove(group.traces) if is_gone else ()
 
 
 __all__ = ["Holder", "free_port", "holder", "is_own"]

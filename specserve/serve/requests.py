@@ -74,7 +74,7 @@ def _key(name: str | None) -> str | None:
     return value
 
 
-_KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
+KEY_HINT = "`--api-key-env NAME` takes the key from the environment variable NAME"
 _LIMIT = 300
 
 
@@ -112,7 +112,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
     said = _said(endpoint, message)
     if status in {401, 403}:
         what = "refused the key" if endpoint.api_key else "wants an API key"
-        return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=_KEY_HINT)
+        return TrafficError(f"the server at {endpoint.root} {what} ({status})", hint=KEY_HINT)
     if status == 404 and model is not None and "does not exist" in message:
         return TrafficError(
             f"the server at {endpoint.root} has no model `{shown(model)}`",
@@ -124,9 +124,7 @@ def of_status(endpoint: Endpoint, status: int, message: str, *, model: str | Non
         kind = NoChatTemplate if "chat template" in message.lower() else Refused
         return kind(f"the server does not take this request: {said}")
     if 300 <= status < 400:
-        return TrafficError(
-            f"{endpoint.root} sends its callers elsewhere ({status})", hint="give the address itself"
-        )
+        return TrafficError(f"{endpoint.root} redirects ({status})", hint="give the address itself")
     return TrafficError(f"the server at {endpoint.root} failed ({status}): {said}", hint="its log tells why")
 
 

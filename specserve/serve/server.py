@@ -1,141 +1,59 @@
-"""One server from launch to end: started, watched, stopped, nothing left."""
+"""One server from launch to end, in the foreground or left behind: started, watched, stopped, nothing left."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, files, health, logs, postmortem
+from specserve.serve import events, health, logs, postmortem
 from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
 from specserve.serve.files import scratch_env
-from specserve.serve.health import Links, ProgressWatch, warm_up
-from specserve.serve.logs import Figures, LogTail, Phase, is_disk_full, next_phase
-from specserve.serve.process import (
-    Child,
-    Group,
-    ask_to_end,
-    clear,
-    holder,
-    is_own,
-    resident_bytes,
-    resolve_env,
-)
-from specserve.serve.signals import StopRequest, notify
+from specserve.serve.health import Links, ProgressWatch, StallClock
+from specserve.serve.logs import Figures, LogTail, Phase, default_log, is_disk_full, next_phase
+from specserve.serve.process import Child, Group, end, holder, is_own, resident_bytes, resolve_env
+from specserve.serve.signals import StopRequest, notify, stop_on_signals
 
 _TICK_S = 0.1
 _NEWS_S = 0.5
 _SAMPLE_S = 1.0
 _WITHOUT_LOG_S = 30.0
 """A vLLM that cannot write its log dies of it, or waits for ever for the process that did."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far the start has come. `is_stalled`: given up because nothing moved."""
-
-    phase: Phase = Phase.ENGINE
-    began_s: float = 0.0
-    figures: Figures = field(default_factory=Figures)
-    is_stalled: bool = False
-    limit_s: float = 0.0
-    """How long nothing may move."""
-
-
-def wait_ready(
-    child: Group,
-    plan: LaunchPlan,
-    *,
-    stop: StopRequest,
-    emit: OnEvent,
-    look: Callable[[], None],
-    is_up: Callable[[Phase], bool],
-) -> Progress:
-    """Until the server is up, dies, stalls, or `stop` is requested; the caller sees which.
-
-    `look` is called now and then while the processes live; what it raises ends the wait. `is_up` is asked often,
-    with the phase. There is no limit on the whole.
-    """
-    progress = Progress(limit_s=plan.stall_timeout_s)
-    tail = LogTail(child.log_path)
-    clock = health.StallClock(plan.stall_timeout_s)
-    sample_s = min(_SAMPLE_S, plan.stall_timeout_s / 4)
-    next_news_s = next_sample_s = 0.0
-    emit(events.PhaseStarted(progress.phase, child.elapsed_s))
-    while not stop.wait(_TICK_S):
-        ended = not child.is_running()
-        _read_log(tail, progress, now_s=child.elapsed_s, emit=emit)
-        if ended:
-            return progress
-        now_s = child.elapsed_s
-        if now_s >= next_sample_s:
-            next_sample_s = now_s + sample_s
-            look()
-            done = health.activity(child.members(), log_bytes=tail.offset)
-            if is_disk_full(child.log_path):
-                progress.limit_s = min(plan.stall_timeout_s, _WITHOUT_LOG_S)
-            progress.is_stalled = clock.is_stalled(done, at_s=now_s, limit_s=progress.limit_s)
-            if progress.is_stalled:
-                return progress
-        if is_up(progress.phase):
-            _finish(tail, progress, plan, now_s=child.elapsed_s, emit=emit)
-            return progress
-        if now_s >= next_news_s:
-            next_news_s = now_s + _NEWS_S
-            emit(events.PhaseGoesOn(progress.phase, now_s - progress.began_s))
-    return progress
-
-
-def _read_log(tail: LogTail, progress: Progress, *, now_s: float, emit: OnEvent) -> None:
-    for line in tail.read():
-        progress.figures = logs.add_line(progress.figures, line)
-        phase = next_phase(progress.phase, line)
-        if phase is not progress.phase:
-            emit(events.PhaseEnded(progress.phase, now_s - progress.began_s))
-            emit(events.PhaseStarted(phase, now_s))
-            progress.phase, progress.began_s = phase, now_s
-
-
-def _finish(tail: LogTail, progress: Progress, plan: LaunchPlan, *, now_s: float, emit: OnEvent) -> None:
-    """The last lines of the start, and from the metrics what a quiet log left out."""
-    _read_log(tail, progress, now_s=now_s, emit=emit)
-    emit(events.PhaseEnded(progress.phase, now_s - progress.began_s))
-    answer = health.get(f"{plan.url}/metrics", timeout_s=2.0) if plan.answers else None
-    if answer is not None and answer[0] == 200:
-        with contextlib.suppress(ValueError):
-            progress.figures = logs.add_metrics(progress.figures, answer[1])
-
-
 _LOOK_EVERY_S = 15.0
 _LOOK_AT_NODES_EVERY_S = 2.0
 _DYING_S = 10.0
 _DYING_LOOK_S = 0.1
 _LOADED = (Phase.KV_CACHE, Phase.GRAPHS, Phase.API, Phase.SERVING)
 
+Gate = Callable[["Server"], None]
+"""Called with a server that answers, before the service manager hears that it is ready; what it raises ends it."""
+
 
 class Server:
-    """A server that runs. Made by `running`, which also ends it."""
+    """A server that runs: the same states whether this command stays with it (`running`) or leaves it (`launch`)."""
 
-    def __init__(self, plan: LaunchPlan, child: Group, *, stop: StopRequest, emit: OnEvent) -> None:
+    def __init__(
+        self, plan: LaunchPlan, child: Group, *, stop: StopRequest, emit: OnEvent, warms_up: bool = False
+    ) -> None:
+        """`warms_up`: whether one request is answered before it counts as ready."""
         self.plan = plan
         self.child = child
         self.figures = Figures()
         self.phase = Phase.ENGINE
         self.log_path = child.log_path
-        self.tells_ready = True
-        """Whether the service manager hears of it as soon as it answers."""
-        self.warms_up = False
-        """Whether one request is answered before it counts as ready."""
-        self._stop = stop
-        self._emit = emit
-        self._traces: frozenset[Path] = frozenset()
+        self._warms_up = warms_up
+        self.stop = stop
+        self._emit = _never_failing(emit)
+        self._tail = LogTail(child.log_path)
+        self._phase_began_s = 0.0
         self._oom_kills = postmortem.kills()
         self._hangs = False
         self._links = Links(plan) if plan.node_rank is not None else None
@@ -150,29 +68,109 @@ class Server:
         """vLLM's first process."""
         return self.child.pid
 
-    def start(self) -> None:
-        """Wait until it answers. Raises LaunchError (died, stalled) or Interrupted."""
+    def start(self, gate: Gate | None = None) -> None:
+        """Wait until it answers and has passed the gate. Raises LaunchError, Interrupted, and what the gate raises."""
         self._emit(events.Started(self.pid, str(self.log_path)))
-        end = wait_ready(
-            self.child, self.plan, stop=self._stop, emit=self._emit, look=self._look_in, is_up=self._is_up
-        )
-        self.phase, self.figures = end.phase, end.figures
-        if end.is_stalled:
-            raise self._stalled(end.limit_s)
-        if self.warms_up and self.plan.answers and self.child.is_running() and not self._stop.count:
-            self.phase = Phase.WARM_UP
-            if not warm_up(self.child, self.plan, stop=self._stop, emit=self._emit, look=self._look_in):
-                raise self._stalled(self.plan.stall_timeout_s)
-        if self._stop.count:
-            number = self._stop.signal or signal.SIGTERM
+        self._emit(events.PhaseStarted(self.phase, self.child.elapsed_s))
+        if self._until(self._is_up):
+            self._complete_figures()
+            if self._warms_up and self.plan.answers:
+                self._warm_up()
+        if self.stop.count:
+            number = self.stop.signal or signal.SIGTERM
             message = f"{signal_name(number)} before the server was ready: it was stopped"
             raise Interrupted(message, signal_number=number)
         self.check()
         self.phase = Phase.SERVING
-        self._note()
-        if self.tells_ready:
-            self.tell_ready()
+        self.child.note_traces()
         self._emit(self._up())
+        if gate is not None:
+            with self.explaining_failures():
+                gate(self)
+        where = f"at {self.url}" if self.plan.answers else f"as node {self.plan.node_rank}"
+        notify("READY=1", f"STATUS=serving {self.plan.model} {where}")
+
+    def _until(self, is_done: Callable[[], bool]) -> bool:
+        """Follow the log until `is_done`; False if the process ended, or the stop was requested.
+
+        Raises LaunchError when nothing has moved for too long; there is no limit on the whole.
+        """
+        clock, limit_s = StallClock(self.plan.stall_timeout_s), self.plan.stall_timeout_s
+        next_news_s = next_sample_s = 0.0
+        while not self.stop.wait(_TICK_S):
+            has_ended = not self.child.is_running()
+            self._read_log()
+            if has_ended:
+                return False
+            now_s = self.child.elapsed_s
+            if now_s >= next_sample_s:
+                next_sample_s = now_s + min(_SAMPLE_S, limit_s / 4)
+                self.child.note_traces()
+                self._look_at_nodes(complete=False)
+                self._refuse_stall(clock, now_s=now_s)
+            if is_done():
+                return True
+            if now_s >= next_news_s:
+                next_news_s = now_s + _NEWS_S
+                self._emit(events.PhaseGoesOn(self.phase, now_s - self._phase_began_s))
+        return False
+
+    def _refuse_stall(self, clock: StallClock, *, now_s: float) -> None:
+        """Raises LaunchError when the log, the disk and the CPU have stood still for too long."""
+        limit_s = self.plan.stall_timeout_s
+        if is_disk_full(self.log_path):
+            limit_s = min(limit_s, _WITHOUT_LOG_S)
+        # a server that answers writes figures now and then, whether or not a request moves
+        log_bytes = 0 if self.phase is Phase.WARM_UP else self._tail.offset
+        done = health.activity(self.child.members(), log_bytes=log_bytes)
+        if clock.is_stalled(done, at_s=now_s, limit_s=limit_s):
+            raise postmortem.stalled(
+                self.phase, limit_s=limit_s, log_path=self.log_path, oom_kills=self._oom_kills
+            )
+
+    def _read_log(self) -> None:
+        for line in self._tail.read():
+            self.figures = logs.add_line(self.figures, line)
+            phase = next_phase(self.phase, line)
+            if phase is not self.phase:
+                self._end_phase()
+                self._begin_phase(phase)
+
+    def _begin_phase(self, phase: Phase) -> None:
+        self.phase, self._phase_began_s = phase, self.child.elapsed_s
+        self._emit(events.PhaseStarted(phase, self._phase_began_s))
+
+    def _end_phase(self) -> None:
+        self._emit(events.PhaseEnded(self.phase, self.child.elapsed_s - self._phase_began_s))
+
+    def _complete_figures(self) -> None:
+        """The last lines of the start, and from the metrics what a quiet log left out."""
+        self._read_log()
+        self._end_phase()
+        answer = health.get(f"{self.url}/metrics", timeout_s=2.0) if self.plan.answers else None
+        if answer is not None and answer[0] == 200:
+            with contextlib.suppress(ValueError):
+                self.figures = logs.add_metrics(self.figures, answer[1])
+
+    def _warm_up(self) -> None:
+        """Send one short completion and wait for it; a server that refuses it is ready all the same."""
+        reasons: list[str | None] = []
+        # a thread: the process is watched meanwhile, and a server that hangs never answers
+        asking = threading.Thread(
+            target=lambda: reasons.append(health.why_no_completion(self.plan)), daemon=True
+        )
+        self._begin_phase(Phase.WARM_UP)
+        asking.start()
+        if self._until(lambda: not asking.is_alive()):
+            self._end_phase()
+            if reasons and reasons[0] and self.child.is_running():
+                self._emit(events.StaysCold(reasons[0]))
+
+    def _is_up(self) -> bool:
+        """Whether it answers; for a node that only computes, whether it has loaded and is linked with node 0."""
+        if self.plan.answers:
+            return health.is_healthy(self.url)
+        return self.phase in _LOADED and self._links is not None and self._links.is_joined
 
     def _up(self) -> events.Event:
         """The news that it is up."""
@@ -182,17 +180,12 @@ class Server:
             return events.Joined(self.plan.node_rank or 0, nodes, elapsed_s, resident)
         return events.Ready(self.url, self.plan.model, elapsed_s, self.figures, resident)
 
-    def tell_ready(self) -> None:
-        """Tell the service manager, if there is one."""
-        where = f"at {self.url}" if self.plan.answers else f"as node {self.plan.node_rank}"
-        notify("READY=1", f"STATUS=serving {self.plan.model} {where}")
-
     def wait(self) -> None:
-        """Until someone asks for the stop. Raises LaunchError where it ends by itself."""
+        """Wait until someone asks for the stop. Raises LaunchError if it ends by itself."""
         watch, look_at_s = ProgressWatch(), 0.0
         with _death_of(self.pid) as death:
             pause_s = _LOOK_AT_NODES_EVERY_S if self._links else _LOOK_EVERY_S
-            while not self._stop.wait(1.0 if death is None else pause_s, also=death):
+            while not self.stop.wait(1.0 if death is None else pause_s, also=death):
                 self.check()
                 self._look_at_nodes(complete=True)
                 if self.plan.answers and time.monotonic() >= look_at_s:
@@ -200,7 +193,7 @@ class Server:
                     self._look(watch)
 
     def _look(self, watch: ProgressWatch) -> None:
-        """Tell a hang once, and its end."""
+        """Report a hang once, and its end."""
         still = watch.look(health.metrics(self.url), at_s=time.monotonic())
         if still is not None and not self._hangs:
             self._emit(events.Hangs(still.for_s, still.running_requests, still.waiting_requests))
@@ -208,64 +201,17 @@ class Server:
             self._emit(events.GoesOn())
         self._hangs = still is not None
 
-    def check(self) -> None:
-        """Raises LaunchError where the server is gone."""
-        if not self.child.is_running():
-            raise self._died()
-
-    def check_soon(self) -> None:
-        """As `check`, and of one that answers no more: it is waited for, since its processes end after its port."""
-        ends_s = time.monotonic() + _DYING_S
-        while self.child.is_running() and not self._stop.count and time.monotonic() < ends_s:
-            if not self.plan.answers or health.is_healthy(self.url):
-                return
-            time.sleep(_DYING_LOOK_S)
-        self.check()
-
-    def end(self) -> None:
-        """Stop it, by force where needed, and remove what it leaves. Safe to call on a dead server."""
-        began = time.monotonic()
-        if self.child.is_running():
-            notify("STOPPING=1")
-            self._note()
-            ask_to_end(
-                self.child,
-                # a node that only computes has no requests of its own to drain
-                is_serving=self.phase is Phase.SERVING and self.plan.answers,
-                drain_s=self.plan.shutdown_timeout_s,
-                stop=self._stop,
-                emit=self._emit,
-            )
-        killed, removed = clear(self.child, traces=self._noted)
-        self._emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))
-
-    def _look_in(self) -> None:
-        """What is looked at now and then during a start."""
-        self._note()
-        self._look_at_nodes(complete=False)
-
-    def _is_up(self, phase: Phase) -> bool:
-        """Whether it answers; of a node that only computes, whether it has loaded and is linked with node 0."""
-        if self.plan.answers:
-            return health.is_healthy(self.url)
-        return phase in _LOADED and self._links is not None and self._links.is_joined
-
     def _look_at_nodes(self, *, complete: bool) -> None:
-        """Raises LaunchError where another node is gone; its own death comes first, for it may be the cause."""
+        """Raises LaunchError if another node is gone; its own death comes first, for it may be the cause."""
         if self._links is not None and self.child.is_running():
             self._links.look(self.child.members(), complete=complete)
 
-    def _note(self) -> None:
-        """Remember what the living processes hold, for `end` to remove."""
-        self._traces |= files.traces(self.child.members())
-
-    def _noted(self) -> frozenset[Path]:
-        self._note()
-        return self._traces
-
-    def _died(self) -> LaunchError:
-        self._note()
-        return postmortem.died(
+    def check(self) -> None:
+        """Raises LaunchError if the server is gone."""
+        if self.child.is_running():
+            return
+        self.child.note_traces()
+        raise postmortem.died(
             self.phase,
             exit_code=self.child.exit_code,
             after_s=self.child.elapsed_s,
@@ -273,13 +219,34 @@ class Server:
             oom_kills=self._oom_kills,
         )
 
-    def _stalled(self, limit_s: float) -> LaunchError:
-        return postmortem.stalled(
-            self.phase,
-            limit_s=limit_s,
-            log_path=self.log_path,
-            oom_kills=self._oom_kills,
-        )
+    def check_soon(self) -> None:
+        """As `check`; a server that answers no more is waited for, since its processes end after its port."""
+        ends_s = time.monotonic() + _DYING_S
+        while self.child.is_running() and not self.stop.count and time.monotonic() < ends_s:
+            if not self.plan.answers or health.is_healthy(self.url):
+                return
+            time.sleep(_DYING_LOOK_S)
+        self.check()
+
+    @contextlib.contextmanager
+    def explaining_failures(self) -> Iterator[None]:
+        """Raises LaunchError instead of what failed if the server died: its death explains the failure."""
+        try:
+            yield
+        except LaunchError:
+            raise
+        except Exception:
+            self.check_soon()
+            raise
+
+    def end(self) -> None:
+        """Stop it, by force if needed, and remove what it leaves. Safe to call on a dead server."""
+        if self.child.is_running():
+            notify("STOPPING=1")
+        # a node that only computes has no requests of its own to drain
+        is_serving = self.phase is Phase.SERVING and self.plan.answers
+        drain_s = self.plan.shutdown_timeout_s
+        end(self.child, is_serving=is_serving, drain_s=drain_s, stop=self.stop, emit=self._emit)
 
 
 @contextlib.contextmanager
@@ -289,68 +256,61 @@ def running(
     log_path: Path,
     on_event: OnEvent = events.ignore,
     stop: StopRequest | None = None,
-    tells_ready: bool = True,
+    gate: Gate | None = None,
     warms_up: bool = False,
 ) -> Iterator[Server]:
-    """Start the plan's server, hand it over when it answers, stop it at the end whatever happens.
+    """Start the plan's server, hand it over when it is ready, stop it at the end whatever happens.
 
-    `warms_up`: it has answered one request by then.
-
-    Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted
-    (`stop` was requested before it was ready).
+    Raises UsageError (a variable is unset), LaunchError (did not come up, or died meanwhile), Interrupted (`stop` was
+    requested before it was ready), and what the gate raises.
     """
     env = resolve_env(plan.env)
     with contextlib.ExitStack() as stack:
         stop = stop or stack.enter_context(StopRequest())
         env = stack.enter_context(scratch_env(env))
         child = Child(plan.argv, env=env, log_path=log_path)
-        server = Server(plan, child, stop=stop, emit=never_failing(on_event))
-        server.tells_ready = tells_ready
-        server.warms_up = warms_up
+        server = Server(plan, child, stop=stop, emit=on_event, warms_up=warms_up)
         stack.callback(server.end)
-        server.start()
-        try:
+        server.start(gate)
+        with server.explaining_failures():
             yield server
-        except LaunchError:
-            raise
-        except Exception:
-            server.check_soon()  # the server's death explains what went wrong with it
-            raise
-        else:
-            if not stop.count:
-                server.check()
+        if not stop.count:
+            server.check()
 
 
-def supervise(
+def serve(
     plan: LaunchPlan,
     *,
-    log_path: Path,
-    stop: StopRequest,
+    log_path: Path | None = None,
     on_event: OnEvent = events.ignore,
-    first: Callable[[Server], None] | None = None,
+    gate: Gate | None = None,
     warms_up: bool = False,
 ) -> None:
-    """Run the server until `stop` is requested. Raises as `running` does.
-
-    `first` is called when it answers, before the service manager hears that it is ready; what it raises ends it.
-    """
-    with running(
-        plan,
-        log_path=log_path,
-        on_event=on_event,
-        stop=stop,
-        tells_ready=first is None,
-        warms_up=warms_up,
-    ) as server:
-        if first is not None:
-            first(server)
-            server.tell_ready()
+    """Run the server until a signal asks for its end. Raises as `running`, and LaunchError if the port is taken."""
+    refuse_taken_port(plan)
+    log_path = log_path or default_log(plan.name)
+    with (
+        stop_on_signals() as stop,
+        running(
+            plan, log_path=log_path, on_event=on_event, stop=stop, gate=gate, warms_up=warms_up
+        ) as server,
+    ):
         server.wait()
+
+
+def become(plan: LaunchPlan) -> NoReturn:
+    """Replace this process by vLLM. Raises UsageError (a variable is unset) and LaunchError."""
+    env = resolve_env(plan.env)
+    refuse_taken_port(plan)
+    try:
+        os.execvpe(plan.argv[0], plan.argv, env)  # noqa: S606  # no shell on purpose
+    except OSError as error:
+        raise LaunchError(f"cannot start `{plan.argv[0]}`: {error.strerror}") from error
 
 
 @contextlib.contextmanager
 def _death_of(pid: int) -> Iterator[int | None]:
-    """A file descriptor that is readable when the process ends; None where the kernel is older than 5.3."""
+    """A file descriptor that is readable when the process ends; None if the kernel is older than 5.3."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -362,7 +322,7 @@ def _death_of(pid: int) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def never_failing(on_event: OnEvent) -> OnEvent:
+def _never_failing(on_event: OnEvent) -> OnEvent:
     """A terminal that went away must not keep a server from being stopped."""
 
     def emit(event: events.Event) -> None:
@@ -373,7 +333,7 @@ def never_failing(on_event: OnEvent) -> OnEvent:
 
 
 def refuse_taken_port(plan: LaunchPlan) -> None:
-    """Raises LaunchError where another process holds the port; says so if it serves this model already."""
+    """Raises LaunchError if another process holds the port; says so if it serves this model already."""
     if not plan.answers:
         return
     try:

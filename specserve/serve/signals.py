@@ -1,4 +1,4 @@
-"""A request to stop as signals make it, and what systemd is told."""
+"""Requests to stop, as signals make them, and messages to systemd."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Raised:
     is_silent: bool = False
     """Whether it has no message of its own."""
     is_quoted: bool = False
-    """Whether only another process tells of it."""
+    """Whether only another process reports it."""
 
     @property
     def place(self) -> str | None:

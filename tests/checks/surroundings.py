@@ -13,7 +13,7 @@ from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift
 from specserve.models.read import read_model
-from specserve.plan.host import Cache, Host
+from specserve.plan.host import DownloadFolder, Host
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -28,8 +28,8 @@ HOSTS: Mapping[str, Mapping[str, Any]] = {
     "SD401": {"compiler": None},
     "SD403": {"taken_ports": {8000: "`python -m http.server` (pid 4711)"}},
     "SD404": {"shm_bytes": 512 * 2**20},
-    "SD405": {"cache": Cache("/cache/hub", 64 * GIB, True)},
-    "SD406": {"cache": Cache("/cache/hub", 64 * GIB, False)},
+    "SD405": {"cache": DownloadFolder("/cache/hub", 64 * GIB, True)},
+    "SD406": {"cache": DownloadFolder("/cache/hub", 64 * GIB, False)},
     "SD407": {"arctic_inference": None},
 }
 """How the host of a rule's example differs from an ordinary one, by code."""

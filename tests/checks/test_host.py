@@ -14,7 +14,7 @@ from specserve.checks.rule import Arm, Context
 from specserve.checks.run import judged
 from specserve.checks.site import missing_bytes
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.plan.host import Cache, seen_from
+from specserve.plan.host import DownloadFolder, seen_from
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -92,7 +92,7 @@ def test_without_room_for_a_message_queue_no_engine_with_workers_starts(
 
 
 def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
-    cache = Cache("/cache", 10 * GIB, True)
+    cache = DownloadFolder("/cache", 10 * GIB, True)
     model = hub_model(a__safetensors=8 * GIB, b__safetensors=8 * GIB)
     assert codes(profile(""), target=model, cache=cache) == ["SD405"]
     there = {name: replace(file, path=Path("/x")) for name, file in model.files.items()}
@@ -102,7 +102,7 @@ def test_a_disk_is_full_for_what_is_not_there_yet(profile: Load) -> None:
 
 
 def test_a_cache_that_cannot_be_written_matters_for_what_is_not_there_yet(profile: Load) -> None:
-    cache = Cache("/cache", 90 * GIB, False)
+    cache = DownloadFolder("/cache", 90 * GIB, False)
     assert codes(profile(""), target=hub_model(a__safetensors=GIB), cache=cache) == ["SD406"]
     assert codes(profile(""), target=hub_model(readme__md=GIB), cache=cache) == []
 

@@ -236,7 +236,7 @@ BLOCKS = [
 ]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(base=st.sampled_from([{}, LLAMA, EAGLE3, SPECULATOR, VISION, MIMO]), config=HOSTILE, more=HOSTILE)
 def test_no_config_breaks_a_rule(profile: Load, base: Any, config: Any, more: Any) -> None:
     alternatives = "".join(f"\n  a{index}: {block}" for index, block in enumerate(BLOCKS))

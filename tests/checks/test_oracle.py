@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.checks.oracle import Question, Vllm, as_far_as_known, ask, vllm_to_ask
+from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
 from specserve.checks.oraclechild import child_of
 from specserve.checks.rule import Answer
 from specserve.errors import FactError
@@ -52,7 +52,7 @@ def no_child_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Question:
+def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> VllmQuestion:
     monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     block = "{method: draft_model, model: org/draft, num_speculative_tokens: 3}"
@@ -60,11 +60,11 @@ def question(profile: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     minor = known_versions()[-1]
     plan = launch(profile(text), table=table(minor), platform="cuda")
     target, draft = (read_model(str(DEMO / name), offline=True) for name in ("target", "draft"))
-    return Question(plan, target, draft)
+    return VllmQuestion(plan, target, draft)
 
 
 def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
-    question: Question, tmp_path: Path
+    question: VllmQuestion, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
     found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
@@ -79,13 +79,13 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
     assert again == found  # kept: nobody is asked twice
 
 
-def test_a_child_that_fails_is_named_with_its_last_words(question: Question) -> None:
+def test_a_child_that_fails_is_named_with_its_last_words(question: VllmQuestion) -> None:
     command = (sys.executable, "-c", "raise SystemExit('no torch here')")
     with pytest.raises(FactError, match="vLLM could not be asked: no torch here"):
         ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
 
 
-def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: Question, tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: VllmQuestion, tmp_path: Path) -> None:
     with pytest.raises(FactError, match="did not answer within 5 s"):
         ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", SLEEPER), limit_s=5)
     pid = int((tmp_path / "asked").read_text())
@@ -96,7 +96,7 @@ def test_a_child_that_hangs_is_ended_with_all_that_it_started(question: Question
 
 
 def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged(
-    question: Question, tmp_path: Path
+    question: VllmQuestion, tmp_path: Path
 ) -> None:
     command = (sys.executable, "-c", ECHO)
     assert ask([question], machine=MACHINE, vllm=INSTALLED, command=command, kept_only=True) == ()
@@ -113,7 +113,7 @@ def test_an_answer_is_asked_for_once_by_version_and_again_if_its_file_is_damaged
 
 
 def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
-    question: Question, tmp_path: Path
+    question: VllmQuestion, tmp_path: Path
 ) -> None:
     tensors = {"embed_tokens.weight": Tensor("BF16", (512, 64)), "fc.weight": Tensor("BF16", (64, 192))}
     draft = ModelFacts("org/draft", "hub", {"auto_map": {"AutoConfig": "evil.Config"}}, tensors=tensors)
@@ -127,13 +127,13 @@ def test_the_child_is_told_what_a_head_lacks_and_what_the_headers_say(
 
 
 @pytest.mark.parametrize("answer", [{"asked": [{}]}, {"warnings": ["text"]}, {"asked": 7}])
-def test_an_answer_of_another_shape_is_an_error(question: Question, answer: dict[str, object]) -> None:
+def test_an_answer_of_another_shape_is_an_error(question: VllmQuestion, answer: dict[str, object]) -> None:
     text = json.dumps({"id": 0, **answer})
     with pytest.raises(FactError, match=r"the answer of vLLM 0\.33\.0 does not make sense"):
         ask([question], machine=MACHINE, vllm=INSTALLED, command=(sys.executable, "-c", f"print({text!r})"))
 
 
-def test_another_makers_gpu_is_refused(question: Question) -> None:
+def test_another_makers_gpu_is_refused(question: VllmQuestion) -> None:
     with pytest.raises(FactError, match="not about MI300X"):
         ask([question], machine=assume("1xMI300X-192GB"), vllm=INSTALLED)
 
@@ -188,7 +188,9 @@ def test_a_wheel_that_cannot_be_read_is_one_error_and_leaves_nothing(
     assert [folder.name[:2] for folder in (tmp_path / "cache" / "wheels").iterdir()] == ["b-"]
 
 
-def test_a_refusal_of_a_published_configuration_is_not_held_against_the_profile(question: Question) -> None:
+def test_a_refusal_of_a_published_configuration_is_not_held_against_the_profile(
+    question: VllmQuestion,
+) -> None:
     text = json.dumps({"refused": "Model config must specify `mask_token_id`"})
     published = replace(question, target=replace(question.target, origin="published"))
     for asked in (question, published):

@@ -11,6 +11,7 @@ from specserve.checks.check import check
 from specserve.checks.gather import Wanted
 from specserve.checks.run import lint
 from specserve.profile.load import examine, examine_partial
+from specserve.profile.validate import UnreadableValue
 
 Write = Callable[..., Path]
 WRONG = "engine: {max_num_seqs: 8, max_num_batched_tokens: 4}\nserver: {host: 0.0.0.0}\n"
@@ -91,3 +92,16 @@ def test_a_profile_with_problems_is_still_none_for_who_would_launch_it(write: Wr
     assert examine(file)[0] is None
     partial, _ = examine_partial(file)
     assert partial is not None and partial.target.model.endswith("m")
+
+
+def test_every_bad_value_of_an_alternative_is_unreadable_and_every_other_one_is_read(write: Write) -> None:
+    block = "{method: ngram, num_speculative_tokens: x, prompt_lookup_max: y, prompt_lookup_min: 2}"
+    text = f"target: {{model: m}}\nalternatives: {{a: {block}, ab: {block.replace(': x', ': 3')}}}\n"
+    profile, findings = examine_partial(write(text))
+    assert profile is not None and len(findings) == 3
+    a, ab = profile.alternatives["a"], profile.alternatives["ab"]
+    assert (a.method, a.keys["prompt_lookup_min"], ab.num_speculative_tokens) == ("ngram", 2, 3)
+    for block_keys, name in ((a.keys, "num_speculative_tokens"), (a.keys, "prompt_lookup_max"),
+                             (ab.keys, "prompt_lookup_max")):  # fmt: skip
+        with pytest.raises(UnreadableValue):
+            block_keys.get(name)

@@ -84,7 +84,7 @@ def profiles(draw: st.DrawFn) -> Profile:
 
 
 @given(profile=profiles(), versions=st.sampled_from(((), ("0.26",), ("0.32", "0.33"), ("0.34",))))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_profile_makes_a_rule_fail(profile: Profile, versions: tuple[str, ...]) -> None:
     for rule in STATIC:
         for hit in rule.check(Context(profile, versions)):

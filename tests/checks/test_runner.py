@@ -52,7 +52,7 @@ def made(
 
 def taken(version: str, *args: Any, **kwargs: Any) -> str | None:
     profile, block = made(*args, **kwargs)
-    found = choice(profile, block, "speculation", version=version)
+    found = choice(profile, block, version=version)
     return found.runner if found else None
 
 
@@ -135,7 +135,7 @@ def test_what_v2_lacks_is_what_vllm_s_own_lines_say(
     mode = SimpleNamespace(STOCK_TORCH_COMPILE="stock")
     lacked = function("config/vllm.py", "_get_v2_model_runner_unsupported_features", CompilationMode=mode)
     unsupported = lacked(config)
-    found = choice(profile, block, "speculation", version=minor())
+    found = choice(profile, block, version=minor())
     assert found is not None and found.runner == "V2"
     assert len(found.lacks) == len(unsupported)
 
@@ -170,7 +170,7 @@ def test_what_v1_lacks_is_what_vllm_s_own_lines_say(
     unsupported = []
     if V1_LACKS.at(minor()):
         unsupported = function("config/vllm.py", "_get_v1_model_runner_unsupported_features")(config)
-    found = choice(profile, block, "speculation", version=minor())
+    found = choice(profile, block, version=minor())
     assert found is not None and found.runner == "V1"
     assert len(found.lacks) == len(unsupported)
 

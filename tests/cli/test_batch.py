@@ -14,12 +14,11 @@ import random
 import signal
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from specserve.cli import batch
+from specserve.cli.generate import generate_file
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
 
@@ -118,9 +117,7 @@ def lines(*prompts: str) -> bytes:
 
 
 def run(plan: LaunchPlan, data: bytes, path: Path, *, resume: bool = True) -> int:
-    output = batch.open_output(plan, data=data, path=path, resume=resume, overwrite=False)
-    with closing(output):
-        return batch.run(plan, data=data, output=output)
+    return generate_file(plan, data=data, path=path, resume=resume)
 
 
 def texts(path: Path) -> list[str | None]:
@@ -174,7 +171,7 @@ def test_no_engine_is_started_for_lines_that_are_all_bad(
 
 
 def test_an_empty_input_is_said(plan: LaunchPlan, capsys: pytest.CaptureFixture[str]) -> None:
-    assert batch.run(plan, data=b"", output=None) == 0
+    assert generate_file(plan, data=b"", path=None) == 0
     assert capsys.readouterr().err.startswith("nothing to do: the input has no lines\n")
 
 
@@ -186,7 +183,7 @@ def test_an_empty_input_gives_an_empty_output(plan: LaunchPlan, tmp_path: Path) 
 def test_without_a_file_the_answers_go_to_stdout(
     plan: LaunchPlan, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    assert batch.run(plan, data=lines("a", "b"), output=None) == 0
+    assert generate_file(plan, data=lines("a", "b"), path=None) == 0
     out = capfdbinary.readouterr().out
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["A", "B"]
 

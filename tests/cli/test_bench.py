@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from specserve.cli.app import _run
+from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
-from specserve.measure.bench.request import BenchRequest, points_of, sources
+from specserve.measure.bench.plan import BenchRequest, plan_bench, points_of, sources
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.rundir import create
 from specserve.profile.load import load_profile
@@ -74,13 +75,32 @@ def test_a_dry_run_says_what_would_not_start_on_this_machine(
 
 def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(profile), "--dry-run", "-w", "chat", "-c", "1,8", "-t", "0,0.7", "--format", "json"]
-    content: dict[str, Any] = json.loads(told([*arguments, "--prefix-cache", "off"], capsys))
+    content: dict[str, Any] = json.loads(told(arguments, capsys))
     assert next(iter(content)) == "version" and content["version"] == 1
     assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
     assert len(content["points"]) == 2 * 2
-    assert not any(point["prefix_cache"] for point in content["points"])
     assert content["estimated"]["requests"] > 0
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
+
+
+def test_settings_are_for_the_profile_and_not_for_what_it_is_compared_with(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = profile.with_name("other.yaml")
+    other.write_text(profile.read_text())
+    options = ["--with", str(other), "--set", "target.max_model_len=256", "--alternative", "none"]
+    content = json.loads(told([str(profile), "--dry-run", "--format", "json", *options], capsys))
+    lengths = {arm["name"]: arm["launch"]["engine_kwargs"]["max_model_len"] for arm in content["arms"]}
+    assert lengths == {"baseline": 256, "profile": 256, "other": 512}
+
+
+@pytest.mark.parametrize(("quick", "at_once", "launches"), [(False, 2, 1), (False, 1, 2), (True, 1, 1)])
+def test_arms_that_run_one_after_another_are_launched_twice(
+    profile: Path, quick: bool, at_once: int, launches: int
+) -> None:
+    request = BenchRequest(str(profile), quick=quick, alternatives=("none",))
+    plan = plan_bench(request, starts=False, at_once=at_once, notices=NoNotices())
+    assert plan.launches == launches and len(plan.sessions) == (1 if at_once == 2 else 2 * launches)
 
 
 def test_alternatives_can_be_chosen_or_left_out(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +157,7 @@ def test_what_is_shown_takes_no_options_of_a_measurement(
 ) -> None:
     for more in (["-c", "4"], ["--strict"], ["--with", "x"]):
         said = in_line(told(["--show", str(tmp_path), *more], capsys, code=2))
-        assert "`--show` and `--compare` measure nothing" in said and "hint: without" in said
+        assert "`--show` measures nothing" in said and "hint: without" in said
 
 
 def test_a_dry_run_is_no_report(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +206,8 @@ def test_a_server_that_does_not_answer_leaves_no_directory(
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = told(["--resume", str(tmp_path), "--quick"], capsys, code=2)
     assert "takes no options of what to run" in in_line(error)
+    error = in_line(told(["--resume", str(tmp_path), "-o", "x"], capsys, code=2))
+    assert "`--resume` goes with neither `--output` nor `--dry-run`" in error
     assert "is no run of `specserve bench`" in in_line(told(["--resume", str(tmp_path)], capsys, code=2))
     with create(tmp_path / "run", {"asked": {"unknown": 1}, "at_once": 2}):
         pass
@@ -203,18 +225,6 @@ def test_what_is_promised_is_what_is_measured_where_nobody_says_otherwise(profil
     assert points_of(BenchRequest(), loaded, defaults=DEFAULTS) == ((promised,), (promised,))
     points, at = points_of(BenchRequest(concurrency="8"), loaded, defaults=DEFAULTS)
     assert points == (Point("chat", 0.0, 8), Point("code", 0.0, 8)) and at == (promised,)
-
-
-@pytest.mark.parametrize(
-    "asked", [BenchRequest(prefix_cache="off"), BenchRequest(prefix_cache="off", workloads=("code",))]
-)
-def test_promises_are_judged_without_a_prefix_cache_where_it_is_off(
-    profile: Path, asked: BenchRequest
-) -> None:
-    promise = "expect: [{workload: code, concurrency: 1, temperature: 0, min_speedup: 1}]\n"
-    profile.write_text(profile.read_text() + promise)
-    points, at = points_of(asked, load_profile(profile), defaults=DEFAULTS)
-    assert at == (Point("code", 0.0, 1, prefix_cache=False),) and set(at) <= set(points)
 
 
 def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`specserve bench --show`, `--compare`, `--share`: runs that are there, without measuring."""
+"""`specserve bench --show`, once or twice, and `--share`: runs that are there, without measuring."""
 
 from __future__ import annotations
 
@@ -46,16 +46,10 @@ def test_two_runs_are_compared(run: Path, tmp_path: Path, capsys: pytest.Capture
     later = tmp_path / "later.json"
     result = dataclasses.replace(example(), versions={"vllm": "0.34.0"})
     later.write_text(result_text(result), encoding="utf-8")
-    assert _run(["bench", "--compare", str(run), str(later)]) == 0
+    assert _run(["bench", "--show", str(run), "--show", str(later)]) == 0
     assert "0.33.0 → 0.34.0" in capsys.readouterr().out
-    assert _run(["bench", "--compare", str(run), str(later), "--format", "json"]) == 0
+    assert _run(["bench", "--show", str(run), "--show", str(later), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == 1
-
-
-def test_two_runs_are_not_compared_as_html(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run(["bench", "--compare", str(run), str(run), "--format", "html"]) == 2
-    stdout, stderr = capsys.readouterr()
-    assert stdout == "" and "`--compare` writes no HTML" in stderr and "--format markdown" in stderr
 
 
 def test_what_is_shared_is_a_new_file_without_launches(
@@ -64,7 +58,7 @@ def test_what_is_shared_is_a_new_file_without_launches(
     file = tmp_path / "shared.json"
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 0
     assert read_result(file).arms[1].argv == ()
-    assert "look at it before you give it away" in capsys.readouterr().err
+    assert "read it before sharing" in capsys.readouterr().err
     assert _run(["bench", "--show", str(run), "--share", str(file)]) == 2
     assert f"error: `{file}` exists already" in capsys.readouterr().err.replace("\n", " ").replace("  ", " ")
 
@@ -82,11 +76,12 @@ def test_a_share_that_cannot_be_written_is_told_before_anything_is_measured(
     ("arguments", "message"),
     [
         (["--show", "nowhere"], "cannot read `nowhere`: No such file or directory"),
-        (["--compare", "nowhere", "there"], "cannot read `nowhere`"),
-        (["--show", "a", "--compare", "a", "b"], "measure nothing"),
-        (["demo.yaml", "--show", "a"], "measure nothing"),
-        (["--show", "a", "-o", "b"], "measure nothing"),
-        (["--compare", "a", "b", "--share", "c"], "`--compare` has two"),
+        (["--show", "nowhere", "--show", "there"], "cannot read `nowhere`"),
+        (["demo.yaml", "--show", "a"], "measures nothing"),
+        (["--show", "a", "-o", "b"], "measures nothing"),
+        ([*["--show", "a"] * 2, "--format", "html"], "not as HTML"),
+        ([*["--show", "a"] * 2, "--share", "c"], "two results cannot be shared"),
+        (["--show", "a"] * 3, "at most two runs"),
     ],
 )
 def test_what_cannot_be_done_says_why(

@@ -17,7 +17,7 @@ import pytest
 
 from specserve.checks.preflight import refuse_exposed
 from specserve.cli.app import _run as run
-from specserve.cli.up import LogFormat, arm_of, detached_name, leave
+from specserve.cli.up import start
 from specserve.errors import CheckFailed, LaunchError, UsageError
 from specserve.hardware.gpus import Gpu
 from specserve.plan.launchplan import FromEnv, LaunchPlan
@@ -27,7 +27,7 @@ from specserve.serve import events
 from specserve.serve.detached import registry
 from specserve.serve.detached.observe import Room, room_beside
 from specserve.serve.detached.processes import stop_marked
-from specserve.serve.detached.registry import Arm, find_server
+from specserve.serve.detached.registry import Arm, arm_of, default_name, find_server
 from specserve.serve.health import is_healthy
 from specserve.serve.process import free_port
 from specserve.serve.signals import StopRequest
@@ -64,7 +64,7 @@ def plan(*arguments: str, name: str = "demo", kwargs: dict[str, Any] | None = No
 
 def left(*arguments: str, name: str = "demo", room: Room | None = None) -> LaunchPlan:
     server = plan(*arguments, name=name)
-    leave(server, name=name, profile="demo.yaml", room=room, log_format=LogFormat.TEXT)
+    start(server, name=name, profile="demo.yaml", room=room)
     return server
 
 
@@ -102,7 +102,7 @@ def test_a_server_is_left_listed_and_stopped(capsys: pytest.CaptureFixture[str],
 def test_what_the_command_line_said_of_speculation_is_kept_and_no_environment() -> None:
     settings = ["speculation.num_speculative_tokens=2", "env.TOKEN=secret", "server.port=1", "expect=[]"]
     arm = arm_of("eagle3", settings)
-    leave(plan(), name="demo", profile="demo.yaml", arm=arm, room=None, log_format=LogFormat.TEXT)
+    start(plan(), name="demo", profile="demo.yaml", arm=arm)
     record = registry.read("demo")
     assert record is not None
     assert record.arm == Arm("eagle3", ("speculation.num_speculative_tokens=2", "expect=[]"))
@@ -255,7 +255,7 @@ def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.
     monkeypatch.setenv("MY_KEY", "k" * 20)
     first = plan()
     keyed = dataclasses.replace(first, env={"VLLM_API_KEY": FromEnv("MY_KEY")})
-    leave(keyed, name="demo", profile="p", room=None, log_format=LogFormat.TEXT)
+    start(keyed, name="demo", profile="p")
     assert find_server(None, None, None) == (first.url, "MY_KEY")
     assert find_server(None, None, "OTHER") == (first.url, "OTHER")
     second = left(name="other")
@@ -264,9 +264,9 @@ def test_a_client_finds_the_only_server_or_the_one_it_names(monkeypatch: pytest.
 
 
 def test_arms_of_a_profile_have_names_of_their_own() -> None:
-    assert detached_name(plan(), arm=None) == "demo"
-    assert detached_name(plan(), arm="baseline") == "demo-baseline"
-    assert detached_name(plan(), arm="Eagle_3") == "demo-eagle-3"
+    assert default_name("demo", arm=None) == "demo"
+    assert default_name("demo", arm="baseline") == "demo-baseline"
+    assert default_name("demo", arm="Eagle_3") == "demo-eagle-3"
 
 
 @pytest.mark.parametrize("words", [["--name", "x"], ["--detach", "--exec"], ["--detach", "--name", "../x"]])

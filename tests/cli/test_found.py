@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli.found import profiles
+from specserve.cli.judge import profiles
 from specserve.errors import UsageError
 
 Write = Callable[..., Path]

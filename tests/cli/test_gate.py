@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.commands import run
-from specserve.cli.up import LogFormat, launch, leave, verification_gate
+from specserve.cli.up import LogFormat, start, verification_gate
 from specserve.errors import Interrupted, UsageError, VerifyFailed
 from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.schema import Profile
@@ -65,7 +65,7 @@ def test_systemd_hears_of_it_when_it_is_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_profile: Profile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     manager, server = ServiceManager(tmp_path, monkeypatch), plan()
-    launch(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
+    start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
     first, second, *_ = manager.heard
     assert first.startswith("STATUS=verifying; the port is open already\nEXTEND_TIMEOUT_USEC=")
     assert second.startswith("READY=1")
@@ -81,7 +81,7 @@ def test_a_wrong_server_is_stopped_with_exit_code_1_and_is_never_ready(
 ) -> None:
     manager, server = ServiceManager(tmp_path, monkeypatch), plan("wrong_every=20")
     with pytest.raises(VerifyFailed, match=r"did not pass its verification \(LOSSY\)") as raised:
-        launch(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
+        start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=LIMIT_S))
     assert raised.value.exit_code == 1
     assert not any(state.startswith("READY=1") for state in manager.heard)
     assert "the target wants" in capsys.readouterr().err
@@ -94,7 +94,7 @@ def test_as_json_it_is_an_event(
     ServiceManager(tmp_path, monkeypatch)
     server = plan()
     gate = verification_gate(a_profile, server, as_json=True, limit_s=LIMIT_S)
-    launch(server, log_format=LogFormat.JSON, gate=gate)
+    start(server, log_format=LogFormat.JSON, gate=gate)
     events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     names_ = [event["event"] for event in events]
     assert names_.index("ready") < names_.index("verified")
@@ -108,7 +108,7 @@ def test_a_signal_while_it_is_verified_ends_it(
     server = plan("wait_s=0.3")
     ServiceManager(tmp_path, monkeypatch, word="STATUS=verifying", number=signal.SIGINT)
     with pytest.raises(Interrupted) as raised:
-        launch(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=30.0))
+        start(server, gate=verification_gate(a_profile, server, as_json=False, limit_s=30.0))
     assert raised.value.exit_code == 130
     assert not is_healthy(server.url)
 
@@ -134,7 +134,7 @@ def test_a_detached_server_is_left_only_where_it_passes(
 
 def detach(server: LaunchPlan, profile: Profile, *, name: str) -> None:
     gate = verification_gate(profile, server, as_json=False, limit_s=LIMIT_S)
-    leave(server, name=name, profile="p.yaml", room=None, log_format=LogFormat.TEXT, gate=gate)
+    start(server, name=name, profile="p.yaml", gate=gate)
 
 
 def test_what_becomes_vllm_cannot_be_verified() -> None:

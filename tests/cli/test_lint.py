@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.found import profiles
+from specserve.cli.judge import profiles
 from specserve.cli.plainlint import plain_lint
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]

@@ -62,7 +62,7 @@ def test_a_lock_has_commits_hashes_shapes_and_comparisons(clone: Path) -> None:
     assert (draft["commit"], draft["config"]) == (None, CONFIG)
     weights = draft["files"]["model.safetensors"]
     assert set(weights) == {"header_sha256", "size"} and weights["size"] == len(safetensors())
-    assert set(target["files"]["model.safetensors"]) == {"sha256", "header_sha256", "size"}
+    assert set(target["files"]["model.safetensors"]) == {"sha256", "size"}
     assert set(draft["files"]["modeling.py"]) == set(target["files"]["config.json"]) == {"sha256", "size"}
     assert target["tensors"]["model.layers.{0-1}.mlp.up_proj.weight"] == "BF16 32x8"
     (comparison,) = content["comparisons"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specserve.cli import logs
 from specserve.cli.logs import _print_last as print_last
+from specserve.serve import logs
 
 
 @pytest.fixture
@@ -19,8 +19,10 @@ def test_the_last_lines_are_printed_and_a_half_one_waits(
     log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log.write_text("one\ntwo\nthree\nfo")
-    assert print_last(log, lines=2) == len("one\ntwo\nthree\n")
+    tail = print_last(log, lines=2)
     assert capsys.readouterr().out == "two\nthree\n"
+    log.write_text("one\ntwo\nthree\nfour\n")
+    assert tail.read_raw() == [b"four"]
 
 
 def test_a_line_without_an_end_is_shown_in_pieces(
@@ -29,10 +31,20 @@ def test_a_line_without_an_end_is_shown_in_pieces(
     monkeypatch.setattr(logs, "_LONGEST_LINE", 10)
     monkeypatch.setattr(logs, "_CHUNK_BYTES", 16)
     log.write_text("x" * 1000 + "\nlast\n")
-    assert print_last(log, lines=2) == 1006
+    print_last(log, lines=2)
     *pieces, last = capsys.readouterr().out.splitlines()
     assert last == "last"
     assert 0 < sum(map(len, pieces)) <= 32  # no more of it was read than two lines may hold
+
+
+def test_a_piece_that_begins_with_an_end_of_line_hides_no_line(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_LONGEST_LINE", 3)
+    monkeypatch.setattr(logs, "_CHUNK_BYTES", 4)
+    log.write_text("11\n22\n33\n")
+    print_last(log, lines=2)
+    assert capsys.readouterr().out == "22\n33\n"
 
 
 def test_in_a_job_of_github_a_log_gives_no_orders(

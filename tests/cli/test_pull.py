@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.models.download import missing_of_listing
+from specserve.models.hub import missing_of_listing
 from specserve.models.hubcache import hub_cache
 from specserve.models.read import read_model
 from specserve.plan.locking import lock_of, offline_problems
-from specserve.plan.uses import not_here
 from specserve.profile.load import load_profile
 from tests.models.tiny import safetensors, write_model
 
@@ -89,16 +88,6 @@ def test_what_was_pulled_is_a_complete_model_offline(hub: HubServer, file: Path)
     hub.close()
     assert read_model("org/target", offline=True).origin == "cache"
     assert read_model("org/draft", offline=True).tensors
-
-
-def test_whether_something_is_to_be_pulled_is_known_without_the_hub(hub: HubServer, file: Path) -> None:
-    profile = load_profile(file)
-    assert not_here(profile) == ("org/target", "org/draft")
-    assert pull(file) == 0
-    hub.requests.clear()
-    assert not_here(profile) == () and hub.requests == []
-    (snapshot("draft", "b") / "model.safetensors").unlink()
-    assert not_here(profile) == ("org/draft",)
 
 
 def test_an_alternative_and_all_of_them(hub: HubServer, file: Path) -> None:
@@ -198,7 +187,7 @@ def test_shards_are_those_of_the_index(hub: HubServer, file: Path, tmp_path: Pat
 def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(
     hub: HubServer, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.models.download.MARGIN_BYTES", 1 << 60)
+    monkeypatch.setattr("specserve.models.hub.MARGIN_BYTES", 1 << 60)
     assert pull(file) == 2
     assert "are to be downloaded, and the disk of" in capsys.readouterr().err
     assert not hub_cache().exists()
@@ -236,7 +225,7 @@ def test_a_download_that_fails_says_that_it_can_go_on(
     hub.repositories["org/target"].fault, hub.repositories["org/target"].on = fault, "/resolve/"
     file.write_text("target: {model: org/target}\nserver: {stall_timeout_s: 1}\n")
     assert pull(file) == 2
-    assert "run it again: it goes on where it stopped" in capsys.readouterr().err
+    assert "run it again: it continues where it stopped" in capsys.readouterr().err
 
 
 def test_offline_nothing_is_pulled(

@@ -115,7 +115,7 @@ def test_a_complete_run_that_is_given_more_time_measures_what_is_missing(
     assert not command.result["confirmed"]
     sent = world.sent
     command(replace(late(), budget_s=3600.0), budget="1h")
-    assert "goes on with the run of" in capsys.readouterr().err
+    assert "resumes the run of" in capsys.readouterr().err
     assert len(command.result["confirmed"]) == len(wanted().points())
     assert world.sent > sent
     assert any("as few as 50%" in note for note in command.result["notes"])
@@ -176,7 +176,7 @@ def test_what_is_interrupted_is_gone_on_with_by_the_same_command(
     assert "the same command goes on" in (raised.value.hint or "")
     world.interrupt_after = None
     command()
-    assert "goes on with the run of" in capsys.readouterr().err
+    assert "resumes the run of" in capsys.readouterr().err
     assert command.content["asked"] == asked_json(command.asked)
 
 

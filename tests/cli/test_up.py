@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from specserve.cli.up import LogFormat, launch
+from specserve.cli.up import LogFormat, start
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
 from specserve.serve.health import is_healthy
@@ -67,7 +67,7 @@ def test_a_signal_after_ready_is_a_clean_end(
 ) -> None:
     server = plan()
     ServiceManager(tmp_path, monkeypatch, number=number)
-    launch(server)
+    start(server)
     captured = capsys.readouterr()
     assert f"url      http://127.0.0.1:{server.port}/v1\n" in captured.out
     assert "ready in" in captured.err
@@ -86,13 +86,13 @@ def test_a_signal_before_ready_is_an_interruption(number: int, code: int, tmp_pa
 
     threading.Thread(target=send, daemon=True).start()
     with pytest.raises(Interrupted) as caught:
-        launch(plan("--fault", "never-ready"))
+        start(plan("--fault", "never-ready"))
     assert caught.value.exit_code == code
 
 
 def test_a_failed_start_names_cause_and_log(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(LaunchError) as caught:
-        launch(plan("--fault", "crash-loading"))
+        start(plan("--fault", "crash-loading"))
     assert caught.value.exit_code == 2
     assert caught.value.causes == ("CUDA out of memory. Tried to allocate 1.02 GiB",)
     assert caught.value.log_path is not None
@@ -105,7 +105,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 ) -> None:
     server = plan()
     ServiceManager(tmp_path, monkeypatch)
-    launch(server, log_format=LogFormat.JSON)
+    start(server, log_format=LogFormat.JSON)
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["url"], told["model"]) == (1, f"{server.url}/v1", "tiny")
     assert Path(told["log"]).is_file()
@@ -113,7 +113,7 @@ def test_for_fleets_stdout_holds_one_object_as_soon_as_it_answers(
 
 def test_for_fleets_the_failure_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
-        launch(plan("--fault", "crash-loading"), log_format=LogFormat.JSON)
+        start(plan("--fault", "crash-loading"), log_format=LogFormat.JSON)
     assert caught.value.exit_code == 2
     records = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert records[0]["event"] == "started"
@@ -127,7 +127,7 @@ def test_a_port_of_another_program_is_refused_before_anything_starts(tmp_path: P
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(LaunchError, match=rf"port {port} is taken by .*\(pid {os.getpid()}\)"):
-            launch(plan(port=port))
+            start(plan(port=port))
     assert not (tmp_path / "logs").exists()
 
 
@@ -149,7 +149,7 @@ def test_an_address_of_another_host_is_a_usage_error() -> None:
 
 BECOME = """
 import sys
-from specserve.cli.up import become
+from specserve.serve.server import become
 from specserve.plan.launchplan import LaunchPlan
 port, argv = int(sys.argv[1]), tuple(sys.argv[2:])
 become(LaunchPlan("fake", "0", "0.32.0", "cpu", argv, {"VLLM_LOGGING_LEVEL": "ERROR"}, {}, "127.0.0.1", port,
@@ -220,7 +220,7 @@ def test_a_profile_that_is_not_there_is_exit_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in missing.stderr
 
 
-LAUNCH = BECOME.replace("become", "launch")
+LAUNCH = BECOME.replace("become", "serve")
 
 
 def test_a_specserve_that_is_killed_takes_vllm_along() -> None:

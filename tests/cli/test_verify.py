@@ -24,13 +24,20 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from loopback import Loopback
 from model_server import CLOCK, Model, serving
 
-QUICK = ("--no-smoke", "--temperature", "0", "--max-tokens", "16")
+QUICK = ("--no-smoke", "--temperature", "0")
 
 
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CLOCK, "now_s", 0.0)
     monkeypatch.setattr("specserve.measure.verify.run.time", CLOCK)
+
+
+@pytest.fixture
+def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Enough greedy tokens for a verdict, in a fraction of the time."""
+    monkeypatch.setattr("specserve.measure.verify.run.MAX_TOKENS", 16)
+    monkeypatch.setattr("specserve.measure.verify.run._GREEDY_TOKENS", 16)
 
 
 def verify(*arguments: str) -> tuple[int, str]:
@@ -61,8 +68,8 @@ def test_a_right_server_passes_with_every_smoke_test() -> None:
     assert (found["version"], found["verdict"], found["mode"]) == (1, "LOSSLESS", "chat")
     assert set(outcomes(found).values()) == {"ok"}
     assert list(outcomes(found)) == [
-        "JSON schema", "tool call", "stop string", "logprobs", "n > 1", "min_p", "logit_bias", "long context",
-        "drafts",
+        "JSON schema", "tool call", "stop string", "logprobs", "n > 1", "min_p", "logit_bias", "penalties",
+        "long context", "drafts",
     ]  # fmt: skip
     greedy, (sampled,) = found["greedy"], found["sampled"]
     assert greedy["best"] == greedy["tokens"] > 1000
@@ -91,11 +98,12 @@ def test_the_report_of_a_wrong_server_says_what_is_wrong() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
-def test_greedy_tokens_that_are_near_ties_pass_and_may_be_refused() -> None:
-    model = Model(noise=0.1)
-    found = verified(model, *QUICK)
-    assert found["verdict"] == "LOSSLESS"
-    assert verified(Model(wrong_every=40), *QUICK, "--tie-tolerance", "30")["verdict"] == "LOSSLESS"
+@pytest.mark.usefixtures("short_answers")
+def test_greedy_tokens_that_are_near_ties_pass_and_others_do_not() -> None:
+    found = verified(Model(noise=0.1), *QUICK)
+    assert found["verdict"] == "LOSSLESS" and found["greedy"]["tie_tolerance"] == 0.25
+    assert 0 < found["greedy"]["largest_gap"] <= 0.25
+    assert verified(Model(wrong_every=40), *QUICK, code=1)["verdict"] == "LOSSY"
 
 
 def test_top_p_is_verified_where_it_is_exact() -> None:
@@ -113,19 +121,14 @@ def test_top_p_is_verified_where_it_is_exact() -> None:
         ({"wrong_logprobs": True}, "logprobs"),
         ({"breaks_json": True}, "JSON schema"),
         ({"takes_min_p": True}, "min_p"),
+        ({"ignores_penalties": True}, "penalties"),
         ({"drafts": False}, "drafts"),
     ],
 )
 def test_a_smoke_test_finds_its_fault(fault: dict[str, Any], test: str) -> None:
-    found = verified(Model(**fault), "--temperature", "0", "--max-tokens", "48", code=1)
+    found = verified(Model(**fault), "--temperature", "0", code=1)
     assert found["verdict"] == "LOSSLESS" and found["has_failed"] is True
     assert [name for name, outcome in outcomes(found).items() if outcome == "not ok"] == [test]
-
-
-def test_a_tolerance_holds_for_the_smoke_tests_too() -> None:
-    model = Model(takes_min_p=True, wrong_logprobs=True)
-    found = verified(model, "--temperature", "0", "--max-tokens", "48", "--tie-tolerance", "30")
-    assert (outcomes(found)["min_p"], outcomes(found)["logprobs"]) == ("ok", "ok")
 
 
 def test_smoke_tests_need_no_greedy_requests() -> None:
@@ -145,8 +148,6 @@ def test_few_prompts_get_long_greedy_answers_so_that_there_can_be_a_verdict(tmp_
     quick = ("--no-smoke", "--temperature", "0")
     few = verified(Model(), *quick, *asked(tmp_path, 3))["greedy"]
     assert (few["verdict"], few["tokens"]) == ("LOSSLESS", 3 * 128)
-    one = verified(Model(), *quick, *asked(tmp_path, 1), "--max-tokens", "1000")["greedy"]
-    assert (one["verdict"], one["tokens"]) == ("LOSSLESS", 351)
 
 
 def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tmp_path: Path) -> None:
@@ -156,22 +157,23 @@ def test_where_greedy_text_is_short_more_of_it_is_asked_for_and_not_more_time(tm
     assert code == 0 and text.startswith("NO FAULT FOUND")
     assert "excluded at 99 % confidence: 2.1 % or more wrong tokens at T = 0" in text
     assert "LOSSLESS takes about 95 more tokens" in text
-    assert "a larger `--max-tokens`, or more prompts" in text and "--seconds" not in text
+    assert "more prompts (`--prompts`)" in text and "--seconds" not in text
 
 
 def test_every_suspect_gets_a_second_score_where_there_is_time(tmp_path: Path) -> None:
     """The answers are longer than the one that is timed first: nothing of them was scored before."""
-    quick = ("--no-smoke", "--temperature", "0", "--max-tokens", "24")
-    found = verified(Model(shaky=True), *quick, *asked(tmp_path, 3))["greedy"]
-    assert (found["verdict"], found["unstable"], found["unchecked"]) == ("NO FAULT FOUND", 72, 0)
+    found = verified(Model(shaky=True), *QUICK, *asked(tmp_path, 2))["greedy"]
+    assert (found["verdict"], found["unstable"], found["unchecked"]) == ("NO FAULT FOUND", 256, 0)
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_suspects_without_a_second_score_leave_it_open() -> None:
     found = verified(Model(shaky=True, cost_s=0.01), *QUICK, "--seconds", "1")
     assert found["verdict"] == "INCONCLUSIVE"
     assert found["greedy"]["unstable"] >= 32 and found["greedy"]["unchecked"] > 0
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_what_cannot_be_tried_is_skipped_with_why() -> None:
     found = verified(Model(speculates=False), "--temperature", "0")
     skipped = {item["name"]: item["detail"] for item in found["smoke"] if item["outcome"] == "skipped"}
@@ -182,6 +184,7 @@ def test_what_cannot_be_tried_is_skipped_with_why() -> None:
     assert hidden["speculates"] is None
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_another_server_with_the_same_weights_is_the_same() -> None:
     with serving(Model()) as other:
         found = verified(Model(), *QUICK, "--against", other)
@@ -192,6 +195,7 @@ def test_another_server_with_the_same_weights_is_the_same() -> None:
     assert found["against"]["equal"] == found["against"]["texts"] == 28
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_another_server_with_other_weights_is_different() -> None:
     with serving(Model(weights=1, name="other")) as other, serving(Model()) as url:
         code, text = verify(url, *QUICK, "--against", other)
@@ -202,7 +206,7 @@ def test_another_server_with_other_weights_is_different() -> None:
 
 
 def test_a_short_run_says_what_it_excludes_and_fails_only_if_it_is_strict() -> None:
-    options = ("--no-smoke", "--seconds", "1", "--max-tokens", "32")
+    options = ("--no-smoke", "--seconds", "1")
     found = verified(Model(cost_s=0.02), *options)
     assert found["verdict"] == "NO FAULT FOUND" and not found["has_failed"]
     (sampled,) = found["sampled"]
@@ -244,6 +248,7 @@ def test_the_users_own_prompts_are_asked_and_those_that_do_not_fit_are_left_out(
     assert found["greedy"]["requests"] == 20
 
 
+@pytest.mark.usefixtures("short_answers")
 def test_prompts_beyond_the_first_64_are_said_to_be_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,7 +304,8 @@ def test_a_key_comes_from_the_variable_that_was_named(monkeypatch: pytest.Monkey
         (("http://127.0.0.1:9", "--prompts", "none.jsonl"), "cannot read `none.jsonl`"),
         (("none.yaml",), "none.yaml"),
         (("http://127.0.0.1:9", "-t", "0", "--top-p", "0.9"), "are for temperatures above 0"),
-        (("http://127.0.0.1:9", "-t", "0", "--presence-penalty", "1"), "are for temperatures above 0"),
+        (("http://127.0.0.1:9", "-t", "0", "--top-k", "5"), "are for temperatures above 0"),
+        (("http://127.0.0.1:9", "--alternative", "b"), "`--alternative` is for a profile"),
     ],
 )
 def test_a_command_line_that_means_nothing_is_an_error(arguments: tuple[str, ...], says: str) -> None:

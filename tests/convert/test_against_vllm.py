@@ -13,7 +13,7 @@ import yaml
 from specserve.checks.run import examined
 from specserve.convert.command import profile_of
 from specserve.convert.convert import Converted, converted
-from specserve.convert.given import Given
+from specserve.convert.given import EngineStart
 from specserve.convert.reading import read
 from specserve.convert.words import Word, unresolved
 from specserve.diagnostics import Severity, Span
@@ -28,7 +28,7 @@ NAMES = {"python": "offline.py", "yaml": "compose.yaml"}
 pytestmark = pytest.mark.vllm
 
 
-def starts(corpus: str, folder: Path) -> list[Given]:
+def starts(corpus: str, folder: Path) -> list[EngineStart]:
     """Every start of an engine in a corpus."""
     found = []
     for entry in yaml.safe_load((DATA / corpus).read_text(encoding="utf-8")):
@@ -37,11 +37,11 @@ def starts(corpus: str, folder: Path) -> list[Given]:
         try:
             found += read(entry["text"], file=NAMES.get(entry.get("form", ""), "serve.sh"), folder=folder)
         except SpecserveError:
-            found.append(Given("form that convert refuses", Word("unread", Span("x"))))
+            found.append(EngineStart("form that convert refuses", Word("unread", Span("x"))))
     return found
 
 
-def argv_of(given: Given, folder: Path) -> list[str]:
+def argv_of(given: EngineStart, folder: Path) -> list[str]:
     """The words after the program, the file of arguments by its whole name."""
     files = {file.name for file in folder.iterdir()}
     return [str(folder / word.text) if word.text in files else word.text for word in given.words]
@@ -100,7 +100,7 @@ def test_a_recipe_and_its_profile_give_vllm_the_same_arguments_except_what_notes
     found = installed()
     assert found is not None
     reasons: Counter[str] = Counter()
-    pairs: list[tuple[Given, Converted]] = []
+    pairs: list[tuple[EngineStart, Converted]] = []
     for given in starts("recipes.yaml", tmp_path):
         if given.engine != "vllm" or not given.words:
             reasons["a call in Python" if given.engine == "vllm" else given.engine] += 1

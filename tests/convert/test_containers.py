@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.convert.given import Given
+from specserve.convert.given import EngineStart
 from specserve.convert.reading import containers
 from specserve.convert.words import CLOSE, OPEN
 from specserve.errors import UsageError
 
 
-def only(text: str) -> Given:
+def only(text: str) -> EngineStart:
     (found,) = containers(text, file="x.yaml")
     return found
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.convert.convert import converted
-from specserve.convert.python import Source, calls, command_lists
+from specserve.convert.python import PythonSource, calls, command_lists
 from specserve.convert.reading import read
 from specserve.convert.words import OPEN, unknown
 from specserve.errors import UsageError
@@ -25,7 +25,7 @@ def plain(node: Node) -> Any:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    (call,) = calls(Source(text, file="x.py"))
+    (call,) = calls(PythonSource(text, file="x.py"))
     return {name: plain(setting.node) for name, setting in call.settings.items()}
 
 
@@ -61,25 +61,27 @@ def test_a_name_that_is_made_of_itself_ends() -> None:
 
 def test_variables_set_before_the_engine_are_its_environment() -> None:
     text = "os.environ['A'] = '0'\nenviron.setdefault('B', '1')\nLLM('m')\nos.environ['LATER'] = '1'"
-    (call,) = calls(Source(text, file="x.py"))
+    (call,) = calls(PythonSource(text, file="x.py"))
     assert {name: word.text for name, word in call.env.items()} == {"A": "0", "B": "1"}
 
 
 def test_every_engine_of_a_file_is_found_in_its_order() -> None:
-    found = calls(Source("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py"))
+    found = calls(PythonSource("a = LLM('m')\nb = sgl.Engine(model_path='n')", file="x.py"))
     assert [(call.engine, call.place.line) for call in found] == [("vllm", 1), ("sglang", 2)]
 
 
 def test_nothing_is_run(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    assert calls(Source(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py"))
+    assert calls(
+        PythonSource(f"open({str(mark)!r}, 'w')\nLLM(model=open({str(mark)!r}, 'w').name)", file="x.py")
+    )
     assert not mark.exists()
 
 
 @pytest.mark.parametrize("text", ["LLM(", "LLM('a\0b')", "LLM(" + "(" * 5000, "x = " + "-" * 50_000 + "1"])
 def test_what_is_no_python_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match=r"`x\.py` is not Python"):
-        calls(Source(text, file="x.py"))
+        calls(PythonSource(text, file="x.py"))
 
 
 @given(
@@ -91,7 +93,7 @@ def test_what_is_no_python_is_a_clear_error(text: str) -> None:
 )
 def test_any_text_becomes_calls_or_a_clear_error(text: str) -> None:
     try:
-        calls(Source(text, file="x.py"))
+        calls(PythonSource(text, file="x.py"))
     except UsageError as error:
         assert "is not Python" in error.message
 
@@ -129,7 +131,7 @@ def test_a_variable_of_the_environment_is_named() -> None:
 def lists(text: str) -> list[list[str]]:
     return [
         ["vllm", "serve", *(word.text for word in start.words)]
-        for start in command_lists(Source(text, file="x.py"))
+        for start in command_lists(PythonSource(text, file="x.py"))
     ]
 
 
@@ -183,4 +185,4 @@ def test_an_engine_made_by_a_call_goes_before_a_command_in_a_text() -> None:
 @given(st.text(alphabet="[]'\"(){}= \n\tfvlmser+*-_,:x1%!", max_size=80))
 def test_any_source_is_read_or_is_a_clear_error(text: str) -> None:
     with suppress(UsageError):
-        command_lists(Source(text, file="x.py"))
+        command_lists(PythonSource(text, file="x.py"))

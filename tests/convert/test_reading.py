@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from specserve.convert.given import Given
+from specserve.convert.given import EngineStart
 from specserve.convert.reading import from_argv, read
 from specserve.convert.words import argv_words
 from specserve.errors import UsageError
 
 
-def found(text: str, *, file: str = "serve.sh") -> list[Given]:
+def found(text: str, *, file: str = "serve.sh") -> list[EngineStart]:
     return read(text, file=file, folder=Path("nowhere"))
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from specserve.deploy.deployment import Deployment, deployment
-from specserve.deploy.targets import Place, render
+from specserve.deploy.targets import render
 from specserve.profile.load import load_profile, with_alternative
 from specserve.vllm.versions import table
 
@@ -39,11 +39,9 @@ def made_of(
     )
 
 
-def files_of(
-    target: str, made: Deployment, *, folder: Path = ROOT / "deploy" / "x", host: str = "127.0.0.1"
-) -> dict[str, str]:
+def files_of(target: str, made: Deployment, *, folder: Path = ROOT / "deploy" / "x") -> dict[str, str]:
     """The rendered files by path."""
-    return {one.path: one.text for one in render(target, made, Place(str(folder), host))}
+    return {one.path: one.text for one in render(target, made, folder=str(folder))}
 
 
 def objects_of(files: Mapping[str, str]) -> dict[str, Any]:

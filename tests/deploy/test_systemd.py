@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from specserve.deploy.deployment import Deployment
 from tests.deploy.conftest import ROOT, files_of, made_of
@@ -11,7 +12,7 @@ LLAMA = ROOT / "configs" / "llama70b-8b.yaml"
 
 
 def lines_of(made: Deployment, name: str | None = None, *, host: str = "127.0.0.1") -> list[str]:
-    return files_of("systemd", made, host=host)[f"{name or made.name}.service"].splitlines()
+    return files_of("systemd", replace(made, host=host))[f"{name or made.name}.service"].splitlines()
 
 
 def value_of(lines: list[str], key: str) -> str:

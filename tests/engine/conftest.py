@@ -21,9 +21,15 @@ import yaml
 from specserve.serve.health import is_healthy
 from specserve.serve.process import free_port
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from hub_server import HubServer
+
 ROOT = Path(__file__).parents[2]
 UP = [sys.executable, "-m", "specserve", "up"]
 START_LIMIT_S = 240.0
+HUB_TARGET, HUB_DRAFT = "org/target", "org/draft"
+FROM_HUB = {"target": {"model": HUB_TARGET}, "speculation": {"model": HUB_DRAFT}}
+"""Changes to the small pair's profile: its models by their names on the Hub."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,3 +153,35 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         assert is_healthy(up.url)
         yield up
         assert up.stop(signal.SIGTERM) == 0
+
+
+def _specserve(*arguments: object) -> None:
+    """Runs one command to its end; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "specserve", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture
+def hub_of_yesterday(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """Locked and pulled while the Hub answered; now every question to it gets an error."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("SPECSERVE_CACHE_DIR", str(tmp_path / "own"))
+    with HubServer() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for name, folder in ((HUB_TARGET, "target"), (HUB_DRAFT, "draft")):
+            hub.add(name, ROOT / "demo" / folder)
+        profile = tiny_profile(tmp_path, port=0, changes=FROM_HUB)
+        _specserve("lock", profile)
+        _specserve("pull", profile)
+        for repository in hub.repositories.values():
+            repository.fault = "500"
+        hub.requests.clear()
+        yield hub

@@ -17,8 +17,11 @@ import psutil
 import pytest
 
 from specserve.serve.health import is_healthy
+from tests.engine.conftest import FROM_HUB, HUB_TARGET
 
 if TYPE_CHECKING:
+    from hub_server import HubServer
+
     from tests.engine.conftest import StartUp, Up
 
 pytestmark = pytest.mark.engine
@@ -61,9 +64,13 @@ def nothing_is_left(up: Up) -> Iterator[None]:
         probe.bind(("127.0.0.1", up.port))
 
 
-def test_up_serves_says_where_and_ctrl_c_ends_it_with_a_stream_open(start_up: StartUp) -> None:
-    with start_up() as up:
+def test_a_locked_profile_serves_with_the_hub_down_and_ctrl_c_ends_it_with_a_stream_open(
+    start_up: StartUp, hub_of_yesterday: HubServer
+) -> None:
+    with start_up("--locked", changes=FROM_HUB) as up:
         up.wait_ready()
+        argv = [word for process in up.members() for word in process.cmdline()]
+        assert argv[argv.index("--revision") + 1] == hub_of_yesterday.repositories[HUB_TARGET].commit
         assert f"url      {up.url}/v1\n" in up.out
         assert "model    tiny\n" in up.out
         assert "KV cache 0.25 GiB" in up.out
@@ -87,6 +94,7 @@ def test_up_serves_says_where_and_ctrl_c_ends_it_with_a_stream_open(start_up: St
         assert "stopped in" in up.err
         (log,) = (up.state / "logs").iterdir()
         assert "vLLM server" in log.read_text()
+    assert hub_of_yesterday.requests == []
 
 
 def read_all(response: http.client.HTTPResponse) -> None:
@@ -124,8 +132,10 @@ def test_an_engine_killed_while_it_serves_is_told_as_that_even_under_a_quiet_log
     assert "exited with code 0" in up.err
 
 
-def test_exec_becomes_vllm_and_ends_with_its_code(start_up: StartUp) -> None:
-    with start_up("--exec", "--baseline") as up:
+def test_exec_becomes_a_vllm_that_asks_nobody_and_ends_with_its_code(
+    start_up: StartUp, hub_of_yesterday: HubServer
+) -> None:
+    with start_up("--exec", "--baseline", changes=FROM_HUB) as up:
         up.wait_for(lambda: is_healthy(up.url))
         command = psutil.Process(up.process.pid).cmdline()
         names = {Path(word).name for word in command}  # not the folders: the clone's may be any
@@ -136,6 +146,7 @@ def test_exec_becomes_vllm_and_ends_with_its_code(start_up: StartUp) -> None:
         assert up.stop(signal.SIGTERM) in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
         psutil.wait_procs(members, timeout=30)
         assert [process for process in members if process.is_running() and process.status() != "zombie"] == []
+    assert hub_of_yesterday.requests == []
 
 
 def test_a_second_server_on_the_port_is_refused_and_told_that_the_model_is_served(

@@ -98,7 +98,7 @@ def test_a_right_server_is_lossless_at_0_and_at_a_temperature(tiny_server: Up) -
 
 
 def test_a_run_that_is_far_too_short_still_says_what_it_excludes(tiny_server: Up) -> None:
-    options = ("--no-smoke", "--seconds", "1", "--max-tokens", "64")
+    options = ("--no-smoke", "--seconds", "1")
     code, found = verified(tiny_server.url, *options)
     assert (code, found["verdict"]) == (0, "NO FAULT FOUND"), found
     assert 5 < found["sampled"][0]["excluded_points"] < 100

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specserve.metrics.counters import Acceptance
+from specserve.metrics.counters import Acceptance, total_acceptance
 from specserve.metrics.prometheus import read
 from specserve.serve.health import get
 
@@ -104,7 +104,7 @@ def acceptance(up: Up) -> Acceptance:
     """What the server's counters hold since its start."""
     answer = get(f"{up.url}/metrics", timeout_s=5.0)
     assert answer is not None
-    return read(answer[1]).total
+    return total_acceptance(read(answer[1]).acceptance.values())
 
 
 def logprobs(up: Up, text: Text) -> list[float]:

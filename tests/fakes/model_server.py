@@ -79,6 +79,7 @@ class Model:
     scores: bool = True
     ignores_stop: bool = False
     takes_min_p: bool = False
+    ignores_penalties: bool = False
     wrong_logprobs: bool = False
     breaks_json: bool = False
     key: str | None = None
@@ -124,9 +125,14 @@ class Model:
                 seconds, self.first_score_s = self.first_score_s, 0.0
             CLOCK.spend(seconds)
 
-    def next(self, ids: Sequence[int], body: dict[str, Any], rng: random.Random) -> int:
+    def next(
+        self, ids: Sequence[int], written: Sequence[int], body: dict[str, Any], rng: random.Random
+    ) -> int:
         """One more token, drawn as this server draws it."""
-        values = list(logprobs(tuple(ids[-2:]), self.weights))
+        values = list(logprobs(tuple([*ids[-2:], *written[-2:]][-2:]), self.weights))
+        if not self.ignores_penalties and body.get("presence_penalty"):
+            for token in set(written):
+                values[token] -= body["presence_penalty"]
         order = sorted(range(SIZE), key=lambda token: -values[token])
         with self.lock:
             self.written += 1
@@ -254,7 +260,7 @@ def _write(model: Model, body: dict[str, Any], ids: list[int]) -> tuple[list[int
     written: list[int] = []
     text, rng = "", model.draws(ids, body)
     for _ in range(body["max_tokens"]):
-        token = model.next([*ids[-2:], *written[-2:]], body, rng)
+        token = model.next(ids, written, body, rng)
         written.append(token)
         if token == END:
             return written, text, "stop"

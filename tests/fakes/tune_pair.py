@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.hardware.accelerators import Machine, accelerator
-from specserve.memory.situation import Situation, situation
+from specserve.memory.situation import MemorySituation as Situation
+from specserve.memory.situation import situation
 from specserve.models.facts import ModelFacts
 from specserve.profile.load import load_profile
 

@@ -13,8 +13,9 @@ import pytest
 from tune_machine import Machine, prompts, texts, wish
 
 from specserve.errors import Interrupted, LaunchError
-from specserve.measure.bench.arms import Arm
-from specserve.measure.tune import run as subject
+from specserve.measure import run as subject
+from specserve.measure.bench.arms import Arm, HostLoad
+from specserve.measure.bench.server import Abilities
 from specserve.measure.tune.plan import BASELINE, Wish
 from specserve.measure.tune.steptime import StepModel
 from specserve.measure.workloads.workload import Workload
@@ -36,6 +37,8 @@ class World:
     machine: Machine
     started: list[str] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
+    devices: dict[str, object] = field(default_factory=dict)
+    """By server, the accelerators that it may see."""
     most: int = 0
     sent: int = 0
     interrupt_after: int | None = None
@@ -65,6 +68,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     def running(plan: LaunchPlan, *, log_path: Path, **_: Any) -> Iterator[Any]:
         name = log_path.stem.rpartition("-")[0]
         here.started.append(name)
+        here.devices[name] = plan.env.get("CUDA_VISIBLE_DEVICES")
         if name in here.broken:
             raise LaunchError("out of memory")
         here.running.append(name)
@@ -76,11 +80,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         finally:
             here.running.remove(name)
 
+    def driver(**_: object) -> Any:
+        return SimpleNamespace(close=lambda: None, wait_ready=lambda: None, vllm="0.32")
+
+    monkeypatch.setattr(subject, "host_load", lambda: HostLoad(0.0, 0.0))
     monkeypatch.setattr(subject, "running", running)
     monkeypatch.setattr(subject, "connect", _connecting(here))
     monkeypatch.setattr(subject, "free_port", lambda _: 1)
     monkeypatch.setattr(subject, "with_port", lambda plan, _: plan)
-    monkeypatch.setattr(subject, "Driver", lambda **_: SimpleNamespace(close=lambda: None, vllm="0.32"))
+    monkeypatch.setattr(subject, "Driver", driver)
     monkeypatch.setattr(subject, "load", lambda name, **_: Workload(name, every, "specserve"))
     monkeypatch.setattr(subject, "load_warm_up", lambda *_, **__: Workload("warm-up", every[:1], "specserve"))
     return here
@@ -96,12 +104,11 @@ def _connecting(here: World) -> Callable[..., Any]:
             if here.interrupt_after is not None and here.sent >= here.interrupt_after:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             here.sent += 1
-            done = here.machine.run(
+            return here.machine.run(
                 block, arm=arm.name, launch=launch, tokens_at=tokens_at, speculates=not arm.is_baseline
             )
-            return done, {}
 
-        abilities = SimpleNamespace(has_chat=False, max_model_len=None)
+        abilities = Abilities("m", None, has_chat=False, takes_salt=True)
         return Connected(
             arm=arm, abilities=abilities, run=send, check=lambda: None, warm_up=lambda *_, **__: None
         )

@@ -90,9 +90,12 @@ def _start_engine() -> subprocess.Popen[bytes]:
         "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
         "leaked = SharedMemory(f'psm_leak{sys.argv[1]}', create=True, size=64)\n"
         "leaked.close()\n"  # from now on only Python's resource tracker knows of it
+        "print(flush=True)\n"
         "time.sleep(600)"
     )
-    return subprocess.Popen([sys.executable, "-S", "-E", "-c", code, str(os.getpid())])
+    return subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", code, str(os.getpid())], stdout=subprocess.PIPE
+    )
 
 
 def _load(args: argparse.Namespace) -> None:
@@ -140,6 +143,8 @@ def _log(dress: str, process: str, text: str) -> None:
 
 
 def _serve(args: argparse.Namespace, engine: subprocess.Popen[bytes]) -> None:
+    assert engine.stdout is not None
+    engine.stdout.readline()  # it holds its shared memory by then
     shared, address = _files()
     shared.write_bytes(b"\0" * 4096)
     with shared.open("r+b") as file:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specserve.memory.demand import Demand, demand
+from specserve.memory.compose import demand
+from specserve.memory.demand import Demand
 from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts, Tensor
 

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from specserve.memory.bounds import Drafting, activation, excess, graphs, outside
-from specserve.memory.defaults import Shape, captured_graphs
+from specserve.memory.defaults import ModelSizes, captured_graphs
 from specserve.memory.settings import Runner, Settings, regime
 
 GIB = 2**30
-QWEN_8B = Shape(hidden=4096, vocab=151936, layers=36, intermediate=12288)
-LLAMA_8B = Shape(hidden=4096, vocab=128256, layers=32, intermediate=14336)
+QWEN_8B = ModelSizes(hidden=4096, vocab=151936, layers=36, intermediate=12288)
+LLAMA_8B = ModelSizes(hidden=4096, vocab=128256, layers=32, intermediate=14336)
 H100 = Settings(max_model_len=8192, max_num_seqs=1024, max_num_batched_tokens=8192)
 
 
-def _graphs_gib(seqs: int, shape: Shape = LLAMA_8B, *, is_hybrid: bool = False) -> tuple[float, float]:
+def _graphs_gib(seqs: int, shape: ModelSizes = LLAMA_8B, *, is_hybrid: bool = False) -> tuple[float, float]:
     settings = replace(H100, max_num_seqs=seqs)
     captured = captured_graphs(max_num_seqs=seqs, max_num_batched_tokens=8192)
     rules = regime("0.33", runner="v2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specserve.memory.estimate import Interval
+from specserve.memory.estimate import Bounds
 from specserve.memory.settings import Runner, regime, regimes
 
 
@@ -31,7 +31,7 @@ def test_a_version_has_the_constants_of_the_newest_row_that_is_not_newer(
 def test_every_row_says_where_it_comes_from_and_its_bounds_are_in_order() -> None:
     for rules in regimes():
         assert rules.source
-        bounds = [value for name in rules.__slots__ if isinstance(value := getattr(rules, name), Interval)]
+        bounds = [value for name in rules.__slots__ if isinstance(value := getattr(rules, name), Bounds)]
         assert len(bounds) == 7
         for bound in bounds:
             assert 0 <= bound.low <= bound.high
@@ -39,7 +39,7 @@ def test_every_row_says_where_it_comes_from_and_its_bounds_are_in_order() -> Non
 
 
 def test_an_interval_says_how_many_logs_it_comes_from() -> None:
-    assert Interval(1, 2, 23).support == "from 23 logs"
-    assert Interval(1, 2, 1).support == "from 1 log"
-    assert Interval(1, 2, 0).support == "assumed: no log of this kind"
-    assert Interval(1, 2).support == ""
+    assert Bounds(1, 2, 23).support == "from 23 logs"
+    assert Bounds(1, 2, 1).support == "from 1 log"
+    assert Bounds(1, 2, 0).support == "assumed: no log of this kind"
+    assert Bounds(1, 2).support == ""

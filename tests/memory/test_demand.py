@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.memory.demand import Demand, Stage, demand
-from specserve.memory.kv import Group
+from specserve.memory.compose import demand
+from specserve.memory.demand import BlockTable, Demand, PipelineStage
 from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import facts_of
@@ -24,8 +24,8 @@ def needed(model: str, **changes: Any) -> Demand:
 
 
 def two_stages() -> Demand:
-    stages = (Stage(0, 1000, 0, 100, 10, 0, 0, 0), Stage(4, 500, 0, 50, 5, 0, 0, 0))
-    return Demand(stages, (Group(10, 100),), 100)
+    stages = (PipelineStage(0, 1000, 0, 100, 10, 0, 0, 0), PipelineStage(4, 500, 0, 50, 5, 0, 0, 0))
+    return Demand(stages, (BlockTable(10, 100),), 100)
 
 
 def test_the_poorest_stage_says_how_many_blocks_there_are() -> None:

@@ -19,7 +19,7 @@ STATE = LayerKv("state", 16, state_bytes=60_000, padded_bytes=65_536)
 
 def sizes(*layers: LayerKv, is_hybrid_off: bool = False) -> list[int]:
     named = {str(place): layer for place, layer in enumerate(layers)}
-    return [len(group.layers) for group in group_layers(named, is_hybrid_off=is_hybrid_off)]
+    return [len(group) for group in group_layers(named, is_hybrid_off=is_hybrid_off)]
 
 
 def test_layers_that_are_alike_share_one_table() -> None:
@@ -53,15 +53,15 @@ def test_kinds_of_nearly_one_size_are_filled_up_to_the_larger() -> None:
 def test_shorter_pages_are_made_as_long_as_the_longest() -> None:
     named = {"0": FULL, "1": SLIDING, "2": WIDE}
     groups = group_layers(named)
-    assert {layer.page_bytes for group in groups for layer in group.layers.values()} == {16 * 8192}
-    assert {group.first.block_size for group in groups} == {16, 32}
+    assert {layer.page_bytes for group in groups for layer in group.values()} == {16 * 8192}
+    assert {layer.block_size for group in groups for layer in group.values()} == {16, 32}
 
 
 def test_pages_that_do_not_divide_are_padded() -> None:
     odd = LayerKv("sliding", 16, 3072, (6, 128, 128, 3072), 1024)
     (first, second) = group_layers({"0": FULL, "1": odd})
-    assert (first.first.page_bytes, second.first.page_bytes) == (65_536, 65_536)
-    assert second.first.block_size == 16
+    assert (first["0"].page_bytes, second["1"].page_bytes) == (65_536, 65_536)
+    assert second["1"].block_size == 16
 
 
 def test_states_lie_beside_attention_in_tables_of_their_own() -> None:
@@ -97,6 +97,6 @@ _LAYERS = st.sampled_from(
 def test_every_layer_lies_in_exactly_one_table_and_tables_are_of_one_page_size(layers: list[LayerKv]) -> None:
     named = {str(place): layer for place, layer in enumerate(layers)}
     groups = group_layers(named)
-    assert sorted(name for group in groups for name in group.layers) == sorted(named)
+    assert sorted(name for group in groups for name in group) == sorted(named)
     if len(groups) > 1:
-        assert len({layer.page_bytes for group in groups for layer in group.layers.values()}) == 1
+        assert len({layer.page_bytes for group in groups for layer in group.values()}) == 1

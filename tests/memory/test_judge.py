@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from specserve.diagnostics import Span
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Accelerator, Machine, assume
-from specserve.memory.demand import Demand, Stage
+from specserve.memory.demand import BlockTable, Demand, PipelineStage
 from specserve.memory.estimate import MemoryEstimate, MemoryVerdict
 from specserve.memory.judge import assess, estimate
-from specserve.memory.kv import Group
 from specserve.memory.reckoning import reckon
 from specserve.memory.settings import Settings
-from specserve.memory.situation import Situation, situation
+from specserve.memory.situation import MemorySituation, situation
 from specserve.memory.verdict import verdict_of
 from specserve.models.facts import ModelFacts, Tensor
 from specserve.profile.schema import Expectation, Profile, Speculation, Target
@@ -217,8 +216,8 @@ def test_the_share_of_a_cpu_is_a_share_of_one_of_its_memory_nodes() -> None:
 
 def test_what_vllm_itself_was_asked_for_takes_the_place_of_the_formula() -> None:
     strange = ModelFacts("org/x", "directory", {**LLAMA_8B, "model_type": "deepseek_v4"})
-    stage = Stage(0, 20 * GIB, GIB, 2**20, 2**16, 0, 0, 0)
-    asked = Demand((stage,), (Group(16, 2**20),), 8192, basis="vllm")
+    stage = PipelineStage(0, 20 * GIB, GIB, 2**20, 2**16, 0, 0, 0)
+    asked = Demand((stage,), (BlockTable(16, 2**20),), 8192, basis="vllm")
     found = estimate(
         profile(),
         target=strange,
@@ -294,7 +293,7 @@ LAUNCHES = st.builds(
 )
 
 
-def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) -> Situation:
+def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) -> MemorySituation:
     base = situation(
         profile(), target=TARGET, machine=assume(name), version=settings.version,
         speculation=DRAFTING if drafts else None, draft=DRAFT if drafts else None,
@@ -302,7 +301,7 @@ def launch(name: str, settings: Settings, *, drafts: bool, share: float = 0.92) 
     return replace(base, settings=settings, gpu_memory_utilization=share)
 
 
-def rank(s: Situation) -> int:
+def rank(s: MemorySituation) -> int:
     return ORDER.index(verdict_of(s, reckon(s)))
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from specserve.memory.demand import Demand, demand
+from specserve.memory.compose import demand
+from specserve.memory.demand import Demand
 from specserve.memory.settings import Settings
 from specserve.memory.weights import mxfp4_padding
 from specserve.models.architecture import read_shape

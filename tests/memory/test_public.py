@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from specserve.memory.demand import Demand, demand
+from specserve.memory.compose import demand
+from specserve.memory.demand import Demand
 from specserve.memory.settings import Settings
 from specserve.models.facts import ModelFacts
 from tests.memory.recordings import FOLDER

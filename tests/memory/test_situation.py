@@ -14,7 +14,7 @@ from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.memory.defaults import length_of, runner, shape
 from specserve.memory.judge import estimate
-from specserve.memory.situation import Promise, Situation, situation
+from specserve.memory.situation import MemorySituation, PromisedLoad, situation
 from specserve.models.facts import ModelFacts
 from specserve.profile.schema import Profile, Speculation, Target
 from specserve.vllm.facts import READ
@@ -32,7 +32,7 @@ def facts(**config: Any) -> ModelFacts:
 
 def of(
     profile: Profile, machine: str = "1xH100-80GB", *, version: str = "0.33", draft: ModelFacts | None = None
-) -> Situation:
+) -> MemorySituation:
     return situation(
         profile,
         target=facts(),
@@ -101,7 +101,7 @@ def test_a_promise_counts_where_it_says_how_long_its_requests_are(profile: Load)
           - {concurrency: 16, prompt_tokens: {p50: 800, p95: 4000}, output_tokens: {p50: 300}}
           - {concurrency: 8}
     """
-    assert of(profile(text)).promises == (Promise(16, 1100),)
+    assert of(profile(text)).promises == (PromisedLoad(16, 1100),)
 
 
 @pytest.mark.parametrize(

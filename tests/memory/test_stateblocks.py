@@ -9,7 +9,7 @@ import pytest
 
 from specserve.diagnostics import Span
 from specserve.hardware.accelerators import Machine, assume
-from specserve.memory.demand import demand
+from specserve.memory.compose import demand
 from specserve.memory.estimate import VERDICTS, MemoryEstimate
 from specserve.memory.judge import estimate
 from specserve.memory.reckoning import reckon

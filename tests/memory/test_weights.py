@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.memory.demand import demand
+from specserve.memory.compose import demand
 from specserve.memory.settings import Settings
 from specserve.memory.weights import numberless, role_of, stage_of_layers, tally, weigh
 from specserve.models.architecture import read_shape

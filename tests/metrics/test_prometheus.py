@@ -1,110 +1,174 @@
-"""Reading vLLM's /metrics text."""
+"""A whole reading of /metrics, and what is no reading."""
 
 from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.errors import FactError
-from specserve.metrics.counters import Acceptance
-from specserve.metrics.prometheus import read
+from specserve.metrics import counters
+from specserve.metrics.counters import Acceptance, EngineName
+from specserve.metrics.prometheus import MOST_ENGINES, MOST_SAMPLES, NAMES, read
 
-# As vLLM 0.32 exports it, cut to what matters here.
-TWO_ENGINES = """\
-# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="demo"} 2.0
-vllm:num_requests_running{engine="1",model_name="demo"} 1.0
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{engine="0",model_name="demo"} 4.0
-# TYPE vllm:request_success_total counter
-vllm:request_success_total{engine="0",finished_reason="stop",model_name="demo"} 3.0
-vllm:request_success_total{engine="0",finished_reason="length",model_name="demo"} 5.0
-vllm:request_success_created{engine="0",finished_reason="length",model_name="demo"} 1.7640e+09
-# TYPE vllm:spec_decode_num_drafts_total counter
-vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"} 100.0
-vllm:spec_decode_num_drafts_created{engine="0",model_name="demo"} 1.7640e+09
-vllm:spec_decode_num_drafts_total{engine="1",model_name="demo"} 50.0
-# TYPE vllm:spec_decode_num_draft_tokens_total counter
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="demo"} 400.0
-vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="demo"} 200.0
-# TYPE vllm:spec_decode_num_accepted_tokens_total counter
-vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="demo"} 264.0
-vllm:spec_decode_num_accepted_tokens_total{engine="1",model_name="demo"} 100.0
-# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="1"} 74.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="0"} 90.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="demo",position="10"} 1.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",model_name="demo",position="0"} 40.0
-# TYPE python_gc_objects_collected_total counter
-python_gc_objects_collected_total{generation="0"} 1.0
-"""
+sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
+from metrics_server import Traffic
+
+DATA = Path(__file__).parents[1] / "data" / "metrics"
+BEFORE, AFTER = (
+    DATA.joinpath(f"demo-{when}.txt").read_text(encoding="utf-8") for when in ("before", "after")
+)
+DEMO = EngineName("demo", "0")
+LINE = 'vllm:generation_tokens_total{engine="0",model_name="demo"} 1\n'
 
 
-def test_engines_are_kept_apart_and_summed() -> None:
-    metrics = read(TWO_ENGINES)
-    assert metrics.speculates
-    assert metrics.acceptance["0"] == Acceptance(100, 400, 264, (90, 74, 0, 0, 0, 0, 0, 0, 0, 0, 1))
-    assert metrics.acceptance["1"] == Acceptance(50, 200, 100, (40,))
-    assert metrics.total.drafts == 150
-    assert metrics.total.accepted_tokens == 364
+def test_a_recorded_reading_of_a_real_server() -> None:
+    engine = read(AFTER).engines[DEMO]
+    assert engine.speculates
+    assert engine.running_requests == 2
+    assert engine.kv_cache_usage == pytest.approx(0.0014657383657)
+    assert engine.created_s == pytest.approx(1.795259980662e9)
+    found = engine.counters
+    assert found.acceptance == Acceptance(297, 1188, 769, (236, 194, 179, 160))
+    assert (found.prompt_tokens, found.generation_tokens, found.preemptions) == (2538, 1056, 0)
+    assert found.finished["length"] == found.finished_requests == 15
+    assert found.ttft_s.count == 17
+    assert found.ttft_s.sum == pytest.approx(30.86626)
+    assert (found.tpot_s.count, found.e2e_s.count, found.queue_s.count) == (15, 15, 15)
 
 
-def test_requests_are_counted_over_engines_and_reasons() -> None:
-    metrics = read(TWO_ENGINES)
-    assert (metrics.finished_requests, metrics.running_requests, metrics.waiting_requests) == (8, 3, 4)
+def test_what_an_engine_counted_between_two_readings() -> None:
+    before, now = (read(text).engines[DEMO].counters for text in (BEFORE, AFTER))
+    gained = counters.since(before, now=now)
+    assert gained is not None
+    assert gained.acceptance == Acceptance(249, 996, 639, (196, 162, 149, 132))
+    assert counters.since(now, now=before) is None
 
 
-def test_names_without_the_counter_suffix_mean_the_same() -> None:
-    assert read(TWO_ENGINES.replace("_total{", "{").replace("_total counter", " counter")) == read(
-        TWO_ENGINES
-    )
+def test_old_names_and_names_without_the_counter_suffix_mean_the_same() -> None:
+    old = AFTER.replace("kv_cache_usage_perc", "gpu_cache_usage_perc")
+    for name in NAMES:
+        if name.endswith("_total"):
+            old = old.replace(f"{name}{{", f"{name.removesuffix('_total')}{{")
+    assert read(old) == read(AFTER)
 
 
-def test_another_served_model_does_not_count() -> None:
-    metrics = read(TWO_ENGINES, model="other")
-    assert not metrics.speculates
-    assert metrics.is_vllm
+def test_the_engines_of_a_data_parallel_server_are_kept_apart() -> None:
+    text = Traffic(drafts=10, engine="0").text + Traffic(drafts=20, engine="1").text
+    found = read(text)
+    assert [engine.counters.acceptance.drafts for engine in found.engines.values()] == [10, 20]
+    assert {name.engine: counted.drafts for name, counted in found.acceptance.items()} == {"0": 10, "1": 20}
+    assert found.models == ("demo",)
 
 
-def test_a_server_without_speculation_has_no_acceptance() -> None:
-    metrics = read('vllm:num_requests_running{engine="0",model_name="demo"} 0.0\n')
-    assert metrics.is_vllm
-    assert not metrics.speculates
-    assert metrics.total == Acceptance()
+def test_requests_and_tokens_are_summed_over_engines_and_reasons() -> None:
+    lines = (
+        'num_requests_running{engine="0"} 2', 'num_requests_running{engine="1"} 1',
+        'num_requests_waiting{engine="0"} 4',
+        'request_success_total{engine="0",finished_reason="stop"} 3',
+        'request_success_total{engine="1",finished_reason="length"} 5',
+        'request_success_created{engine="0",finished_reason="length"} 1.7640e+09',
+        'prompt_tokens_total{engine="0"} 70', 'generation_tokens_total{engine="1"} 9',
+    )  # fmt: skip
+    found = read("".join(f"vllm:{line}\n" for line in lines))
+    assert (found.finished_requests, found.running_requests, found.waiting_requests) == (8, 3, 4)
+    assert (found.tokens, found.speculates, found.acceptance) == (79, False, {})
 
 
 def test_counters_at_zero_are_speculation_that_has_not_drafted_yet() -> None:
-    metrics = read('vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"} 0.0\n')
-    assert metrics.speculates
-    assert metrics.total.acceptance_rate is None
+    found = read('vllm:spec_decode_num_drafts_total{engine="0",model_name="demo"} 0.0\n')
+    assert found.speculates and found.acceptance[DEMO].acceptance_rate is None
 
 
-def test_another_programs_metrics_are_recognised_as_such() -> None:
-    assert not read("go_goroutines 12\n").is_vllm
+def test_one_of_several_served_models_can_be_picked() -> None:
+    found = read(Traffic(model="a", drafts=1).text + Traffic(model="b", drafts=2).text)
+    assert found.models == ("a", "b")
+    assert [engine.counters.acceptance.drafts for engine in found.of_model("b").engines.values()] == [2]
 
 
-def test_values_that_are_no_numbers_are_left_out() -> None:
-    assert read('vllm:spec_decode_num_drafts_total{engine="0"} NaN\n').total.drafts == 0
+def test_a_server_without_speculation() -> None:
+    engine = read(Traffic(speculates=False).text).engines[DEMO]
+    assert not engine.speculates
+    assert engine.counters.acceptance == Acceptance()
 
 
-def test_a_huge_position_does_not_become_a_huge_list() -> None:
-    line = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="99999999999"} 1\n'
-    assert read(line).total.accepted_per_position == ()
+def test_the_start_of_the_process_stands_in_for_the_start_of_the_counters() -> None:
+    text = "process_start_time_seconds 1.7e+09\n" + Traffic(created_s=None).text
+    assert read(text).engines[DEMO].created_s == 1.7e9
+
+
+def test_metrics_of_another_program_are_none_of_vllms() -> None:
+    with pytest.raises(FactError, match="nothing of vLLM"):
+        read("go_goroutines 12\n<html>\n")
+
+
+@pytest.mark.parametrize("value", ["NaN", "-5", "+Inf", "-Inf", "1e300", "9" * 400])
+def test_a_counter_that_is_no_count_makes_the_reading_useless(value: str) -> None:
+    text = AFTER.replace(
+        'drafts_total{engine="0",model_name="demo"} 297.0', f'drafts_total{{engine="0"}} {value}'
+    )
+    with pytest.raises(FactError, match=r"cannot be right|not Prometheus"):
+        read(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["<html>not found</html>", "vllm:x{engine= 1", "vllm:x one", "vllm:x", f"vllm:x {'9' * 400}"]
+    ("line", "message"),
+    [
+        ('vllm:generation_tokens_total{engine="0} 1\n', "not Prometheus text"),
+        ('vllm:generation_tokens_total{engine="0"} one\n', "not Prometheus text"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="9999999"} 1\n', "has a position"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1\n', "has a position"),
+        ('vllm:spec_decode_num_accepted_tokens_per_pos_total{position="²"} 1\n', "has a position"),
+        ('vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', "has no bound"),
+        ('vllm:time_to_first_token_seconds_bucket{le="1.0"} 1\n', "not complete"),
+        (
+            'vllm:e2e_request_latency_seconds_bucket{le="1.0"} 5\n'
+            'vllm:e2e_request_latency_seconds_bucket{le="+Inf"} 4\n',
+            "not cumulative",
+        ),
+        ("vllm:spec_decode_num_accepted_tokens_total 1000\n", "1,000 draft tokens were accepted of 0"),
+        (f'vllm:generation_tokens_total{{engine="{"x" * 9000}"}} 1\n', "a line of 9,"),
+    ],
 )
-def test_text_of_another_kind_is_an_error(text: str) -> None:
-    with pytest.raises(FactError, match="not Prometheus text"):
+def test_what_vllm_cannot_have_written_is_refused(line: str, message: str) -> None:
+    with pytest.raises(FactError, match=message):
+        read(LINE + line)
+
+
+def test_more_engines_than_any_server_has() -> None:
+    text = "".join(
+        f'vllm:generation_tokens_total{{engine="{number}"}} 1\n' for number in range(MOST_ENGINES + 1)
+    )
+    with pytest.raises(FactError, match="engines"):
         read(text)
+
+
+def test_more_samples_than_any_server_has() -> None:
+    with pytest.raises(FactError, match="samples"):
+        read(LINE * (MOST_SAMPLES + 1))
+
+
+def test_lines_of_other_programs_are_not_even_parsed() -> None:
+    assert read('other{broken="\n' * 10_000 + LINE).engines[DEMO].counters.generation_tokens == 1
 
 
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
+    with pytest.raises(FactError):
+        read(f"{text}\nvllm:generation_tokens_total NaN")
+
+
+@given(st.dictionaries(st.sampled_from(sorted(NAMES)), st.floats() | st.integers(), max_size=8))
+def test_any_values_give_finite_counts_or_an_error(values: dict[str, float]) -> None:
+    text = "".join(f'{name}{{position="0",le="+Inf"}} {value}\n' for name, value in values.items())
     try:
-        assert read(text).finished_requests >= 0 or "vllm:request_success" in text
-    except FactError as error:
-        assert "not Prometheus text" in error.message
+        found = read(text)
+    except FactError:
+        return
+    for engine in found.engines.values():
+        assert engine.counters.acceptance.drafts >= 0
+        assert math.isfinite(engine.counters.ttft_s.sum)

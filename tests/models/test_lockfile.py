@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.models.facts import ModelFacts, ModelFile, Tensor
 from specserve.models.lock import Lock, identity, lock_path, lock_text, read_lock
-from specserve.models.tokenizercompare import Difference, TokenizerComparison
+from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 HUB = ModelFacts(
@@ -33,9 +33,9 @@ COMPARED = TokenizerComparison(
     ("why",),
     overlap=0.5,
     mismatch_by_occurrence=0.01,
-    first_difference=Difference(3, "a", None),
+    first_difference=TokenDifference(3, "a", None),
     differing_ids=2,
-    template_ids=(Difference(4, "x", "y"),),
+    template_ids=(TokenDifference(4, "x", "y"),),
     target_vocab_size=9,
     draft_vocab_size=8,
     shared_tokens=7,
@@ -183,6 +183,8 @@ def comparison(**changes: Any) -> bytes:
         (comparison(reasons=[3]), "comparison of"),
         (comparison(first_difference=[]), "comparison of"),
         (comparison(template_ids=[{}]), "comparison of"),
+        (comparison(template_ids=[{"id": "4", "target": None, "draft": None}]), "comparison of"),
+        (comparison(template_ids=[{"id": 4, "target": 4, "draft": None}]), "comparison of"),
         (comparison(unknown=1), "comparison of"),
     ],
 )

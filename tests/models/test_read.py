@@ -299,6 +299,7 @@ def test_a_generation_config_that_cannot_be_read_is_a_note(tmp_path: Path) -> No
     write_model(tmp_path, files={"generation_config.json": b"{"})
     facts = read_model(str(tmp_path))
     assert facts.generation_config is None and "generation_config.json" in facts.broken
+    assert str(tmp_path) not in "".join(facts.notes)  # notes go into locks
 
 
 def test_neither_a_directory_nor_the_cache_costs_the_import_of_the_hub_library(tmp_path: Path) -> None:

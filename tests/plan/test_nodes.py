@@ -9,7 +9,7 @@ import pytest
 from specserve.errors import UsageError
 from specserve.plan.launch import launch
 from specserve.plan.launchplan import LaunchPlan
-from specserve.plan.nodes import Node, node_at, node_count, on_node, rank_at
+from specserve.plan.nodes import LaunchNode, node_at, node_count, on_node, rank_at
 from specserve.profile.fingerprint import fingerprint
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
@@ -85,15 +85,15 @@ def test_the_nodes_must_know_where_the_first_is() -> None:
 @pytest.mark.parametrize(
     ("text", "node"),
     [
-        (None, Node(1)),
-        ("10.0.0.1", Node(1, "10.0.0.1")),
-        ("10.0.0.1:4000", Node(1, "10.0.0.1", 4000)),
-        ("head.example:29501", Node(1, "head.example", 29501)),
-        ("fd00::1", Node(1, "fd00::1")),
-        ("[fd00::1]:4000", Node(1, "[fd00::1]", 4000)),
+        (None, LaunchNode(1)),
+        ("10.0.0.1", LaunchNode(1, "10.0.0.1")),
+        ("10.0.0.1:4000", LaunchNode(1, "10.0.0.1", 4000)),
+        ("head.example:29501", LaunchNode(1, "head.example", 29501)),
+        ("fd00::1", LaunchNode(1, "fd00::1")),
+        ("[fd00::1]:4000", LaunchNode(1, "[fd00::1]", 4000)),
     ],
 )
-def test_an_address_may_have_a_port(text: str | None, node: Node) -> None:
+def test_an_address_may_have_a_port(text: str | None, node: LaunchNode) -> None:
     assert node_at(1, text) == node
 
 

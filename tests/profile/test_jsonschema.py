@@ -148,7 +148,7 @@ _PROFILES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(profile=_PROFILES)
 @example(profile={"target": {"model": "m"}, "server": {"shutdown_timeout_s": "1e-3"}})
 def test_what_the_loader_takes_the_schema_takes(write: Write, profile: dict[str, Any]) -> None:

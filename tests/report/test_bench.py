@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from specserve.measure.bench.result import Result, Verdict, read_result, result_from_json, result_text
 from specserve.report.bench import FORMS, rendered
+from specserve.report.table import Column, Table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from bench_result import example
@@ -112,7 +113,9 @@ def test_text_has_80_columns() -> None:
     long = with_names("-and-a-long-name-behind-it")
     for result in (example(), dataclasses.replace(long, promises=(), notes=())):
         tables = [
-            line for line in plain(result, "text").splitlines() if re.search(r"\d\.\d\d \(|\d/\d", line)
+            line
+            for line in plain(result, "text").splitlines()
+            if re.search(r"^ +\d* +\S+ .*(\d \(|\d/\d)", line)
         ]
         assert tables and max(map(len, tables)) <= 80
 
@@ -131,11 +134,11 @@ def test_arms_with_long_names_stay_apart_in_text() -> None:
         comparisons=tuple(longer(item, arm=item.arm, against=item.against) for item in result.comparisons),
     )
     shown = plain(renamed, "text")
-    for short, name in {"…me long name": "baseline", "… long name#2": "profile"}.items():
-        (told,) = [
-            line for line in shown.replace("\n                 ", " ").splitlines() if f"({name} of" in line
+    for short, name in {"… the same long name": "baseline", "…he same long name#2": "profile"}.items():
+        (described,) = [
+            line for line in shown.replace(f"\n{' ' * 24}", " ").splitlines() if f"({name} of" in line
         ]
-        assert told.startswith(f"  {short}  ")
+        assert described.startswith(f"  {short} ")
         assert re.search(rf"\n +(\d+)?  {short} +\d", shown)
 
 
@@ -162,6 +165,28 @@ def test_every_form_says_that_it_is_measured_within_one_launch_or_over_several(f
 
 
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_the_report_leads_with_the_worst_point_and_its_interval(form: str) -> None:
+    shown = " ".join(re.sub(r"<[^>]*>|\*\*", " ", plain(example(), form)).split())
+    words = ["0.83x at worst", "95 % interval 0.79-0.87 on creative, concurrency 16", "pays at 3, costs at 1",
+             "best: 2.17x (2.08-2.25) on chat, concurrency 1", "needs about 4 more blocks"]  # fmt: skip
+    places = [shown.replace("\\", "").index(word) for word in words]
+    assert places == sorted(places)
+
+
+def test_a_table_that_is_too_wide_goes_on_below_with_its_keys() -> None:
+    head = (Column("load"), Column("arm", "name"), Column("a"), Column("b"), Column("c"), Column("unknown"))
+    wide = Table(head, [("1", "x", "1" * 20, "2" * 30, "", "-"), ("1", "y", "3", "", "4" * 30, "-")], keys=2)
+    assert wide.text(width=65) == [
+        f"  load  arm  {'a':>20}  {'b':>30}",
+        f"     1  x    {'1' * 20}  {'2' * 30}",
+        f"        y    {'3':>20}",
+        "",
+        f"  load  arm  {'c':>30}",
+        f"     1  y    {'4' * 30}",
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
     shown = plain(example(), form)
     assert "the load generator used 0.97 of its core" in shown
@@ -171,7 +196,8 @@ def test_an_invalid_cell_shows_its_reason_and_no_figure(form: str) -> None:
 @pytest.mark.parametrize("form", ["text", "markdown", "html"])
 def test_a_longer_tail_is_told_where_throughput_pays(form: str) -> None:
     assert re.search(
-        r"eagle3 at 16(</b>)?: P99 of E2E is 24 % longer than that of baseline", plain(example(), form)
+        r"eagle3 at 16(</dt><dd>|: | +)P99 of E2E is 24 % longer than that of baseline",
+        plain(example(), form),
     )
 
 
@@ -232,7 +258,7 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
 
 def test_a_chart_says_its_values_in_words() -> None:
     page = plain(example(), "html")
-    assert "profile by requests at once: 1: 2.168 (95 % interval 2.081 to 2.255); 4: 1.567" in page
+    assert "profile by concurrency: 1: 2.168 (95 % interval 2.081 to 2.255); 4: 1.567" in page
     assert page.count("<svg viewBox") == page.count('role="img"') + page.count('aria-hidden="true"')
 
 

@@ -65,7 +65,7 @@ def test_runs_that_cannot_be_compared_say_why(form: str) -> None:
     old = example()
     arms = tuple(dataclasses.replace(arm, model="org/other") for arm in old.arms)
     shown = plain(compare(old, dataclasses.replace(old, arms=arms)), form)
-    assert "not comparable: the targets differ" in shown
+    assert re.search("not comparable(: |  )the targets differ", shown)
     assert "o speedup can be compared" in shown
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from specserve.report import answer
+from specserve.report import answer, console
 from specserve.report.answer import GenerationProgress
 
 
@@ -25,6 +25,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(answer, "time", clock)
+    monkeypatch.setattr(console, "time", clock)
     return clock
 
 
@@ -61,6 +62,6 @@ def test_a_terminal_gets_a_live_line_that_is_taken_away_again(monkeypatch: pytes
         progress.finish()
         written = screen.getvalue()
         progress.tick()
-    assert "2/2" in written
-    assert written.endswith("\x1b[2K")  # the line is erased
+    assert "2 of 2 lines" in written
+    assert written.endswith("\x1b[K")  # the line is erased
     assert screen.getvalue() == written

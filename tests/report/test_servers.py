@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from specserve.report.servers import age, as_json, table
+from specserve.report.numbers import age
+from specserve.report.servers import as_json, table
 from specserve.serve.detached.observe import Recent, Seen
 from specserve.serve.detached.registry import Ended, Record
 

@@ -12,7 +12,8 @@ import pytest
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import FromEnv, LaunchPlan
-from specserve.report.servers import JsonView, TextView, duration, kv_cache_line, memory_line, ready_block
+from specserve.report.numbers import duration
+from specserve.report.servers import JsonView, TextView, kv_cache_line, memory_line, ready_block
 from specserve.serve import events
 from specserve.serve.logs import Figures, Phase
 
@@ -93,7 +94,7 @@ def test_on_a_terminal_the_running_phase_rewrites_its_line() -> None:
     view = TextView(PLAN, stream=terminal)
     view(events.PhaseStarted(Phase.WEIGHTS, 14.2))
     view(events.PhaseGoesOn(Phase.WEIGHTS, 3.1))
-    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s")
+    assert terminal.getvalue().endswith("\r\x1b[K  loading weights … 3.1s so far")
     view(events.PhaseEnded(Phase.WEIGHTS, 3.4))
     assert terminal.getvalue().endswith("\r\x1b[K")
 

@@ -11,8 +11,6 @@ import pytest
 
 from specserve.measure.verify.result import (
     Against,
-    Difference,
-    Estimate,
     Greedy,
     Likeness,
     Outcome,
@@ -20,11 +18,21 @@ from specserve.measure.verify.result import (
     Sampled,
     Sampling,
     Smoke,
-    Speculation,
-    Verdict,
     Verification,
 )
-from specserve.measure.verify.run import Progress
+from specserve.measure.verify.result import (
+    ErrorInterval as Estimate,
+)
+from specserve.measure.verify.result import (
+    ServerSpeculation as Speculation,
+)
+from specserve.measure.verify.result import (
+    VerifyVerdict as Verdict,
+)
+from specserve.measure.verify.result import (
+    WrongToken as Difference,
+)
+from specserve.measure.verify.run import VerifyStatus as Progress
 from specserve.metrics.counters import Acceptance
 from specserve.report.verify import VerifyProgress, brief, brief_json, verify_json, verify_text
 
@@ -207,14 +215,12 @@ def test_an_open_verdict_names_what_would_settle_it() -> None:
     short = replace(GREEDY, verdict=Verdict.INCONCLUSIVE, tokens=192, best=190, tokens_needed=159)
     hot = replace(SAMPLED, verdict=Verdict.INCONCLUSIVE, tokens_needed=4100)
     repeats = "at T = 0 more time gives no more text, as it repeats:"
-    longer = "a larger `--max-tokens`, or more prompts (`--prompts`)"
-    cut = replace(short, cut=3)
-    assert hinted(cut, SAMPLED).endswith(f"{repeats} {longer}")
-    assert hinted(short, SAMPLED).endswith(f"{repeats} more prompts (`--prompts`)")
-    assert "--seconds" not in hinted(cut, SAMPLED)
+    longer = "more prompts (`--prompts`)"
+    assert hinted(short, SAMPLED).endswith(f"{repeats} {longer}")
+    assert "--seconds" not in hinted(short, SAMPLED)
     late = hinted(replace(short, unasked=9))
     assert late.endswith("`--seconds 40` should be enough for LOSSLESS (estimated)")
-    both = hinted(cut, hot)
+    both = hinted(short, hot)
     assert "`--seconds 60` should be enough for LOSSLESS above T = 0 (estimated)" in both
     assert both.endswith(longer)
 
@@ -254,7 +260,7 @@ def test_a_pipe_hears_of_progress_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("specserve.report.verify.time.monotonic", lambda: now)
+    monkeypatch.setattr("specserve.report.console.time.monotonic", lambda: now)
     progress = VerifyProgress(limit_s=60)
     for step in range(25):
         now = 100.0 + step

@@ -13,9 +13,10 @@ import pytest
 from specserve.errors import TrafficError
 from specserve.measure.watch.advice import Advice
 from specserve.measure.watch.figures import Reading, between, figures
-from specserve.measure.watch.verdict import State, Verdict
-from specserve.measure.watch.watch import Report
-from specserve.metrics.snapshot import read
+from specserve.measure.watch.verdict import WatchState as State
+from specserve.measure.watch.verdict import WatchVerdict as Verdict
+from specserve.measure.watch.watch import WatchReport as Report
+from specserve.metrics.prometheus import read
 from specserve.report.watch import as_json, block, line, picture, verdict_lines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))

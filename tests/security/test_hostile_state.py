@@ -138,7 +138,7 @@ def test_a_log_without_an_end_of_line_does_not_fill_the_memory(state: Path, tmp_
     with log.open("wb") as stream:
         stream.truncate(64 << 20)
     tail = LogTail(log)
-    held = [len(tail._rest) for _ in range(16) if tail.read() == []]
+    held = [len(tail.rest) for _ in range(16) if tail.read() == []]
     assert tail.offset == 64 << 20 and max(held) <= 1 << 20
     with log.open("ab") as stream:
         stream.write(b"\nnext\n")
@@ -181,7 +181,7 @@ ODD = st.one_of(
 KEYS = sorted(set(record_of()) - {"version", "name"})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(KEYS), value=ODD)
 def test_no_value_of_a_state_makes_ps_fail(
     key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]
@@ -193,7 +193,7 @@ def test_no_value_of_a_state_makes_ps_fail(
         assert "\x1b" not in told(capsys)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(key=st.sampled_from(["at_s", "exit_code", "message", "cause", "hint", "removed"]), value=ODD)
 def test_no_value_of_how_it_ended_makes_ps_fail(
     key: str, value: object, state: Path, capsys: pytest.CaptureFixture[str]

@@ -15,12 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specserve.cli.app import _run as run
-from specserve.cli.up import detached_name
 from specserve.errors import ProfileError, SpecserveError
 from specserve.plan.launch import launch, with_port
 from specserve.plan.launchplan import LaunchPlan, shell
 from specserve.profile.load import load_profile
-from specserve.serve.detached.registry import NAME
+from specserve.serve.detached.registry import NAME, default_name
 from specserve.serve.signals import notify
 from specserve.vllm.versions import table
 
@@ -94,7 +93,7 @@ def texts_in(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.sampled_from(sorted(PLACES)), text=TEXTS)
 def test_any_text_is_refused_or_becomes_the_one_value_that_it_was_meant_for(
     place: str, text: str, tmp_path: Path
@@ -196,7 +195,7 @@ def test_the_name_of_a_detached_server_is_one_whatever_its_arm_is_called(name: s
         name=name, fingerprint="0", vllm="0.32", platform="cpu", argv=("vllm",), env={}, engine_kwargs={}, host="h",
         port=1, model="m", stall_timeout_s=1, shutdown_timeout_s=1,
     )  # fmt: skip
-    assert NAME.fullmatch(detached_name(plan, arm=arm))
+    assert NAME.fullmatch(default_name(plan.name, arm=arm))
 
 
 def test_a_models_name_tells_systemd_nothing_but_the_status(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
+from operator import itemgetter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.serve.batch import Entry, answered, encoded, entries, in_order, record
-from specserve.serve.offline import Finished, Refused, Request
+from specserve.serve.batch import Entry, answered, entries, record
+from specserve.serve.journal import Stdout
+from specserve.serve.offline import Finished, OfflineEngine, Refused, Request
 
 
 def only(raw: bytes) -> Entry:
@@ -105,15 +109,21 @@ def test_every_json_object_with_a_prompt_is_read_back_as_it_was_written(
     assert (request.prompt, request.params) == (prompt, params)
 
 
-def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obeys_it() -> None:
-    raw = encoded({"id": "é", "index": 0, "text": "\u2028\x1b[2J\x85"})
+def test_an_output_line_is_ascii_so_that_no_reader_splits_it_and_no_terminal_obeys_it(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    Stdout().write({"id": "é", "index": 0, "text": "\u2028\x1b[2J\x85"})
+    raw = capfdbinary.readouterr().out
     assert raw.isascii()
     assert b"\x1b" not in raw
     assert len(raw.decode().splitlines()) == 1
 
 
-class Backwards:
-    """An engine that takes everything first and answers the last request first."""
+class Backwards(OfflineEngine):
+    """An engine that takes everything first and answers the last request first; it starts nothing."""
+
+    def __init__(self) -> None:
+        pass
 
     def run(self, requests: Iterable[Request]) -> Iterator[Finished | Refused]:
         for request in reversed(list(requests)):
@@ -125,8 +135,8 @@ class Backwards:
 
 def test_answers_come_back_in_the_order_of_the_input_with_bad_lines_in_their_places() -> None:
     data = b'{"prompt":"a"}\n{oops}\n{"prompt":"too long"}\n{"prompt":"b"}\n[]\n'
-    answers = in_order(answered(Backwards(), entries(data)))
-    assert [record(entry, answer) for entry, answer in answers] == [
+    answers = [record(entry, answer) for entry, answer in answered(Backwards(), entries(data))]
+    assert sorted(answers, key=itemgetter("index")) == [
         {
             "id": None,
             "index": 0,
@@ -154,11 +164,15 @@ def test_answers_come_back_in_the_order_of_the_input_with_bad_lines_in_their_pla
 
 
 def test_input_without_a_single_request_needs_no_engine() -> None:
-    answers = list(in_order(answered(None, entries(b"[]\n{}\n"))))
-    assert [entry.index for entry, _ in answers] == [0, 1]
+    answers = list(answered(None, entries(b"[]\n{}\n")))
+    assert sorted(entry.index for entry, _ in answers) == [0, 1]
 
 
 @given(st.permutations(range(6)))
-def test_order_holds_for_any_arrival(arrival: list[int]) -> None:
-    made = [(Entry(index, index + 1, None, None, "x"), None) for index in arrival]
-    assert [entry.index for entry, _ in in_order(made)] == list(range(6))
+def test_stdout_has_the_order_of_the_input_whatever_the_order_of_the_answers(arrival: list[int]) -> None:
+    output, written = Stdout(), io.BytesIO()
+    with redirect_stdout(io.TextIOWrapper(written, write_through=True)):
+        for count, index in enumerate(arrival):
+            output.write({"index": index})
+            assert output.written == next(each for each in range(7) if each not in arrival[: count + 1])
+        assert written.getvalue() == b"".join(b'{"index": %d}\n' % index for index in range(6))

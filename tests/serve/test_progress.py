@@ -5,12 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.metrics.prometheus import Metrics
+from specserve.metrics.counters import Counters, EngineName
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 from specserve.serve.health import ProgressWatch, Still
 
 
 def at(tokens: int, *, running: int = 0, waiting: int = 0) -> Metrics:
-    return Metrics(tokens=tokens, running_requests=running, waiting_requests=waiting)
+    engine = EngineMetrics(Counters(generation_tokens=tokens), running, waiting)
+    return Metrics({EngineName("demo", "0"): engine})
 
 
 def test_requests_that_wait_for_a_minute_without_a_token_are_a_hang_until_one_comes() -> None:

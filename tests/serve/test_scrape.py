@@ -49,7 +49,7 @@ def test_a_key_is_sent_where_one_was_named_and_nowhere_else(monkeypatch: pytest.
         ("cut", 200, "broke off"),
         ("rubbish", 200, "is no HTTP"),
         ("gzip", 200, "is compressed"),
-        ("elsewhere", 200, "sends its callers elsewhere (302)"),
+        ("elsewhere", 200, "redirects (302)"),
         (None, 401, "wants an API key (401)"),
         (None, 404, "there are no metrics"),
         (None, 500, "failed (500)"),

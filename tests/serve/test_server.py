@@ -21,7 +21,7 @@ from specserve.serve import events
 from specserve.serve.health import is_healthy, served_models
 from specserve.serve.logs import Phase
 from specserve.serve.process import Child
-from specserve.serve.server import Server, running, supervise
+from specserve.serve.server import Server, running
 from specserve.serve.signals import StopRequest
 
 FakePlan = Callable[..., LaunchPlan]
@@ -257,8 +257,11 @@ def test_an_exit_that_nobody_asked_for_is_a_failure_even_with_code_0(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
     plan = fake_plan("--fault", "exit-zero")
-    with StopRequest() as stop, pytest.raises(LaunchError, match=r"exited with code 0 .* while serving"):
-        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched, first=end)
+    with (
+        pytest.raises(LaunchError, match=r"exited with code 0 .* while serving"),
+        running(plan, log_path=tmp_path / "server.log", on_event=watched, gate=end) as server,
+    ):
+        server.wait()
     assert nothing_is_left(watched.session, plan)
 
 
@@ -266,8 +269,11 @@ def test_a_killed_api_server_takes_its_engine_along(
     fake_plan: FakePlan, watched: Watched, tmp_path: Path
 ) -> None:
     plan = fake_plan("--fault", "kill-self")
-    with StopRequest() as stop, pytest.raises(LaunchError, match="killed by SIGKILL") as caught:
-        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=watched, first=end)
+    with (
+        pytest.raises(LaunchError, match="killed by SIGKILL") as caught,
+        running(plan, log_path=tmp_path / "server.log", on_event=watched, gate=end) as server,
+    ):
+        server.wait()
     assert caught.value.exit_code == 2
     assert nothing_is_left(watched.session, plan)
 
@@ -283,7 +289,8 @@ def test_a_stop_while_serving_ends_the_supervision_without_an_error(
             if isinstance(event, events.Ready):
                 threading.Timer(0.2, stop.request).start()
 
-        supervise(plan, log_path=tmp_path / "server.log", stop=stop, on_event=stop_when_ready)
+        with running(plan, log_path=tmp_path / "server.log", stop=stop, on_event=stop_when_ready) as server:
+            server.wait()
     assert nothing_is_left(watched.session, plan)
 
 

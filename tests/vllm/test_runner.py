@@ -82,7 +82,7 @@ def test_the_checks_and_the_memory_estimate_get_one_answer(
 ) -> None:
     block = Speculation("eagle3", {"method": "eagle3", "num_speculative_tokens": 2})
     profile = Profile("p.yaml", "p", Target("org/t"), speculation=block, engine=engine, env=env)
-    judged = choice(profile, block, "speculation", version=version, config=DENSE)
+    judged = choice(profile, block, version=version, config=DENSE)
     assert judged is not None
     weighed = runner(version, arguments=engine, speculation=block.keys, config=DENSE, env=env)
     assert weighed == judged.runner.lower()

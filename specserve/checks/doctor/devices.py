@@ -17,7 +17,7 @@ from specserve.plan.host import PLUGIN, Host
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class NvidiaDriver:
     """The driver and its GPUs; all empty where there is none."""
 
     version: str | None = None
@@ -29,7 +29,7 @@ class Driver:
     """NVML's words where there is a driver that does not answer."""
 
 
-def read_driver() -> Driver:
+def read_driver() -> NvidiaDriver:
     """The driver of this host. No driver is no error; one that does not answer is."""
     import pynvml
 
@@ -37,7 +37,7 @@ def read_driver() -> Driver:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         is_absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return Driver(error=None if is_absent else str(error))
+        return NvidiaDriver(error=None if is_absent else str(error))
     version, cuda = None, None
     try:
         with suppress(pynvml.NVMLError):
@@ -47,7 +47,7 @@ def read_driver() -> Driver:
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-    return Driver(version, cuda, tuple(gpus()))
+    return NvidiaDriver(version, cuda, tuple(gpus()))
 
 
 _LEAST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
@@ -57,7 +57,7 @@ _HOLDER = re.compile(r"\bby pid (\d+)\b")
 
 
 def device_lines(
-    driver: Driver, software: Software, *, environ: Mapping[str, str], ours: Container[int] = ()
+    driver: NvidiaDriver, software: Software, *, environ: Mapping[str, str], ours: Container[int] = ()
 ) -> Iterator[Line]:
     """The driver against torch's CUDA, and the GPUs that a launch would see. `ours`: processes of our servers."""
     other = _other_vendor(software)
@@ -86,7 +86,7 @@ def _other_vendor(software: Software) -> str | None:
     return f"ROCm {torch.hip}" if torch.hip else f"XPU {torch.xpu}" if torch.xpu else None
 
 
-def _driver(driver: Driver, software: Software, *, wants: bool) -> Iterator[Line]:
+def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterator[Line]:
     if driver.error is not None:
         fix = (
             "restart the host, or load the driver's module anew, where it was updated; else see `nvidia-smi`"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from specserve.checks.doctor.devices import Driver, device_lines, processor_lines, read_driver
+from specserve.checks.doctor.devices import NvidiaDriver, device_lines, processor_lines, read_driver
 from specserve.checks.doctor.leftovers import (
     Leftovers,
     Strays,
@@ -95,5 +95,5 @@ def _open_files() -> Iterator[Line]:
     yield open_files_line(soft=soft, hard=hard)
 
 
-def _shared_memory(software: Software, driver: Driver) -> Iterator[Line]:
+def _shared_memory(software: Software, driver: NvidiaDriver) -> Iterator[Line]:
     yield from shared_memory_lines(is_cpu=software.is_cpu, gpus=len(driver.gpus))

@@ -80,25 +80,39 @@ def find_strays(ours: Collection[int], *, proc: Path = PROC, user: int | None = 
 
 def read_processes(proc: Path = PROC) -> Iterator[Process]:
     """Every process; one that ends meanwhile is left out."""
-    for entry in sorted(proc.iterdir(), key=lambda entry: entry.name):
-        if entry.name.isdecimal():
-            with suppress(OSError, ValueError, IndexError):
-                stat = (entry / "stat").read_bytes()
-                state, parent, group, session = stat[stat.rindex(b")") + 2 :].split()[:4]
-                words = (entry / "cmdline").read_bytes().rstrip(b"\0 ").split(b"\0")
-                argv = tuple(word.decode(errors="replace") for word in words)
-                yield Process(int(entry.name), int(parent), int(group), int(session), argv, state.decode())
+    for entry in sorted(_pids(proc), key=lambda entry: entry.name):
+        with suppress(OSError, ValueError, IndexError):
+            state, parent, group, session = _fields(entry)[:4]
+            words = (entry / "cmdline").read_bytes().rstrip(b"\0 ").split(b"\0")
+            argv = tuple(word.decode(errors="replace") for word in words)
+            yield Process(int(entry.name), int(parent), int(group), int(session), argv, state.decode())
+
+
+def _pids(proc: Path) -> Iterable[Path]:
+    return (entry for entry in proc.iterdir() if entry.name.isdecimal())
+
+
+def _fields(entry: Path) -> list[bytes]:
+    """The fields of /proc/PID/stat that follow the name of the program. (proc_pid_stat(5), from field 3)"""
+    text = (entry / "stat").read_bytes()
+    return text[text.rindex(b")") + 2 :].split()
+
+
+def _maps(entry: Path) -> str:
+    """What a process maps; empty if this user may not see it, or the process has ended."""
+    with suppress(OSError):
+        return (entry / "maps").read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 def is_vllm(process: Process, *, proc: Path = PROC) -> bool:
     """Whether it is a server, an engine or a worker of vLLM; a program that merely imports vLLM is none."""
     if not any(process.argv):  # a thread of the kernel, a zombie
         return False
-    if _TITLE.match(process.argv[0]):
+    if _TITLE.match(process.argv[0]) or _is_server(process):
         return True
-    if _is_server(process):
-        return True
-    return _is_child(process) and _has_loaded_vllm(proc / str(process.pid))
+    is_child = any(_CHILD.search(word) for word in process.argv)
+    return is_child and _LOADED.search(_maps(proc / str(process.pid))) is not None
 
 
 def _is_server(process: Process) -> bool:
@@ -109,16 +123,6 @@ def _is_server(process: Process) -> bool:
             return len(argv) > at + 1 and _MODULE.match(argv[at + 1]) is not None
         if PurePath(word).name == "vllm" and argv[at + 1 : at + 2] == ("serve",):
             return True
-    return False
-
-
-def _is_child(process: Process) -> bool:
-    return any(_CHILD.search(word) for word in process.argv)
-
-
-def _has_loaded_vllm(folder: Path) -> bool:
-    with suppress(OSError):
-        return _LOADED.search((folder / "maps").read_text(encoding="utf-8", errors="replace")) is not None
     return False
 
 
@@ -185,35 +189,23 @@ _TORCH = re.compile(r"/libtorch\w*\.so\b")
 
 def find_rendezvous(proc: Path, *, user: int, folder: Path | None = None) -> tuple[Path, ...]:
     """Those that are older than every living process with torch in it: none of these can have made them."""
-    found = list(_files(folder or Path(tempfile.gettempdir()), user))
+    files = _named(folder or Path(tempfile.gettempdir()), _NAME, user)
+    found = [(path, status.st_mtime) for path, status in files if stat.S_ISREG(status.st_mode)]
     if not found:
         return ()
     since_s = min(_starts(proc), default=float("inf"))
     return tuple(sorted(path for path, changed_s in found if changed_s < since_s))
 
 
-def _files(folder: Path, user: int) -> Iterable[tuple[Path, float]]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _NAME.fullmatch(entry.name):
-                with suppress(OSError):
-                    status = entry.stat(follow_symlinks=False)
-                    if status.st_uid == user and stat.S_ISREG(status.st_mode):
-                        yield Path(entry.path), status.st_mtime
-
-
 def _starts(proc: Path) -> Iterable[float]:
-    """When each process with torch in it began, in seconds since the epoch. (proc_pid_stat(5), field 22)"""
+    """When each process with torch in it began, in seconds since the epoch."""
     boot = re.search(r"^btime (\d+)$", (proc / "stat").read_text(encoding="ascii"), re.MULTILINE)
     if boot is None:
         raise ValueError("the kernel does not tell when the host was started")
-    for entry in proc.iterdir():
-        if entry.name.isdecimal():
+    for entry in _pids(proc):
+        if _TORCH.search(_maps(entry)):
             with suppress(OSError, ValueError, IndexError):
-                if _TORCH.search((entry / "maps").read_text(encoding="utf-8", errors="replace")):
-                    text = (entry / "stat").read_bytes()
-                    ticks = int(text[text.rindex(b")") + 2 :].split()[19])
-                    yield int(boot[1]) + ticks / os.sysconf("SC_CLK_TCK")
+                yield int(boot[1]) + int(_fields(entry)[19]) / os.sysconf("SC_CLK_TCK")
 
 
 _SHARED = re.compile(
@@ -285,11 +277,7 @@ def _named(folder: Path, name: re.Pattern[str], user: int) -> Iterator[tuple[Pat
 
 def _mapped(proc: Path) -> frozenset[tuple[int, int]]:
     """Device and inode of every file that some process maps: a semaphore is mapped under another name."""
-    found: set[tuple[int, int]] = set()
-    for entry in _pids(proc):
-        with suppress(OSError):
-            found |= set(mapped((entry / "maps").read_text(encoding="utf-8", errors="replace")))
-    return frozenset(found)
+    return frozenset(place for entry in _pids(proc) for place in mapped(_maps(entry)))
 
 
 def mapped(maps: str) -> Iterator[tuple[int, int]]:
@@ -297,10 +285,6 @@ def mapped(maps: str) -> Iterator[tuple[int, int]]:
     for match in _MAPPED.finditer(maps):
         if match["inode"] != "0":
             yield os.makedev(int(match["major"], 16), int(match["minor"], 16)), int(match["inode"])
-
-
-def _pids(proc: Path) -> Iterable[Path]:
-    return (entry for entry in proc.iterdir() if entry.name.isdecimal())
 
 
 def _is_of_living(name: str, proc: Path) -> bool:

@@ -8,23 +8,16 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from specserve.checks.doctor.line import Line, State
 from specserve.checks.memory import gib
+from specserve.checks.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
 from specserve.models.hubcache import hub_cache, is_offline
 
 SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
-_QUEUE = 10 * 24 * 2**20
-"""The largest message queue of a launch with several processes, which is refused where it does not fit what is free.
-
-(vllm/distributed/device_communicators/shm_broadcast.py, check_shm_free_space and MessageQueue, 0.32 and 0.33)
-"""
-_SMALL_SHM = 2**30
-"""As SD404: NCCL shares it too."""
 _RAISED_FILES = 65535
 """vLLM raises the soft limit to this, where the hard one allows it. (vllm/utils/system_utils.py, set_ulimit)"""
 _FEW_FILES = 4096
@@ -44,14 +37,14 @@ def shared_memory_lines(folder: Path = SHM, *, is_cpu: bool, gpus: int) -> Itera
         return
     text = f"{gib(usage.free)} of {gib(usage.total)} free"
     fix = "of a container: `docker run --shm-size 8g`, or `--ipc host`"
-    if usage.free < _QUEUE:
+    if usage.free < QUEUE_BYTES:
         several = is_cpu or gpus > 1
         whom = "vLLM" if several else "a launch on several GPUs"
-        if usage.total >= _SMALL_SHM:
+        if usage.total >= SMALL_SHM_BYTES:
             fix = f"remove what nobody uses: `ls -l {folder}`"
-        text += f": {whom} needs {gib(_QUEUE)}"
+        text += f": {whom} needs {gib(QUEUE_BYTES)}"
         yield Line(str(folder), "bad" if several else "note", text, fix)
-    elif usage.total < _SMALL_SHM and gpus > 1:
+    elif usage.total < SMALL_SHM_BYTES and gpus > 1:
         yield Line(str(folder), "note", f"{text}: NCCL may need more", fix)
     else:
         yield Line(str(folder), "ok", text)
@@ -97,30 +90,20 @@ _SOCKET_NAME = len("/") + 36
 """What vLLM adds to the folder: a UUID. (vllm/utils/network_utils.py, get_open_zmq_ipc_path)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A folder as it is, or the nearest one above that exists."""
-
-    path: Path
-    free_bytes: int
-    trouble: str | None
-    """Why nothing can be written into it."""
-
-
-def look(folder: Path) -> Place:
-    """What can be said of a folder without writing into it. Raises OSError where nothing can."""
+def look(folder: Path) -> tuple[int, str | None]:
+    """The free bytes of a folder, and why nothing can be written into it; nothing is written. Raises OSError."""
     there = next(part for part in (folder, *folder.parents) if os.path.exists(part))  # noqa: PTH110 - Path's form raises where it may not look
     if not there.is_dir():
-        return Place(folder, 0, f"{there} is not a folder")
+        return 0, f"{there} is not a folder"
     free = shutil.disk_usage(there).free
     status = os.statvfs(there)
     if not os.access(there, os.W_OK | os.X_OK):
-        return Place(folder, free, "cannot be written")
+        return free, "cannot be written"
     if free < _FULL_BYTES:
-        return Place(folder, free, "the disk is full")
+        return free, "the disk is full"
     if status.f_files and not status.f_favail:
-        return Place(folder, free, "the disk has no inode left")
-    return Place(folder, free, None)
+        return free, "the disk has no inode left"
+    return free, None
 
 
 def is_shared(folder: Path) -> bool:
@@ -135,12 +118,12 @@ def is_shared(folder: Path) -> bool:
 
 def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
     """The Hub's cache, vLLM's, the folder for temporary files, and that of specserve's logs and state."""
-    yield _cache(look(hub_cache(environ)), is_needed=not is_offline(environ))
+    yield _cache(hub_cache(environ), is_needed=not is_offline(environ))
     yield from _vllm(Path(environ.get("VLLM_CACHE_ROOT") or _vllm_default(environ)).expanduser())
     yield from _temporary(environ)
-    place = look(state)
-    if place.trouble:
-        text = f"{state}: {place.trouble}: no log and no state can be kept"
+    _, trouble = look(state)
+    if trouble:
+        text = f"{state}: {trouble}: no log and no state can be kept"
         yield Line("state", "bad", text, "make room there, or set SPECSERVE_STATE_DIR to another folder")
     elif is_shared(state):
         text = f"{state}: other users may rename what lies in it, and so hide the servers"
@@ -151,17 +134,14 @@ def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
         yield Line("state", "ok", str(state))
 
 
-def _cache(place: Place, *, is_needed: bool) -> Line:
-    text = f"{gib(place.free_bytes)} free for downloads in {place.path}"
-    if place.trouble:
+def _cache(folder: Path, *, is_needed: bool) -> Line:
+    free, trouble = look(folder)
+    text = f"{gib(free)} free for downloads in {folder}"
+    if trouble:
         state: State = "bad" if is_needed else "note"
-        return Line(
-            "cache",
-            state,
-            f"{place.path}: {place.trouble}",
-            "set HF_HOME to a folder with room for the models",
-        )
-    if place.free_bytes < _LITTLE_BYTES:
+        fix = "set HF_HOME to a folder with room for the models"
+        return Line("cache", state, f"{folder}: {trouble}", fix)
+    if free < _LITTLE_BYTES:
         fix = "set HF_HOME to a larger disk, or remove models: `hf cache`"
         return Line("cache", "note", f"{text}; an 8B model in bf16 takes 15 GiB", fix)
     return Line("cache", "ok", text)
@@ -173,9 +153,9 @@ def _vllm_default(environ: Mapping[str, str]) -> str:
 
 
 def _vllm(folder: Path) -> Iterator[Line]:
-    place = look(folder)
-    if place.trouble:
-        text = f"{folder}: {place.trouble}: vLLM keeps there what it compiles"
+    _, trouble = look(folder)
+    if trouble:
+        text = f"{folder}: {trouble}: vLLM keeps there what it compiles"
         yield Line("vLLM cache", "bad", text, "set VLLM_CACHE_ROOT to a folder that can be written")
 
 
@@ -185,9 +165,9 @@ def _temporary(environ: Mapping[str, str]) -> Iterator[Line]:
     except FileNotFoundError:
         yield Line("temp folder", "bad", "none can be written", "set TMPDIR to a folder that can be written")
         return
-    place = look(folder)
-    if place.trouble:
-        text = f"{folder}: {place.trouble}: vLLM's processes meet there"
+    _, trouble = look(folder)
+    if trouble:
+        text = f"{folder}: {trouble}: vLLM's processes meet there"
         yield Line("temp folder", "bad", text, "set TMPDIR to a folder that can be written")
     elif len(os.fsencode(folder)) + _SOCKET_NAME > _LONGEST_SOCKET:
         text = f"{folder} is too long a path for vLLM's sockets"

@@ -38,7 +38,7 @@ class Arm:
     devices: tuple[str, ...] | None = None
     """Those that its profile names."""
     memory_bytes: int | None = None
-    """Of the host, on the CPU; None where nobody knows."""
+    """Of the host, on the CPU; None if nobody knows."""
     local_models: tuple[str, ...] = ()
     """Of its models, those that are folders here."""
 
@@ -81,7 +81,7 @@ class Arm:
 
 
 def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """The arms, the one that the others are compared with first. Raises UsageError where there are not two."""
+    """The arms, the one that the others are compared with first. Raises UsageError if there are not two."""
     if len(arms) < 2:
         raise UsageError(
             "there is nothing to compare: no other arm is given, and this one has no speculation to be without",
@@ -94,6 +94,27 @@ def checked(arms: Sequence[Arm]) -> tuple[Arm, ...]:
     return tuple(sorted(arms, key=lambda arm: not arm.is_baseline))
 
 
+def planned_arm(profile: Profile, plan: LaunchPlan, *, name: str, is_baseline: bool) -> Arm:
+    """A server that is to be launched, with what it takes of this host."""
+    from specserve.models.read import local_path
+    from specserve.profile.schema import world_size
+
+    devices = profile.hardware.devices if profile.hardware else None
+    draft = profile.speculation.keys.get("model") if profile.speculation else None
+    models = [profile.target.model, *([str(draft)] if draft else [])]
+    return Arm(
+        name=name,
+        plan=plan,
+        is_baseline=is_baseline,
+        model=profile.target.model,
+        api_key_env=plan.api_key_env,
+        ranks=world_size(profile),
+        devices=tuple(map(str, devices)) if devices else None,
+        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
+        local_models=tuple(model for model in models if local_path(model) is not None),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Session:
     """Arms that run at the same time, so that their blocks take turns."""
@@ -101,7 +122,7 @@ class Session:
     launch: int
     arms: tuple[str, ...]
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By arm: the accelerators that it gets, where each has its own."""
+    """By arm: the accelerators that it gets, if each has its own."""
     first_block: int = 0
     """Number of its first block: those of two sessions that share an arm must not be taken for one."""
 
@@ -111,7 +132,7 @@ def sessions(
 ) -> tuple[Session, ...]:
     """Which launches there are, in order. `slots`: groups of accelerators, one for each arm that runs at once.
 
-    All arms in one session where so many fit, else each in one with the arm that it is compared with, else alone,
+    All arms in one session if so many fit, else each in one with the arm that it is compared with, else alone,
     in an order that is turned round from launch to launch. Arms change places between launches, so that no arm always
     has the better accelerator.
     """
@@ -144,7 +165,7 @@ def _placed(
     if len(started) > max(1, len(slots)):
         raise UsageError(
             f"{len(started)} servers would run at the same time, and there are accelerators for {len(slots)}",
-            hint="start anew, or let the run see as many accelerators as when it began",
+            hint="start over, or let the run see as many accelerators as when it began",
         )
     used = slots[: len(started)]
     return {name: used[(index + launch) % len(used)] for index, name in enumerate(started) if used}
@@ -181,8 +202,8 @@ def _on_cpu(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
         return Fit(1, "how much memory a server takes is not known")
     needs = sorted((arm.memory_bytes or 0 for arm in planned), reverse=True)
     most = next((count for count in range(len(needs), 0, -1) if sum(needs[:count]) <= free), 1)
-    told = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
-    return Fit(len(arms) if most == len(planned) else most, told)
+    why = f"{sum(needs) / 2**30:.1f} GiB for all of them (estimated), {free / 2**30:.1f} GiB are free"
+    return Fit(len(arms) if most == len(planned) else most, why)
 
 
 def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
@@ -198,18 +219,18 @@ def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
         for first in range(0, len(found) - ranks + 1, ranks)
     ]
     kinds = {gpu.name for gpu in found}
-    told = f"{len(found)} GPUs, {ranks} for each server"
+    why = f"{len(found)} GPUs, {ranks} for each server"
     if len(slots) >= len(planned) and len(kinds) == 1:
-        return Fit(len(arms), told, tuple(slots))
+        return Fit(len(arms), why, tuple(slots))
     if len(slots) > 1 and len(kinds) == 1:
-        return Fit(len(slots), told, tuple(slots))
-    return Fit(1, told if len(kinds) < 2 else f"{told}, of different kinds")
+        return Fit(len(slots), why, tuple(slots))
+    return Fit(1, why if len(kinds) < 2 else f"{why}, of different kinds")
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:
     """Of a server on the CPU, estimated: weights as their files have them, KV cache, processes; None: unknown.
 
-    The size of the KV cache is the plan's, which has one where the profile sets none.
+    The size of the KV cache is the plan's, which has one if the profile sets none.
     """
     weights = _weights(profile.target.model, profile.target.revision)
     block = profile.speculation
@@ -247,7 +268,7 @@ def _weights(model: str, revision: str | None) -> int | None:
 
 
 def _kv_bytes(plan: LaunchPlan) -> int | None:
-    """The size of the KV cache that a plan sets; None where vLLM takes a share of the memory."""
+    """The size of the KV cache that a plan sets; None if vLLM takes a share of the memory."""
     value = plan.engine_kwargs.get("kv_cache_memory_bytes")
     space = plan.env.get("VLLM_CPU_KVCACHE_SPACE", os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if isinstance(value, str):
@@ -303,6 +324,34 @@ def host(*, platform_of_arms: str | None) -> dict[str, str]:
     elif platform_of_arms is not None:
         found |= _gpus()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """What others use of the host's processors."""
+
+    busy_share: float
+    """0 to 1."""
+    stolen_percent: float
+    """Time that the hypervisor gave to other guests."""
+
+    @property
+    def text(self) -> str:
+        """For the result."""
+        return f"{self.busy_share:.0%} busy, {self.stolen_percent:.0f}% stolen"
+
+
+_LOAD_SAMPLE_S = 0.5
+
+
+def host_load() -> HostLoad:
+    """How busy the processors are, over half a second."""
+    import psutil
+
+    times = psutil.cpu_times_percent(interval=_LOAD_SAMPLE_S)
+    stolen = float(getattr(times, "steal", 0.0))
+    idle = float(times.idle) + float(getattr(times, "iowait", 0.0))
+    return HostLoad(max(0.0, 1 - (idle + stolen) / 100), stolen)
 
 
 def environment() -> dict[str, str]:

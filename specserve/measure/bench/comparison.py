@@ -1,4 +1,4 @@
-"""Two runs side by side: what changed, and by how much where they can be compared. Pure; draws nothing."""
+"""Two runs side by side: what changed, and by how much if they can be compared. Pure; draws nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARM_KEYS = ("model", "method", "draft_model", "num_speculative_tokens", "finger
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that is not the same in both runs; `-` where a run has none."""
+    """One thing that is not the same in both runs; `-` if a run has none."""
 
     what: str
     old: str
@@ -31,7 +31,7 @@ class PointChange:
     old_tokens_per_s: float | None = None
     new_tokens_per_s: float | None = None
     tokens_per_s_ratio: float | None = None
-    """New over old; None where the machines differ. It has no interval: two launches on two occasions."""
+    """New over old; None if the machines differ. It has no interval: two launches on two occasions."""
     old_speedup: Interval | None = None
     new_speedup: Interval | None = None
     speedup_ratio: Interval | None = None
@@ -81,28 +81,22 @@ def compare(old: Result, new: Result) -> RunComparison:
 def _points(old: Result, new: Result) -> Iterator[PointChange]:
     before = {(cell.arm, cell.point): cell for cell in old.cells}
     same_machine = _machine(old) == _machine(new)
-    prompts = {item.name: item for item in old.workloads}
-    other = {
-        item.name: _differing(prompts[item.name].sha256 == item.sha256, prompts[item.name].note == item.note)
-        for item in new.workloads
-        if item.name in prompts
-    }
+    sums = {item.name: item.sha256 for item in old.workloads}
+    other = {item.name for item in new.workloads if sums.get(item.name, item.sha256) != item.sha256}
     speedups = [{(item.arm, item.point): item for item in run.comparisons} for run in (old, new)]
     for cell in new.cells:
         key = (cell.arm, cell.point)
         if key in before:
-            refused = other.get(cell.point.workload) or _invalid(before[key], cell)
+            refused = (
+                "the prompts or their max_tokens differ"
+                if cell.point.workload in other
+                else _invalid(before[key], cell)
+            )
             if refused:
                 yield PointChange(cell.arm, cell.point, refused=refused)
             else:
                 change = _change(before[key], cell, speedups[0].get(key), speedups[1].get(key))
                 yield change if same_machine else dataclasses.replace(change, tokens_per_s_ratio=None)
-
-
-def _differing(same_prompts: bool, same_note: bool) -> str | None:
-    if not same_prompts:
-        return "the prompts or their max_tokens differ"
-    return None if same_note else "one of the runs ignored the end of answers"
 
 
 def _invalid(old: Cell, new: Cell) -> str | None:

@@ -19,7 +19,7 @@ from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.result import Point
 from specserve.metrics.counters import Acceptance, of_request
 from specserve.serve.logs import read_end
-from specserve.serve.offline import PipedChild
+from specserve.serve.process import Child
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class Request:
     error: str | None = None
     text_sha256: str = ""
     acceptance: Acceptance | None = None
-    """Of this request alone, where the server tells it (`per_request_spec_decode_metrics`)."""
+    """Of this request alone; only if the server reports it (`per_request_spec_decode_metrics`)."""
     steps: tuple[tuple[int, int], ...] = ()
-    """Accepted and drafted tokens of each verification step, in order, where the server tells them (`detailed`)."""
+    """Accepted and drafted tokens of each verification step, in order; only if the server reports them (`detailed`)."""
 
     @property
     def prompt(self) -> str:
@@ -50,7 +50,7 @@ class Request:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first; None where there is no second."""
+        """Time per output token after the first; None if there is no second."""
         if self.output_tokens < 2:
             return None
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1)
@@ -70,8 +70,7 @@ class Pass:
     """Share of one core that the load generator used."""
     requests: tuple[Request, ...]
     acceptance: Acceptance | None = None
-    """What the server's counters gained; None where it shows none, or does not speculate."""
-    preemptions: int | None = None
+    """What the server's counters gained; None if it shows none, or does not speculate."""
 
     @property
     def output_tokens(self) -> int:
@@ -86,21 +85,10 @@ class Pass:
 
 def of_driver(message: Mapping[str, Any]) -> Request:
     """A request as the load generator reports it (specserve/engine/benchmark_driver.py)."""
-    return Request(
-        id=message["id"],
-        ok=message["ok"],
-        prompt_tokens=message["prompt_tokens"],
-        output_tokens=message["output_tokens"],
-        start_s=message["start_s"],
-        ttft_s=message["ttft_s"],
-        latency_s=message["latency_s"],
-        chunk_gaps_ms=tuple(message["chunk_gaps_ms"]),
-        finish_reason=message["finish_reason"],
-        error=message["error"],
-        text_sha256=message["text_sha256"],
-        acceptance=of_request(message["speculation"]),
-        steps=_steps(message["speculation"]),
-    )
+    summary = message["speculation"]
+    known = {name: message[name] for name in _REQUEST_FIELDS if name in message}
+    known["chunk_gaps_ms"] = tuple(message["chunk_gaps_ms"])
+    return Request(**known, acceptance=of_request(summary), steps=_steps(summary))
 
 
 def _steps(summary: object) -> tuple[tuple[int, int], ...]:
@@ -117,65 +105,39 @@ def _steps(summary: object) -> tuple[tuple[int, int], ...]:
     return pairs if is_right else ()
 
 
+_REQUEST_FIELDS = tuple(field.name for field in dataclasses.fields(Request))
+
+
 def pass_json(done: Pass) -> dict[str, Any]:
     """Without its requests, which stand in lines of their own."""
-    content = {name: getattr(done, name) for name in ("launch", "block", "arm", "duration_s", "client_cpu")}
-    content |= {"point": dataclasses.asdict(done.point), "requests": len(done.requests)}
-    content |= {"acceptance": _acceptance_json(done.acceptance), "preemptions": done.preemptions}
-    return content
+    return dataclasses.asdict(dataclasses.replace(done, requests=())) | {"requests": len(done.requests)}
 
 
 def request_json(request: Request, *, done: Pass) -> dict[str, Any]:
     """A request, with what tells its pass."""
-    place = {
-        "launch": done.launch,
-        "block": done.block,
-        "arm": done.arm,
-        "point": dataclasses.asdict(done.point),
-    }
-    content = dataclasses.asdict(request) | {"acceptance": _acceptance_json(request.acceptance)}
-    return place | content
+    place = {"launch": done.launch, "block": done.block, "arm": done.arm}
+    return place | {"point": dataclasses.asdict(done.point)} | dataclasses.asdict(request)
 
 
 def read_pass(content: Mapping[str, Any], *, requests: tuple[Request, ...]) -> Pass:
-    """Back from JSON. Raises ValueError, KeyError or TypeError where it is not what was written."""
-    return Pass(
-        launch=int(content["launch"]),
-        block=int(content["block"]),
-        point=read_point(content["point"]),
-        arm=str(content["arm"]),
-        duration_s=float(content["duration_s"]),
-        client_cpu=float(content["client_cpu"]),
-        requests=requests,
-        acceptance=_read_acceptance(content["acceptance"]),
-        preemptions=content.get("preemptions"),
-    )
+    """Back from JSON. Raises KeyError or TypeError if it is not what was written."""
+    acceptance, point = _read_acceptance(content["acceptance"]), Point(**content["point"])
+    return Pass(**{**content, "point": point, "requests": requests, "acceptance": acceptance})
 
 
 def read_request(content: Mapping[str, Any]) -> Request:
-    """Back from JSON. Raises ValueError, KeyError or TypeError where it is not what was written."""
-    names = {field.name for field in dataclasses.fields(Request)}
-    known = {name: value for name, value in content.items() if name in names}
+    """Back from JSON. Raises ValueError, KeyError or TypeError if it is not what was written."""
+    known = {name: content[name] for name in _REQUEST_FIELDS}
     known["chunk_gaps_ms"] = tuple(known["chunk_gaps_ms"])
-    known["steps"] = tuple((int(took), int(offered)) for took, offered in known.get("steps", ()))
-    known["acceptance"] = _read_acceptance(known.get("acceptance"))
+    known["steps"] = tuple((int(took), int(offered)) for took, offered in known["steps"])
+    known["acceptance"] = _read_acceptance(known["acceptance"])
     return Request(**known)
-
-
-def read_point(content: Mapping[str, Any]) -> Point:
-    """Back from JSON."""
-    return Point(**content)
-
-
-def _acceptance_json(acceptance: Acceptance | None) -> dict[str, Any] | None:
-    return None if acceptance is None else dataclasses.asdict(acceptance)
 
 
 def _read_acceptance(content: Mapping[str, Any] | None) -> Acceptance | None:
     if content is None:
         return None
-    fields = dict(content)
-    return Acceptance(**fields | {"accepted_per_position": tuple(fields["accepted_per_position"])})
+    return Acceptance(**{**content, "accepted_per_position": tuple(content["accepted_per_position"])})
 
 
 CHILD = (sys.executable, "-P", "-m", "specserve.engine.benchmark_driver")
@@ -192,31 +154,30 @@ Source: vLLM 0.32, vllm/distributed/device_communicators/shm_broadcast.py, SpinC
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one pass sends to one server."""
+    """What one pass sends to one server, as the load generator reads it."""
 
     url: str
     model: str
-    is_chat: bool
+    endpoint: str
+    """`completions` or `chat/completions`."""
     requests: Sequence[Mapping[str, Any]]
     """`id`, `prompt` or `messages`, `max_tokens`, `extra_body`."""
     concurrency: int | None
     request_rate: float | None
     seed: int
     extra_body: Mapping[str, Any]
-    ignore_eos: bool = False
     api_key_env: str | None = None
-    is_own: bool = False
-    """A server of ours: its certificate is not checked."""
+    ssl_verify: bool = True
+    """False for a server of ours: its certificate is not checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What came of it. `texts`: the answers by request."""
+    """What came of it."""
 
     duration_s: float
     client_cpu: float
     requests: tuple[Request, ...]
-    texts: Mapping[str, str]
 
 
 class Driver:
@@ -239,7 +200,7 @@ class Driver:
         self._last_end_s = 0.0
         self.vllm = ""
         """Its version, once it is ready."""
-        self._child = PipedChild(command, env=_environment(key_variables), log_path=log_path)
+        self._child = Child(command, env=_environment(key_variables), log_path=log_path, has_pipes=True)
         self._reader = threading.Thread(target=self._read, args=(self._child.output,), daemon=True)
         self._reader.start()
 
@@ -266,19 +227,17 @@ class Driver:
         self.wait_ready()
         self._let_rest(traffic.url)
         self._count += 1
-        number = str(self._count)
-        line = json.dumps(_message(number, traffic)).encode() + b"\n"
+        line = json.dumps({"pass": str(self._count), **dataclasses.asdict(traffic)}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # the next read tells why it is gone
             self._child.input.write(line)
             self._child.input.flush()
-        requests, texts = [], {}
+        requests = []
         while (message := self._next())["event"] == "request":
             requests.append(of_driver(message))
-            texts[message["id"]] = str(message["text"])
         self._last_url, self._last_end_s = traffic.url, time.monotonic()
         if message["event"] == "failed":
             raise TrafficError(f"the load generator could not send to {traffic.url}: {message['error']}")
-        return Sent(message["duration_s"], message["client_cpu"], tuple(requests), texts)
+        return Sent(message["duration_s"], message["client_cpu"], tuple(requests))
 
     def close(self) -> None:
         """End it at once: its requests are aborted by that, and its servers idle again."""
@@ -325,26 +284,12 @@ class Driver:
         )
 
 
-def _message(number: str, traffic: Traffic) -> dict[str, Any]:
-    return {
-        "pass": number,
-        "url": traffic.url,
-        "model": traffic.model,
-        "endpoint": "chat/completions" if traffic.is_chat else "completions",
-        "concurrency": traffic.concurrency,
-        "request_rate": traffic.request_rate,
-        "seed": traffic.seed,
-        "extra_body": dict(traffic.extra_body),
-        "ignore_eos": traffic.ignore_eos,
-        "api_key_env": traffic.api_key_env,
-        "ssl_verify": not traffic.is_own,
-        "requests": [dict(request) for request in traffic.requests],
-    }
+_KEYS = ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")
 
 
 def _environment(key_variables: Sequence[str]) -> dict[str, str]:
     """Ours, without keys that no arm needs, and without a proxy for this host."""
-    env = {name: value for name, value in os.environ.items() if not _is_other_key(name, key_variables)}
+    env = {name: value for name, value in os.environ.items() if name in key_variables or name not in _KEYS}
     none = ",".join(filter(None, [env.get("no_proxy") or env.get("NO_PROXY"), "127.0.0.1,localhost,::1"]))
     return env | {
         "no_proxy": none,
@@ -352,7 +297,3 @@ def _environment(key_variables: Sequence[str]) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
     }
-
-
-def _is_other_key(name: str, wanted: Sequence[str]) -> bool:
-    return name not in wanted and name in ("OPENAI_API_KEY", "VLLM_API_KEY", "HF_TOKEN")

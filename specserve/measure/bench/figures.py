@@ -18,26 +18,20 @@ SATURATED = 0.85
 MOST_FAILED = 0.02
 
 
-def figures(
-    passes: Sequence[Pass], *, limits: Expectation | None = None, price_per_hour: float | None = None
-) -> Figures | None:
-    """All passes together: tokens over seconds, quantiles over requests; None where nothing came whole.
-
-    `price_per_hour`: of all accelerators that the arm takes.
-    """
+def figures(passes: Sequence[Pass], *, limits: Expectation | None = None) -> Figures | None:
+    """All passes together: tokens over seconds, quantiles over requests; None if no request was answered."""
     good = [request for each in passes for request in each.requests if request.ok]
     seconds = sum(each.duration_s for each in passes)
     tokens = sum(request.output_tokens for request in good)
     if not good or not tokens or seconds <= 0:
         return None
-    speed = tokens / seconds
     gaps = [gap for request in good for gap in request.chunk_gaps_ms]
     parts = [each.acceptance for each in passes]
     return Figures(
         requests=len(good),
         blocks=len(passes),
         output_tokens=tokens,
-        output_tokens_per_s=speed,
+        output_tokens_per_s=tokens / seconds,
         ttft_ms=quantiles(request.ttft_s for request in good),
         tpot_ms=quantiles(value for request in good if (value := request.tpot_s) is not None),
         e2e_ms=quantiles(request.latency_s for request in good),
@@ -45,7 +39,6 @@ def figures(
         goodput_per_s=sum(is_within(request, limits) for request in good) / seconds
         if has_limits(limits)
         else None,
-        cost_per_million_tokens=price_per_hour / 3600 / speed * 1e6 if price_per_hour is not None else None,
         acceptance=total_acceptance(part for part in parts if part is not None) if any(parts) else None,
         client_cpu=max(each.client_cpu for each in passes),
         failed_requests=sum(not request.ok for each in passes for request in each.requests),
@@ -53,7 +46,7 @@ def figures(
 
 
 def quantiles(seconds: Iterable[float]) -> Quantiles:
-    """In milliseconds; zeros where there is nothing."""
+    """In milliseconds; zeros if there is nothing."""
     values = sorted(seconds)
     if not values:
         return Quantiles(0.0, 0.0, 0.0)
@@ -75,15 +68,17 @@ def is_within(request: Request, limits: Expectation | None) -> bool:
     return limits.max_tpot_p99_ms is None or tpot_s is None or tpot_s * 1000 <= limits.max_tpot_p99_ms
 
 
-def invalid(passes: Sequence[Pass]) -> str | None:
-    """Why the figures of these passes count for nothing, in one clause; None where they do count."""
+def invalid_reason(passes: Sequence[Pass]) -> str | None:
+    """Why a cell of these passes counts for nothing, in one clause; None if it counts."""
+    if not passes:
+        return "it was not measured"
     requests = [request for each in passes for request in each.requests]
     failed = [request for request in requests if not request.ok]
     if len(failed) > MOST_FAILED * len(requests):
         why = next((request.error for request in failed if request.error), "no reason given")
         return f"{len(failed)} of {len(requests)} requests failed: {_shortened(why)}"
     busy = sorted(each.client_cpu for each in passes)
-    if busy and busy[len(busy) // 2] > SATURATED:
+    if busy[len(busy) // 2] > SATURATED:
         return (
             f"the load generator was busy for {busy[len(busy) // 2]:.0%} of the time: it held the server up"
         )
@@ -113,9 +108,9 @@ def step_shares(passes: Sequence[Pass]) -> list[Share]:
     found = []
     for each in passes:
         own = [(request.prompt, request.acceptance) for request in each.requests if request.ok]
-        told = [(prompt, part) for prompt, part in own if part is not None and part.drafts]
-        if len(told) == len(own):
-            parts = told
+        known = [(prompt, part) for prompt, part in own if part is not None and part.drafts]
+        if len(known) == len(own):
+            parts = known
         elif each.acceptance is not None and each.acceptance.drafts:
             parts = [("all", each.acceptance)]
         else:
@@ -152,7 +147,7 @@ def break_even(acceptance: Acceptance | None, *, output_tokens: int, speedup: fl
     """The mean acceptance length at which the arm would be as fast as without speculation, at this load.
 
     A step of it takes (tokens per step / speedup) as long as one without drafts. Where some steps have no draft, as
-    with n-grams, it is the drafted ones whose length would have to change. None where nothing was drafted.
+    with n-grams, it is the drafted ones whose length would have to change. None if nothing was drafted.
     """
     if acceptance is None or not acceptance.drafts or speedup <= 0:
         return None
@@ -181,14 +176,14 @@ def compared(
         return Comparison(
             arm, against, at, None, Verdict.INCONCLUSIVE, "a valid cell" if why else "more blocks"
         )
-    told = verdict(found)
+    judged = verdict(found)
     return Comparison(
         arm=arm,
         against=against,
         point=at,
         speedup=interval(found),
-        verdict=told,
-        needed=needed(found) if told is Verdict.INCONCLUSIVE else None,
+        verdict=judged,
+        needed=needed(found) if judged is Verdict.INCONCLUSIVE else None,
         tpot_p50_ratio=_over(mine.figures.tpot_ms.p50, theirs.figures.tpot_ms.p50),
         ttft_p99_ratio=_over(mine.figures.ttft_ms.p99, theirs.figures.ttft_ms.p99),
         e2e_p99_ratio=_over(mine.figures.e2e_ms.p99, theirs.figures.e2e_ms.p99),
@@ -200,7 +195,7 @@ def compared(
 
 
 def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> Estimate | None:
-    """Output tokens/s of one arm over those of another; None where one of them has nothing."""
+    """Output tokens/s of one arm over those of another; None if one of them has nothing."""
     by_arm: dict[str, list[Pass]] = defaultdict(list)
     for each in passes:
         if each.point == at:
@@ -213,11 +208,6 @@ def speedup(passes: Sequence[Pass], *, arm: str, against: str, at: Point) -> Est
         for name in (arm, against)
     )
     return ratio(mine, against=theirs)
-
-
-def invalid_reason(passes: Sequence[Pass]) -> str | None:
-    """Why a cell of these passes counts for nothing."""
-    return invalid(passes) if passes else "it was not measured"
 
 
 def stops_paying(comparisons: Sequence[Comparison]) -> dict[str, str]:

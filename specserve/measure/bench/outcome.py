@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 from specserve.measure.bench.arms import BASELINE, PROFILE, Arm
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.figures import (
     compared,
     figures,
-    invalid,
     invalid_reason,
     rate_shares,
     speedup,
     step_shares,
     stops_paying,
 )
-from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict, WorkloadInfo
+from specserve.measure.bench.plan import BenchPlan
+from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict
 from specserve.measure.bench.schedule import seeded
 from specserve.measure.statistics import Estimate, interval, point, rate
 from specserve.profile.schema import Expectation, Profile
@@ -82,35 +83,23 @@ def kept(key: str, promised: float, measured: Interval | None) -> bool | None:
 def _measured(
     key: str, own: Sequence[Pass], passes: Sequence[Pass], *, place: Point, arm: str, against: str | None
 ) -> Interval | None:
-    """None where a cell that it rests on counts for nothing."""
-    if not _is_valid(own):
+    """None if a cell that it rests on counts for nothing."""
+    if invalid_reason(own) is not None:
         return None
     if key == "min_speedup":
         theirs = [each for each in passes if each.point == place and each.arm == against]
-        if against is None or not _is_valid(theirs):
+        if against is None or invalid_reason(theirs) is not None:
             return None
         return _interval(speedup(passes, arm=arm, against=against, at=place))
     if key == "min_mean_acceptance_length":
         return _interval(rate(step_shares(own)))
     if key == "min_acceptance_rate":
         return _interval(rate(rate_shares(own)))
-    return tail(own, _ttft_s if key == "max_ttft_p99_ms" else _tpot_s, at=0.99)
-
-
-def _is_valid(passes: Sequence[Pass]) -> bool:
-    return bool(passes) and invalid(passes) is None
+    return tail(own, attrgetter("ttft_s" if key == "max_ttft_p99_ms" else "tpot_s"), at=0.99)
 
 
 def _interval(estimate: Estimate | None) -> Interval | None:
     return None if estimate is None else interval(estimate)
-
-
-def _ttft_s(request: Request) -> float | None:
-    return request.ttft_s
-
-
-def _tpot_s(request: Request) -> float | None:
-    return request.tpot_s
 
 
 def tail(
@@ -118,7 +107,7 @@ def tail(
 ) -> Interval | None:
     """A quantile over requests in milliseconds, with an interval that few requests make wide.
 
-    Blocks are drawn anew and requests in them; beyond that the bounds are those of order statistics, which know
+    Blocks are drawn again and requests in them; beyond that the bounds are those of order statistics, which know
     that the slowest of 50 requests says little of the slowest hundredth: with fewer than 370 P99 has no upper bound.
     """
     groups = [
@@ -165,110 +154,68 @@ def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
 _MOSTLY = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Basis:
-    """What a result is made of beside the passes."""
-
-    name: str
-    profile: Profile | None
-    """Whose promises are held against it; None where the first arm is a URL."""
-    arms: tuple[Arm, ...]
-    points: tuple[Point, ...]
-    promised_at: tuple[Point, ...]
-    """The point of each of the profile's promises."""
-    launches: int
-    created: str
-    duration_s: float
-    workloads: tuple[WorkloadInfo, ...]
-    versions: Mapping[str, str]
-    host: Mapping[str, str]
-    settings: Mapping[str, str]
-    notes: Sequence[str] = ()
-    is_complete: bool = True
-    price_per_gpu_hour: float | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
-    """By arm, what a server at a URL serves."""
-
-
-def outcome(basis: Basis, passes: Sequence[Pass]) -> Result:
-    """The result; the first arm is the one that the others are compared with."""
-    names = [arm.name for arm in basis.arms]
-    limit = limits(basis.profile, basis.promised_at)
+def outcome(plan: BenchPlan, passes: Sequence[Pass], *, about: Result) -> Result:
+    """`about`, which has no figures yet, with what the passes say of the plan's points, arms and promises."""
+    names = [arm.name for arm in plan.arms]
+    limit = limits(plan.profile, plan.promised_at)
     cells: dict[tuple[str, Point], Cell] = {}
-    for at in basis.points:
-        for arm in basis.arms:
-            own = [each for each in passes if each.point == at and each.arm == arm.name]
-            price = _price_per_hour(basis, arm)
-            found = figures(own, limits=limit.get(at), price_per_hour=price) if own else None
-            cells[arm.name, at] = Cell(arm.name, at, found, invalid_reason(own))
+    for at in plan.points:
+        for name in names:
+            own = [each for each in passes if each.point == at and each.arm == name]
+            found = figures(own, limits=limit.get(at)) if own else None
+            cells[name, at] = Cell(name, at, found, invalid_reason(own))
     comparisons = tuple(
         compared(cells, passes, arm=name, against=names[0], at=point)
-        for point in basis.points
+        for point in plan.points
         for name in names[1:]
         if cells[name, point].figures is not None
     )
-    infos = [replace(arm.info, model=arm.model or basis.models.get(arm.name, "")) for arm in basis.arms]
-    return Result(
-        name=basis.name,
-        fingerprint=_fingerprint(basis),
-        created=basis.created,
-        duration_s=basis.duration_s,
-        versions=basis.versions,
-        host=basis.host,
-        launches=basis.launches,
-        arms=tuple(infos),
-        workloads=basis.workloads,
+    return replace(
+        about,
+        fingerprint=_fingerprint(plan),
         cells=tuple(cells.values()),
         comparisons=comparisons,
-        promises=_promises(basis, passes),
+        promises=_promises(plan, passes),
         stops_paying=stops_paying(comparisons),
-        notes=(
-            *basis.notes,
-            *cut_answers(passes),
-            *equal_texts(basis, passes),
-            *_crowded(basis),
-            *_unpriced(basis),
-        ),
-        is_complete=basis.is_complete,
-        settings=basis.settings,
+        notes=(*about.notes, *cut_answers(passes), *equal_texts(names, passes), *_remembering(plan.arms)),
     )
 
 
-def _promises(basis: Basis, passes: Sequence[Pass]) -> tuple[Promise, ...]:
-    if basis.profile is None:
+def _promises(plan: BenchPlan, passes: Sequence[Pass]) -> tuple[Promise, ...]:
+    if plan.profile is None:
         return ()
-    own, first = _own(basis.profile), basis.arms[0]
+    own, first = _own(plan.profile), plan.arms[0]
     against = first.name if first.is_baseline and first.name != own else None
-    return promises(basis.profile, passes, at=basis.promised_at, arm=own, against=against)
+    return promises(plan.profile, passes, at=plan.promised_at, arm=own, against=against)
 
 
-def _fingerprint(basis: Basis) -> str | None:
-    """Of the profile; None where the first arm is a URL."""
-    own = _own(basis.profile) if basis.profile is not None else basis.arms[0].name
-    return next((arm.plan.fingerprint for arm in basis.arms if arm.name == own and arm.plan), None)
+def _fingerprint(plan: BenchPlan) -> str | None:
+    """Of the profile; None if the first arm is a URL."""
+    own = _own(plan.profile) if plan.profile is not None else plan.arms[0].name
+    return next((arm.plan.fingerprint for arm in plan.arms if arm.name == own and arm.plan), None)
 
 
 def _own(profile: Profile) -> str:
-    """The arm that the profile itself is: where it does not speculate, the one without speculation."""
+    """The arm that the profile itself is: if it does not speculate, the one without speculation."""
     return PROFILE if profile.speculation is not None else BASELINE
 
 
-def equal_texts(basis: Basis, passes: Sequence[Pass]) -> list[str]:
+def equal_texts(arms: Sequence[str], passes: Sequence[Pass]) -> list[str]:
     """How many greedy answers of each arm are those of the first: speculation must not change them."""
-    told = []
-    against = basis.arms[0].name
-    for arm in basis.arms[1:]:
-        mine, theirs = (_texts(passes, name) for name in (arm.name, against))
+    found = []
+    against = arms[0]
+    for arm in arms[1:]:
+        mine, theirs = (_texts(passes, name) for name in (arm, against))
         both = mine.keys() & theirs.keys()
         if both:
             same = sum(mine[key] == theirs[key] for key in both)
-            told.append(
-                f"`{arm.name}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
+            found.append(
+                f"`{arm}` gave {same} of {len(both)} greedy answers word for word as `{against}` did; a few "
                 "that differ are rounding, `specserve verify` judges it"
                 if same < len(both)
-                else f"`{arm.name}` gave all {len(both)} greedy answers word for word as `{against}` did"
+                else f"`{arm}` gave all {len(both)} greedy answers word for word as `{against}` did"
             )
-    return told
+    return found
 
 
 def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool], str]:
@@ -286,7 +233,7 @@ def _texts(passes: Sequence[Pass], arm: str) -> dict[tuple[str, str, float, bool
 
 def cut_answers(passes: Sequence[Pass]) -> list[str]:
     """Workloads most of whose answers never came to their end."""
-    told = []
+    found = []
     for name in dict.fromkeys(each.point.workload for each in passes):
         ends = [
             request.finish_reason
@@ -297,35 +244,17 @@ def cut_answers(passes: Sequence[Pass]) -> list[str]:
         ]
         share = sum(end == "length" for end in ends) / len(ends) if ends else 0.0
         if share > _MOSTLY:
-            told.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
-    return told
+            found.append(f"{name}: {share:.0%} of the answers were cut off at their max_tokens")
+    return found
 
 
-def _crowded(basis: Basis) -> list[str]:
+def _remembering(arms: Sequence[Arm]) -> list[str]:
     """Arms whose answers depend on what they were asked before."""
     return [
         f"`{arm.name}` remembers answers (suffix decoding), and prompts recur in a launch: "
         "this is the acceptance of traffic that repeats itself"
-        for arm in basis.arms
+        for arm in arms
         if arm.is_suffix
-    ]
-
-
-def _price_per_hour(basis: Basis, arm: Arm) -> float | None:
-    """Of all accelerators that the arm takes; None without a price, and for a server of others."""
-    if basis.price_per_gpu_hour is None or arm.plan is None:
-        return None
-    return basis.price_per_gpu_hour * arm.ranks
-
-
-def _unpriced(basis: Basis) -> list[str]:
-    """Arms without a price, though one is given."""
-    if basis.price_per_gpu_hour is None:
-        return []
-    return [
-        f"`{arm.name}` has no price: how many accelerators a server takes that ran already is not known"
-        for arm in basis.arms
-        if arm.plan is None
     ]
 
 

@@ -47,6 +47,7 @@ class Point:
     request_rate: float | None = None
     """Requests/s, Poisson."""
     prefix_cache: bool = True
+    """False only in older results: requests of one block shared no prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class ArmInfo:
     """None for a URL."""
     argv: tuple[str, ...] = ()
     url: str | None = None
-    """Only where specserve did not start it."""
+    """Only if specserve did not start it."""
     local_models: tuple[str, ...] = ()
     """Of model and draft, what was a folder where it was measured: `team/model` may be that as well as a repository."""
 
@@ -96,7 +97,7 @@ class Figures:
     goodput_per_s: float | None = None
     """Requests/s within the profile's limits; None without limits."""
     cost_per_million_tokens: float | None = None
-    """Output tokens, in the unit of `--gpu-hour-price`; None without a price."""
+    """Only in older results."""
     acceptance: Acceptance | None = None
     client_cpu: float | None = None
     """Share of one core that the load generator used."""
@@ -116,20 +117,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One arm against the baseline (or the first arm, where there is none) at one point."""
+    """One arm against the baseline (or the first arm, if there is none) at one point."""
 
     arm: str
     against: str
     point: Point
     speedup: Interval | None
-    """Output tokens/s over those of `against`; None where a cell is invalid."""
+    """Output tokens/s over those of `against`; None if a cell is invalid."""
     verdict: Verdict
     needed: str | None = None
     """INCONCLUSIVE: how much more would decide it, in one clause (`about 4 more blocks`)."""
     tpot_p50_ratio: float | None = None
     ttft_p99_ratio: float | None = None
     e2e_p99_ratio: float | None = None
-    """P99 is told even where P50 is better."""
+    """P99 is reported even if P50 is better."""
     break_even_mean_acceptance_length: float | None = None
     mean_acceptance_length: float | None = None
 
@@ -160,7 +161,7 @@ class WorkloadInfo:
     sha256: str
     """Over the prompts."""
     note: str | None = None
-    """Why its acceptance is not to be believed (random tokens, ignore_eos), else None."""
+    """Why its acceptance is not to be believed (random tokens), else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Result:
     notes: tuple[str, ...] = ()
     is_complete: bool = True
     settings: Mapping[str, str] = field(default_factory=dict)
-    """blocks, requests per block, seed, max_tokens, … as told."""
+    """blocks, launches, max_tokens, budget, …"""
 
 
 VERSION = 1

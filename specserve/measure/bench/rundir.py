@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +15,14 @@ from specserve.measure.bench.driver import Pass, Request, pass_json, read_pass, 
 from specserve.measure.bench.result import Point
 from specserve.serve.files import append_own, private, read_own, state_folder, write_anew
 
-RUN, PASSES, REQUESTS, PROMPTS = "run.json", "passes.jsonl", "requests.jsonl", "prompts.jsonl"
-VERSION = 1
+RUN, PASSES, REQUESTS = "run.json", "passes.jsonl", "requests.jsonl"
+VERSION = 2
 _MOST_BYTES = 1 << 30
 
 
-def default_place(name: str, fingerprints: list[str]) -> Path:
-    """A new directory in the user's state folder: NAME-FINGERPRINT-FINGERPRINT-20260131-235959."""
-    marks = "-".join(dict.fromkeys(fingerprint[:8] for fingerprint in fingerprints[:3]))
-    stem = "-".join(filter(None, [name, marks, time.strftime("%Y%m%d-%H%M%S")]))
-    folder = state_folder() / "bench"
+def new_place(kind: str, stem: str) -> Path:
+    """A new directory in the user's state folder: STEM, or the first of STEM-2, STEM-3, … that is free."""
+    folder = state_folder() / kind
     found, number = folder / stem, 1
     while found.exists() or found.is_symlink():
         number += 1
@@ -59,16 +56,13 @@ class RunDirectory:
         """Where the log of a server or of the load generator goes."""
         return self.path / "logs" / f"{name}.log"
 
-    def append(self, done: Pass, *, texts: Mapping[str, str] | None = None) -> None:
-        """Keep a pass: its requests first, so that a pass is there only where all its requests are."""
-        lines = [request_json(request, done=done) for request in done.requests]
-        if texts is not None:
-            lines = [line | {"text": texts.get(line["id"], "")} for line in lines]
-        _append(self.path / REQUESTS, lines)
+    def append(self, done: Pass) -> None:
+        """Keep a pass: its requests first, so that a pass is there only if all its requests are."""
+        _append(self.path / REQUESTS, [request_json(request, done=done) for request in done.requests])
         _append(self.path / PASSES, [pass_json(done)])
 
     def passes(self) -> list[Pass]:
-        """What is there, the last of each where one was done again; what was cut off is passed over."""
+        """What is there, the last of each that was done again; what was cut off is skipped."""
         found: dict[str, list[Request]] = {}
         for line in _lines(self.path / REQUESTS):
             found.setdefault(_place(line), []).append(read_request(line))
@@ -93,11 +87,11 @@ class RunDirectory:
 
 
 def create(path: Path, content: dict[str, Any]) -> RunDirectory:
-    """A new run. Raises UsageError where something is there already, FactError where it cannot be written."""
+    """A new run. Raises UsageError if something is there already, FactError if it cannot be written."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             goes_on = f"`--resume {path}` goes on with it; " if (path / RUN).is_file() else ""
-            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}another `-o` starts anew")
+            raise UsageError(f"`{path}` exists already", hint=f"{goes_on}another `-o` starts a new one")
         private(path)
         path.chmod(0o700)
         (path / "logs").mkdir(mode=0o700)
@@ -109,21 +103,23 @@ def create(path: Path, content: dict[str, Any]) -> RunDirectory:
 
 
 def resume(path: Path) -> RunDirectory:
-    """A run that is there. Raises UsageError where it is none, or of another version."""
+    """A run that is there. Raises UsageError if it is none, or of another version."""
+    return RunDirectory(path, read_run(path))
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """run.json of a run. Raises UsageError if it is none, or of another version."""
+    none = f"`{path}` is no run of `specserve bench` or `tune`"
     try:
-        content = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
+        content: dict[str, Any] = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
         found = content["version"]
     except OSError as error:
-        raise UsageError(
-            f"`{path}` is no run of `specserve bench` or `tune`: {RUN}: {error.strerror}"
-        ) from error
+        raise UsageError(f"{none}: {RUN}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"`{path}` is no run of `specserve bench` or `tune`: its {RUN} cannot be read"
-        ) from error
+        raise UsageError(f"{none}: its {RUN} cannot be read") from error
     if found != VERSION:
         raise UsageError(f"`{path}` was written by another specserve: its version is {found}, not {VERSION}")
-    return RunDirectory(path, content)
+    return content
 
 
 def _append(path: Path, lines: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What is sent when: points, blocks, and the order of arms in them, all from one seed. Pure; sends nothing."""
+"""What is sent when: points, blocks, and the order of arms in them; the same in every run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,6 @@ class Sizes:
     """How much is measured."""
 
     blocks: int
-    seed: int
-    per_block: int | None = None
-    """Requests; None: as the load wants it."""
     is_whole: bool = False
     """Whether every block is all prompts of its workload, once."""
 
@@ -61,16 +58,13 @@ def points(
     concurrency: Sequence[int],
     rates: Sequence[float],
     temperatures: Sequence[float],
-    caches: Sequence[bool],
 ) -> tuple[Point, ...]:
-    """Every combination. `caches`: whether requests may share prefixes."""
+    """Every combination."""
     loads: list[tuple[int | None, float | None]] = [(each, None) for each in concurrency]
     loads += [(None, each) for each in rates]
     return tuple(
-        Point(workload, temperature, most, rate, cache)
-        for workload, temperature, cache, (most, rate) in itertools.product(
-            workloads, temperatures, caches, loads
-        )
+        Point(workload, temperature, most, rate)
+        for workload, temperature, (most, rate) in itertools.product(workloads, temperatures, loads)
     )
 
 
@@ -96,7 +90,7 @@ def blocks(
     A round goes through the points in an order of its own, so that a drift of the machine falls on all alike, and so
     that what is there when the time is up has the same number of blocks everywhere.
     """
-    rng = seeded(f"{sizes.seed} order {launch}")
+    rng = seeded(f"order {launch}")
     found = []
     dealt = {
         point: deal(workloads[point.workload].prompts, point, sizes=sizes, launch=launch) for point in wanted
@@ -114,12 +108,13 @@ def blocks(
 def deal(prompts: Sequence[Prompt], point: Point, *, sizes: Sizes, launch: int) -> list[tuple[Item, ...]]:
     """The requests of a point's blocks: every prompt equally often, and as often as the load needs.
 
-    Prompts are shuffled anew for each time through, with one seed for all arms.
+    Prompts are shuffled again for each round, alike for all arms.
     """
-    rng = seeded(f"{sizes.seed} deal {point} {launch}")
+    rng = seeded(f"deal {point} {launch}")
     if sizes.is_whole:
         return [_copies(rng.sample(prompts, len(prompts))) for _ in range(sizes.blocks)]
-    rounds = max(1, math.ceil(sizes.blocks * _least(point, sizes) / len(prompts)))
+    least = _LEAST_AT_RATE if point.concurrency is None else PER_SLOT * point.concurrency
+    rounds = max(1, math.ceil(sizes.blocks * least / len(prompts)))
     line: list[Prompt] = []
     for _ in range(rounds):
         once = list(prompts)
@@ -127,12 +122,6 @@ def deal(prompts: Sequence[Prompt], point: Point, *, sizes: Sizes, launch: int) 
         line += once
     bounds = [len(line) * place // sizes.blocks for place in range(sizes.blocks + 1)]
     return [_copies(line[low:high]) for low, high in itertools.pairwise(bounds)]
-
-
-def _least(point: Point, sizes: Sizes) -> int:
-    if sizes.per_block is not None:
-        return sizes.per_block
-    return _LEAST_AT_RATE if point.concurrency is None else max(1, PER_SLOT * point.concurrency)
 
 
 def _copies(prompts: Sequence[Prompt]) -> tuple[Item, ...]:

@@ -21,7 +21,7 @@ from specserve.serve.requests import Refused, endpoint
 
 _COUNTERS_S = 2.0
 _NONCE = secrets.token_hex(8)
-"""Of this run of the program: everything else in a salt comes from the seed, and a server may outlive the run."""
+"""Of this run of the program: everything else in a salt is alike in every run, and a server may outlive the run."""
 _HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -41,13 +41,12 @@ class Abilities:
 
 @dataclass(slots=True)
 class Running:
-    """An arm's server, ready for passes; a context manager. `check` raises where it is gone."""
+    """An arm's server, ready for passes; a context manager. `check` raises if it is gone."""
 
     arm: Arm
     url: str
     abilities: Abilities
     check: Callable[[], None]
-    ignore_eos: bool = False
     _client: Client = field(repr=False, kw_only=True)
 
     def __enter__(self) -> Running:
@@ -70,14 +69,13 @@ class Running:
         if before is not None:
             self._settled(before, len(sent.requests))
 
-    def run(self, driver: Driver, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
-        """One block. Also returns the answers' texts. Raises TrafficError where none was answered."""
+    def run(self, driver: Driver, block: Block, *, launch: int) -> Pass:
+        """One block. Raises TrafficError if no request was answered."""
         point = block.point
         salt = f"{_NONCE}.{launch}.{block.number}.{block.seed}" if self.abilities.takes_salt else None
         requests = []
         for index, item in enumerate(block.items):
-            part = item.copy if point.prefix_cache else index
-            shared = f"{salt}.{part}.{self._mark}" if salt else None
+            shared = f"{salt}.{item.copy}.{self._mark}" if salt else None
             seed = (block.seed + index) % 2**31 if point.temperature > 0 else None
             requests.append(self._request(item, shared, seed=seed))
         traffic = self._traffic(
@@ -92,7 +90,7 @@ class Running:
         self.check()
         self._refuse_silence(sent.requests)
         gained = self._gained(before, len(sent.requests))
-        done = Pass(
+        return Pass(
             launch=launch,
             block=block.number,
             point=point,
@@ -102,7 +100,6 @@ class Running:
             requests=sent.requests,
             acceptance=gained,
         )
-        return done, dict(sent.texts)
 
     @property
     def _mark(self) -> str:
@@ -110,12 +107,13 @@ class Running:
         return hashlib.sha256(self.arm.name.encode()).hexdigest()[:8]
 
     def _request(self, item: Item, salt: str | None, *, seed: int | None = None) -> dict[str, Any]:
-        prompt, body = item.prompt, {}
-        if salt is not None:
-            body["cache_salt"] = salt
-        extra: dict[str, Any] = {**body, **({"seed": seed} if seed is not None else {})}
-        request: dict[str, Any] = {"id": item.id, "max_tokens": prompt.max_tokens, "extra_body": extra}
-        return request | self._content(prompt)
+        extra = {"cache_salt": salt, "seed": seed}
+        return {
+            "id": item.id,
+            "max_tokens": item.prompt.max_tokens,
+            "extra_body": {name: value for name, value in extra.items() if value is not None},
+            **self._content(item.prompt),
+        }
 
     def _content(self, prompt: Prompt) -> dict[str, Any]:
         if prompt.messages is not None:
@@ -134,19 +132,18 @@ class Running:
         return Traffic(
             url=self.url,
             model=self.abilities.model,
-            is_chat="messages" in requests[0],
+            endpoint="chat/completions" if "messages" in requests[0] else "completions",
             requests=requests,
             concurrency=concurrency,
             request_rate=request_rate,
             seed=seed,
             extra_body={"temperature": temperature},
-            ignore_eos=self.ignore_eos,
             api_key_env=self.arm.api_key_env,
-            is_own=self.arm.plan is not None,
+            ssl_verify=self.arm.plan is None,
         )
 
     def count(self, prompt: Prompt) -> int | None:
-        """Tokens of a prompt with its template, as the server counts; None where it does not tell."""
+        """Tokens of a prompt with its template, as the server counts; None if it does not tell."""
         if not self.abilities.can_count:
             return None
         body = self._content(prompt) | {"model": self.abilities.model}
@@ -181,7 +178,7 @@ class Running:
         return now
 
 
-def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool = False) -> Running:
+def connect(arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
     """Ask a server that answers what it can. Raises TrafficError, UsageError."""
     place = endpoint(url, api_key_env=arm.api_key_env)
     client = Client(place)
@@ -192,7 +189,7 @@ def connect(arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool =
     abilities = Abilities(wanted, client.max_model_len(wanted), has_chat=True, takes_salt=True)
     abilities = _tried(client, abilities)
     named = arm if arm.model else replace(arm, model=wanted)
-    return Running(named, place.root, abilities, check, ignore_eos, _client=client)
+    return Running(named, place.root, abilities, check, _client=client)
 
 
 def _tried(client: Client, abilities: Abilities) -> Abilities:

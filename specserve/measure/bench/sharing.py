@@ -1,4 +1,4 @@
-"""A result without what is private, to be given to others: names, paths, launches and free text go. Writes no file."""
+"""A result without what is private, to be given to others: names, paths, launches and free text go."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from specserve.errors import FactError, UsageError
 from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Result, WorkloadInfo, result_text
 
 HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
@@ -18,6 +19,22 @@ _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 .,:;%=@_()+-]{0,119}")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _SHIPPED = "specserve"
+
+
+def refuse_taken(place: str) -> None:
+    """Raises UsageError if something is there already: before an hour of measuring, not after it."""
+    if Path(place).exists():
+        raise UsageError(f"`{place}` exists already", hint="`--share` writes a new file")
+
+
+def write_shared(result: Result, place: str) -> None:
+    """Write what may be given to others. Raises UsageError if a file is there, FactError for another reason."""
+    refuse_taken(place)
+    try:
+        with Path(place).open("x", encoding="utf-8") as file:
+            file.write(text(result))
+    except (OSError, ValueError) as error:
+        raise FactError(f"cannot write `{place}`: {getattr(error, 'strerror', None) or error}") from error
 
 
 def text(result: Result) -> str:
@@ -61,7 +78,7 @@ def _name(result: Result) -> str:
 
 
 def _arm_names(arms: tuple[ArmInfo, ...]) -> dict[str, str]:
-    """`baseline`, or how the arm speculates; numbered where two would be alike."""
+    """`baseline`, or how the arm speculates; numbered if two would be alike."""
     names: dict[str, str] = {}
     for arm in arms:
         count = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""

@@ -16,11 +16,10 @@ from specserve.measure.tune.plan import OPTIONS, TuneRequest
 from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, build
 from specserve.measure.tune.walk import geometric, geometric_rate
-from specserve.memory.estimate import Interval as Bounds
-from specserve.memory.estimate import MemoryEstimate
+from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.memory.judge import assess
 from specserve.memory.reckoning import reckon
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation
 from specserve.profile.schema import Profile, world_size
 
 DEFAULT_CONTEXT = 1024
@@ -99,7 +98,7 @@ class Estimate:
 
 
 def estimate(
-    s: Situation,
+    s: MemorySituation,
     *,
     chance: Chance,
     concurrency: Sequence[int],
@@ -159,7 +158,7 @@ def _rates(machine: Machine) -> Rates:
     return Rates(known.bandwidth_bytes_per_s, known.flops)
 
 
-def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
+def _at_once(s: MemorySituation, context_tokens: float) -> Bounds | None:
     """Requests of so many tokens that the KV cache holds, drafts included."""
     r = reckon(s)
     needed = r.demand.blocks_per_request(math.ceil(context_tokens) + r.demand.lookahead_tokens)
@@ -169,13 +168,13 @@ def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
     return Bounds(low, high)
 
 
-def _why_constant(s: Situation) -> str | None:
+def _why_constant(s: MemorySituation) -> str | None:
     """Why the drafter would follow no schedule on the runner that the launch gets; None if it would."""
     there = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
     return schedule.follows_schedule(there)
 
 
-def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
+def _basis(s: MemorySituation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
     machine, known = s.machine, s.machine.accelerator
     entry = next((each for each in entries() if each.accelerator == known), None)
     gbs, tflops = (known.bandwidth_bytes_per_s or 0) / 1e9, (known.flops or 0) / 1e12

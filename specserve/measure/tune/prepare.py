@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
-from specserve.measure.tune.schedule import most_requests
+from specserve.measure.tune.schedule import between, most_requests, situation
 
 if TYPE_CHECKING:
     from specserve.measure.bench.arms import Fit
-    from specserve.measure.tune.candidates import Idea
     from specserve.measure.tune.plan import Candidate, Fitted, Wish
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
@@ -55,21 +54,26 @@ def prepared(
 ) -> Prepared:
     """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
 
-    `most_tokens`: K_max by candidate, of a run that is gone on with.
+    `most_tokens`: K_max by candidate, of a run that is resumed.
     """
     from specserve.measure.bench.arms import fit
-    from specserve.measure.bench.request import prompts_of, sources
-    from specserve.measure.tune.candidates import arm, not_tried
+    from specserve.measure.bench.plan import prompts_of, sources
+    from specserve.measure.tune.candidates import arm, candidates, ideas, not_tried
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
-    from specserve.measure.tune.schedule import between, situation
     from specserve.measure.values import seconds
 
     own, plan = _launched(asked, starts=starts, notices=notices)
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = _ideas(asked, own, temperatures, most_tokens=most_tokens or {})
-    found, left_out = _candidates(asked, own, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
+    wanted = [
+        dataclasses.replace(each, most_tokens=(most_tokens or {}).get(each.name))
+        for each in ideas(own, asked, temperatures=temperatures)
+    ]
+    found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
+    if not found:
+        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
+    most = max(each.most_tokens for each in found)
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
@@ -86,11 +90,7 @@ def prepared(
         expect=tuple(own.expect),
         vllm=plan.vllm,
         marks=_marks(names),
-        between=between(
-            loads,
-            most_tokens=max(each.most_tokens for each in found),
-            most_requests=most_requests(own),
-        ),
+        between=between(loads, most_tokens=most, most_requests=most_requests(own)),
         prompts=_PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
@@ -102,52 +102,12 @@ def prepared(
     return Prepared(asked, own, wish, room, fitted(wish, confirms=asked.confirm))
 
 
-def _ideas(
-    asked: TuneRequest,
-    profile: Profile,
-    temperatures: tuple[float, ...],
-    *,
-    most_tokens: Mapping[str, int],
-) -> list[Idea]:
-    from specserve.measure.tune.candidates import ideas
-
-    found = ideas(profile, asked, temperatures=temperatures)
-    return [dataclasses.replace(each, most_tokens=most_tokens.get(each.name)) for each in found]
-
-
-def _candidates(
-    asked: TuneRequest,
-    profile: Profile,
-    wanted: list[Idea],
-    *,
-    loads: tuple[int, ...],
-    plan: LaunchPlan,
-    starts: bool,
-    notices: Notices,
-) -> tuple[list[Candidate], list[tuple[str, str, str]]]:
-    from specserve.measure.tune.candidates import candidates
-
-    found, left_out = candidates(
-        profile, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices
-    )
-    if not found:
-        raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
-    return found, left_out
-
-
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
-    """The profile as it is written, and its plan; checked where it is to start."""
+    """The profile as it is written, and its plan; checked if it is to start."""
     from specserve.checks.preflight import cleared
-    from specserve.checks.prepare import prepare
     from specserve.profile.load import load_profile
 
-    options: dict[str, Any] = {
-        "settings": asked.settings, "port": 0, "notices": notices,
-    }  # fmt: skip
-    if starts:
-        _, plan = cleared(asked.profile, **options)
-    else:
-        _, plan = prepare(asked.profile, starts=False, **options)
+    _, plan = cleared(asked.profile, settings=asked.settings, port=0, starts=starts, notices=notices)
     _refuse_old(plan.vllm)
     return load_profile(asked.profile, settings=asked.settings), plan
 
@@ -178,8 +138,8 @@ def _points(
     from specserve.measure.workloads.shipped import SHIPPED
 
     promised = [item for item in profile.expect if item.concurrency is not None]
-    told = tuple(dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED))
-    workloads = names or tuple(name for name in told if name) or _WORKLOADS
+    named = dict.fromkeys(item.workload for item in promised if item.workload in SHIPPED)
+    workloads = names or tuple(name for name in named if name) or _WORKLOADS
     temperatures = numbers(asked.temperature, "--temperature", least=0.0, most=2.0) or tuple(
         dict.fromkeys(item.temperature for item in promised if item.temperature is not None)
     )
@@ -199,7 +159,7 @@ def _points(
 
 
 def _objective(asked: TuneRequest, wish: Wish) -> Any:
-    """As asked for; else goodput where a point that is measured has limits. Raises UsageError for goodput without."""
+    """As asked for; else goodput if a point that is measured has limits. Raises UsageError for goodput without."""
     from specserve.measure.tune.choose import limits_at
 
     is_limited = any(limits_at(wish.expect, point) is not None for point in wish.points())

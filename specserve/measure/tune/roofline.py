@@ -11,10 +11,10 @@ from specserve.measure.tune.walk import geometric
 from specserve.memory.compose import compose
 from specserve.memory.defaults import language_part, served_bytes
 from specserve.memory.defaults import shape as sizes
-from specserve.memory.kv import Stage
+from specserve.memory.demand import PipelineStage as Stage
 from specserve.memory.parts import tallied
 from specserve.memory.settings import HEADS, Settings, Speculative
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation as Situation
 from specserve.memory.weights import weigh
 from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts

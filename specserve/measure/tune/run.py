@@ -1,20 +1,20 @@
-"""One tune from its first launch to its confirmation: starts servers, sends prompts, keeps what came."""
+"""One tune from its first launch to its confirmation, on the measuring engine."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
 
-from specserve.errors import Interrupted, LaunchError, TrafficError
-from specserve.measure.bench import rundir
+from specserve.errors import LaunchError, TrafficError
 from specserve.measure.bench.arms import Arm
-from specserve.measure.bench.driver import Driver, Pass
-from specserve.measure.bench.rundir import RunDirectory
+from specserve.measure.bench.driver import Driver
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import Noted, OnNews, RunDirectory
 from specserve.measure.bench.schedule import Block, arm_order
-from specserve.measure.bench.server import Running, connect
+from specserve.measure.bench.server import Running
+from specserve.measure.run import Measurement
 from specserve.measure.tune.plan import (
     BASELINE,
     CONFIRMING,
@@ -31,69 +31,53 @@ from specserve.measure.tune.plan import (
     split,
 )
 from specserve.measure.tune.result import Choice
-from specserve.measure.workloads.load import load, load_warm_up
-from specserve.measure.workloads.workload import Prompt, Workload
-from specserve.plan.launch import with_port
-from specserve.serve import events
-from specserve.serve.causes import signal_name
-from specserve.serve.process import free_port
-from specserve.serve.server import running
+from specserve.measure.workloads.workload import Prompt
 from specserve.serve.signals import StopRequest
 
-_WARM_UP_TOKENS = 24
-_WARM_UP_LOAD = 8
 _EXTRA_SHARE = 0.25
-"""A pass at a load between takes about so much of one at a point."""
+"""A pass at a load between takes about this share of one at a point."""
 
 
-@dataclass(slots=True)
-class Tune:
+class Tune(Measurement):
     """A tune while it runs; a context manager, which ends what still serves.
 
     Launches are numbered in the order of the wish; the confirmation is the last.
     """
 
-    wish: Wish
-    directory: RunDirectory
-    on_news: rundir.OnNews
-    stop: StopRequest
-    fits_two: bool
-    """Whether two servers fit at once, so that they can take turns."""
-    slots: Sequence[tuple[str, ...]] = ()
-    """Accelerators of each of two servers."""
-    share: float = 1.0
-    """Of the prompts, by the budget."""
-    least_share: float = 1.0
-    """Of a workload's prompts, the fewest that a pass was sent."""
-    passes: list[Pass] = field(default_factory=list)
-    chosen: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
-    held_out: dict[str, tuple[Prompt, ...]] = field(default_factory=dict)
-    workloads: dict[str, Workload] = field(default_factory=dict)
-    kv_tokens: dict[str, int] = field(default_factory=dict)
-    """Of each server's KV cache."""
-    versions: dict[str, str] = field(default_factory=dict)
-    host: dict[str, str] = field(default_factory=dict)
-    """Where it was measured, of a run that is told again."""
-    failed: dict[str, str] = field(default_factory=dict)
-    """Candidates that could not be measured, with the reason."""
-    notes: list[str] = field(default_factory=list)
-    launches: int = 0
-    is_interleaved: bool = False
-    _stack: ExitStack = field(default_factory=ExitStack)
-    _plain: Running | None = None
-    """The server without speculation, which stays up for the confirmation where two servers fit at once."""
-    _began_s: float = field(default_factory=time.monotonic)
-    _confirms: bool = False
-    _done: int = 0
-    _new: int = 0
-    """Passes of this start of the program."""
-    _total: int = 1
-    _extras: int = 0
-    """Passes of `_total` at loads between."""
-    _starts_s: list[float] = field(default_factory=list)
-    """What each server took to start."""
-    _full_s: list[float] = field(default_factory=list)
-    """What each pass at a point took, or would have taken with all prompts."""
+    def __init__(
+        self,
+        wish: Wish,
+        directory: RunDirectory,
+        on_news: OnNews,
+        stop: StopRequest,
+        *,
+        fits_two: bool,
+        slots: Sequence[tuple[str, ...]] = (),
+        share: float = 1.0,
+    ) -> None:
+        """`fits_two`: two servers fit at once, so they can take turns. `slots`: accelerators of each of two servers.
+
+        `share`: of the prompts, by the budget.
+        """
+        super().__init__(
+            directory, on_news, stop, points=wish.points(), sources=wish.sources, max_tokens=wish.max_tokens
+        )
+        content = directory.content
+        self.wish, self.share = wish, share
+        self._fits_two, self._slots = fits_two, slots
+        self.least_share = float(content.get("least_share", 1.0))
+        """Of a workload's prompts, the fewest that a pass was sent."""
+        self.failed: dict[str, str] = dict(content.get("failed", {}))
+        """Candidates that could not be measured, with the reason."""
+        self.is_interleaved = bool(content.get("is_interleaved"))
+        self._stack = ExitStack()
+        self._plain: Running | None = None
+        """The server without speculation, which stays up for the confirmation if two servers fit at once."""
+        self._began_s = time.monotonic()
+        self._confirms = False
+        """Whether a confirmation is still to come, for which a part of the budget is held back."""
+        self._full_s: list[float] = []
+        """What each pass at a point took, or would have taken with all prompts."""
 
     def __enter__(self) -> Tune:
         return self
@@ -101,18 +85,24 @@ class Tune:
     def __exit__(self, *exception: object) -> None:
         self._stack.__exit__(*exception)  # type: ignore[arg-type]
 
+    def prompts(self) -> tuple[dict[str, tuple[Prompt, ...]], dict[str, tuple[Prompt, ...]]]:
+        """By workload, the prompts to choose by, and those held out for the confirmation."""
+        chosen, held_out = {}, {}
+        for name, workload in self.workloads.items():
+            chosen[name], held_out[name] = split(workload.prompts, self.wish.prompts)
+            if chosen[name] == held_out[name]:
+                self.note(f"{name}: too few prompts to keep some for the confirmation")
+        return chosen, held_out
+
     def measure(self, candidates: Sequence[Candidate], *, confirms: bool) -> None:
         """Everything that the choice needs. Raises LaunchError, TrafficError, Interrupted; what was measured stays.
 
-        `confirms`: whether a confirmation follows; where its two servers cannot run at once, the one without
+        `confirms`: whether a confirmation follows; if its two servers cannot run at once, the one without
         speculation is sent its prompts now.
         """
-        self._recall()
-        room = self.directory.content.get("room")
-        if room is not None:
-            self._load(**room)
+        self.failed.clear()
         self._confirms = confirms
-        self._plan(candidates)
+        self._expect(candidates)
         self._launch(0, self.wish.baseline, None, confirms=confirms)
         first: LaunchError | TrafficError | None = None
         for number, each in enumerate(candidates, start=1):
@@ -123,61 +113,45 @@ class Tune:
             except (LaunchError, TrafficError) as error:
                 first = first or error
                 self.failed[each.name] = error.message
-                self.on_news(rundir.Noted(f"{each.name} is left out: {error.message}"))
+                self.on_news(Noted(f"{each.name} is left out: {error.message}"))
         self._confirms = False
         if first is not None and all(each.small or each.name in self.failed for each in candidates):
             raise first
 
-    def recall(self) -> None:
-        """All that a complete run measured, and what it said: nothing is started."""
-        self._recall()
-        content = self.directory.content
-        self.failed = dict(content.get("failed", {}))
-        self.notes = list(content.get("notes", []))
-        self.versions = dict(content.get("versions", {}))
-        self.host = dict(content.get("host", {}))
-        self.is_interleaved = bool(content.get("is_interleaved"))
-
-    def _recall(self) -> None:
-        self.passes = self.directory.passes()
-        self.kv_tokens = dict(self.directory.content.get("kv_tokens", {}))
-        self.launches = int(self.directory.content.get("launches", 0))
-        self.least_share = float(self.directory.content.get("least_share", 1.0))
-
     def confirm(self, arm: Arm, *, launch: int) -> None:
-        """The chosen server and the one without speculation, turn by turn where both fit, on held-out prompts."""
-        blocks = confirming(self.wish, self.held_out, share=self.share)
-        both = [self.wish.baseline, arm]
-        least = LEAST_ROUNDS * len(self.wish.points())
+        """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
+        blocks = self._confirming()
+        least = LEAST_ROUNDS * len(self.points)
         if self.is_late():
             blocks = blocks[:least]
-        left = sum(not self._is_confirmed(launch, block, each.name) for block in blocks for each in both)
-        self._total = self._done + left
-        if not left:
-            self.is_interleaved = bool(self.directory.content.get("is_interleaved"))
+        # without room for two, the server without speculation was sent them in the first launch
+        if all(
+            self.has(launch, block, name) or (name == BASELINE and self.has(0, block, name))
+            for block in blocks
+            for name in (BASELINE, arm.name)
+        ):
             return
-        with self._traffic(f"confirm-{launch}", both) as (stack, driver, servers):
-            servers[arm.name] = stack.enter_context(self._server(arm, launch))
-            self.is_interleaved = self.fits_two
-            if self.is_interleaved:
-                servers[BASELINE] = self._plain or stack.enter_context(
-                    self._server(self.wish.baseline, launch, slot=1)
-                )
-            stack.callback(driver.close)
-            self.directory.update(is_interleaved=self.is_interleaved)
-            self._warm_up(servers, driver)
+        arms = [arm, self.wish.baseline] if self._fits_two else [arm]
+        self.expected.clear()
+        for block in blocks:
+            for each in arms:
+                self.expected[each.name, block.point] += not self.has(launch, block, each.name)
+        self.launches_left = 1 if self._plain is not None else len(arms)
+        self.is_interleaved = self._fits_two
+        self.directory.update(is_interleaved=self.is_interleaved)
+        beside = {BASELINE: self._plain} if self._plain is not None else {}
+        with self.session(arms, label=str(launch), devices=self._devices(arm.name), beside=beside) as (
+            servers,
+            driver,
+        ):
             for place, block in enumerate(blocks):
                 if place >= least and self.is_late():
                     break  # with fewer rounds there would be no interval
                 for name in arm_order(block, list(servers)):
                     self._pass(servers[name], driver, block, launch=launch)
 
-    def _is_confirmed(self, launch: int, block: Block, arm: str) -> bool:
-        """Whether it was measured; without room for two, the server without speculation was in the first launch."""
-        return self._has(launch, block, arm) or (arm == BASELINE and self._has(0, block, arm))
-
     def launch_of(self, choice: Choice, *, first: int) -> int:
-        """The number of the launch that confirms this choice: another one, after a resumption, is another launch."""
+        """The number of the launch that confirms this choice; after a resumption, another choice has another one."""
         block = json.dumps(choice.speculation, sort_keys=True)
         known = list(self.directory.content.get("confirming", []))
         if block not in known:
@@ -186,13 +160,15 @@ class Tune:
         return first + known.index(block)
 
     def share_now(self) -> float:
-        """Of the prompts: as planned, and less where passes take longer than the budget has room for."""
+        """Of the prompts: as planned, and less if passes take longer than the budget has room for."""
         left_s = self.left_s()
         if left_s is None or not self._full_s:
             return self.share
-        extras = self._extras - sum(EXTRA <= each.block < CONFIRMING for each in self.passes)
-        left = max(1.0, self._total - self._done - (1 - _EXTRA_SHARE) * extras)
-        wanted_s = sum(self._full_s) / len(self._full_s) * left
+        left = sum(
+            count if point in self.points else count * _EXTRA_SHARE
+            for (_, point), count in (+self.expected).items()
+        )
+        wanted_s = sum(self._full_s) / len(self._full_s) * max(1.0, left)
         return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
 
     def left_s(self) -> float | None:
@@ -208,7 +184,7 @@ class Tune:
             return 0.0
         relative = confirmation_s(self.wish, tokens_per_s=1.0) / measuring_s(self.wish, tokens_per_s=1.0)
         pass_s = sum(self._full_s) / len(self._full_s)
-        sent_s = pass_s * len(self.wish.points()) * relative * LEAST_ROUNDS / ROUNDS * self.share
+        sent_s = pass_s * len(self.points) * relative * LEAST_ROUNDS / ROUNDS * self.share
         return sent_s + max(self._starts_s, default=0.0)
 
     def is_late(self) -> bool:
@@ -216,140 +192,67 @@ class Tune:
         left_s = self.left_s()
         return left_s is not None and left_s <= 0
 
-    def _plan(self, candidates: Sequence[Candidate]) -> None:
-        points = len(self.wish.points())
-        self._extras = 2 * sum(len(self.wish.extras(each)) for each in (None, *candidates))
-        self._total = points * (1 + len(candidates)) + self._extras
-        self._done = len(self.passes)
+    def _expect(self, candidates: Sequence[Candidate]) -> None:
+        """Count the passes and launches that are still to come."""
+        workload, temperature = self.wish.workloads[0], self.wish.temperatures[0]
+        for each in (None, *candidates):
+            name = BASELINE if each is None else each.arm.name
+            self.expected.update((name, point) for point in self.points)
+            for load in self.wish.extras(each):
+                self.expected[name, Point(workload, temperature, load)] += 2
+        self.expected.subtract((each.arm, each.point) for each in self.passes if each.block < CONFIRMING)
+        self.launches_left = 1 + len(candidates)
+
+    def _confirming(self) -> list[Block]:
+        return confirming(self.wish, self.prompts()[1], share=self.share)
 
     def _launch(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> None:
         """One server and its cells, those that are not there yet."""
-        if self.chosen and self._is_done(number, arm, candidate, confirms=confirms):
+        if self.workloads and self._is_done(number, arm, candidate, confirms=confirms):
+            self.launches_left -= 1
             return
-        with self._traffic(f"{arm.name}-{number}", [arm]) as (stack, driver, servers):
-            stays = candidate is None and confirms and self.fits_two
-            holder = self._stack if stays else stack
-            server = holder.enter_context(self._server(arm, number, slot=int(candidate is None)))
-            self._plain = server if stays else self._plain
-            servers[arm.name] = server
-            stack.callback(driver.close)
-            if not self.chosen:
-                self._prepare(server)
-            self._warm_up(servers, driver)
-            for place in range(len(cells(self.wish, self.chosen, candidate=candidate))):
+        label = str(number)
+        beside: dict[str, Running] = {}
+        if candidate is None and confirms and self._fits_two:
+            devices = self._devices(BASELINE).get(BASELINE)
+            self._plain = self._stack.enter_context(self.server(arm, label=label, devices=devices))
+            beside = {BASELINE: self._plain}
+        devices_of = self._devices(arm.name)
+        with self.session([arm], label=label, devices=devices_of, beside=beside) as (servers, driver):
+            server, chosen = servers[arm.name], self.prompts()[0]
+            for place in range(len(cells(self.wish, chosen, candidate=candidate))):
                 share = self.share_now()
-                cell = cells(self.wish, self.chosen, candidate=candidate, share=share)[place]
+                cell = cells(self.wish, chosen, candidate=candidate, share=share)[place]
                 if not (cell.is_extra and self.is_late()):
                     self._pass(server, driver, cell.block, launch=number, share=share)
-            if confirms and not self.fits_two:
-                for block in confirming(self.wish, self.held_out, share=self.share):
+            if confirms and not self._fits_two:
+                for block in self._confirming():
                     self._pass(server, driver, block, launch=number)
+
+    def _devices(self, name: str) -> dict[str, tuple[str, ...]]:
+        """Accelerators by arm, if each of two servers has its own."""
+        if len(self._slots) < 2:
+            return {}
+        return {name: self._slots[0], BASELINE: self._slots[1]}
 
     def _is_done(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> bool:
         is_late = self.is_late()
-        found = cells(self.wish, self.chosen, candidate=candidate, share=self.share)
+        found = cells(self.wish, self.prompts()[0], candidate=candidate, share=self.share)
         wanted = [cell.block for cell in found if not (cell.is_extra and is_late)]
-        if confirms and not self.fits_two:
-            wanted += confirming(self.wish, self.held_out, share=self.share)
-        return all(self._has(number, block, arm.name) for block in wanted)
-
-    def _has(self, launch: int, block: Block, arm: str) -> bool:
-        return any((each.launch, each.block, each.arm) == (launch, block.number, arm) for each in self.passes)
+        if confirms and not self._fits_two:
+            wanted += self._confirming()
+        return all(self.has(number, block, arm.name) for block in wanted)
 
     def _pass(
         self, server: Running, driver: Driver, block: Block, *, launch: int, share: float = 1.0
     ) -> None:
-        name = server.arm.name
-        if self._has(launch, block, name):
+        if self.has(launch, block, server.arm.name):
             return
-        done, _ = server.run(driver, block, launch=launch)
+        done = self.send_block(server, driver, block, launch=launch)
         if block.number < EXTRA:
             self._full_s.append(done.duration_s / share)
-            self._keep_share(block)
-        self.directory.append(done)
-        self.passes.append(done)
-        self._done += 1
-        self._new += 1
-        spent_s = time.monotonic() - self._began_s
-        left_s = spent_s / self._new * max(0, self._total - self._done)
-        rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
-        self.on_news(rundir.Passed(name, done.point, rate, self._done, max(self._total, self._done), left_s))
-
-    def _keep_share(self, block: Block) -> None:
-        sent = len({item.prompt.id for item in block.items})
-        share = sent / len(self.chosen[block.point.workload])
-        if share < self.least_share:
-            self.least_share = share
-            self.directory.update(least_share=share)
-
-    @contextmanager
-    def _traffic(
-        self, name: str, arms: Sequence[Arm]
-    ) -> Iterator[tuple[ExitStack, Driver, dict[str, Running]]]:
-        """The load generator for some servers, which ends before they do."""
-        servers: dict[str, Running] = {}
-        with ExitStack() as stack:
-            keys = [arm.api_key_env for arm in arms if arm.api_key_env]
-            log = self.directory.log(f"load-generator-{name}")
-            driver = Driver(log_path=log, on_tick=lambda: self._tick(servers), key_variables=keys)
-            stack.callback(driver.close)
-            yield stack, driver, servers
-            self.on_news(rundir.Stopping(tuple(servers)))
-        self.versions["load generator"] = f"vLLM {driver.vllm}"
-
-    @contextmanager
-    def _server(self, arm: Arm, launch: int, *, slot: int = 0) -> Iterator[Running]:
-        assert arm.plan is not None
-        plan = with_port(arm.plan, free_port(arm.plan.host))
-        if len(self.slots) > 1:
-            plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(self.slots[slot])})
-        log_path = self.directory.log(f"{arm.name}-{launch}")
-        began = time.monotonic()
-
-        def on_event(event: events.Event) -> None:
-            if isinstance(event, events.PhaseStarted):
-                self.on_news(rundir.Starting(arm.name, str(event.phase), str(log_path)))
-
-        self.launches += 1
-        self.directory.update(launches=self.launches)
-        with running(plan, log_path=log_path, on_event=on_event, stop=self.stop) as server:
-            self._starts_s.append(time.monotonic() - began)
-            self.on_news(rundir.Ready(arm.name, self._starts_s[-1]))
-            if server.figures.kv_cache_tokens:
-                self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
-                self.directory.update(kv_tokens=self.kv_tokens)
-            with connect(arm, server.url, check=server.check) as connected:
-                yield connected
-
-    def _prepare(self, server: Running) -> None:
-        """The prompts, as this server can take them; kept, so that a resumed tune sends the same."""
-        room = {"chat": server.abilities.has_chat, "max_model_len": server.abilities.max_model_len}
-        self._load(chat=server.abilities.has_chat, max_model_len=server.abilities.max_model_len)
-        self.directory.update(room=room)
-
-    def _load(self, *, chat: bool, max_model_len: int | None) -> None:
-        for name in self.wish.workloads:
-            source = self.wish.sources.get(name, name)
-            found = load(source, chat=chat, max_model_len=max_model_len, max_tokens=self.wish.max_tokens)
-            self.workloads[name] = found
-            self.chosen[name], self.held_out[name] = split(found.prompts, self.wish.prompts)
-            if self.chosen[name] == self.held_out[name]:
-                self.notes.append(f"{name}: too few prompts to keep some for the confirmation")
-            self.notes += [f"{name}: {remark}" for remark in found.remarks]
-
-    def _warm_up(self, servers: Mapping[str, Running], driver: Driver) -> None:
-        kinds = {each.is_chat: each for each in self.workloads.values()}
-        for name, server in servers.items():
-            self.on_news(rundir.WarmingUp(name))
-            for workload in kinds.values():
-                warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
-                prompts = [replace(each, max_tokens=_WARM_UP_TOKENS) for each in warm.prompts]
-                for temperature in self.wish.temperatures:
-                    server.warm_up(driver, prompts, concurrency=_WARM_UP_LOAD, temperature=temperature)
-
-    def _tick(self, servers: Mapping[str, Running]) -> None:
-        if self.stop.count:
-            number = self.stop.signal or 15
-            raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
-        for server in servers.values():
-            server.check()
+            sent = len({item.prompt.id for item in block.items})
+            kept = sent / len(self.prompts()[0][block.point.workload])
+            if kept < self.least_share:
+                self.least_share = kept
+                self.directory.update(least_share=kept)

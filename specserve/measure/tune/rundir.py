@@ -5,25 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specserve.diagnostics import Notices
 from specserve.errors import UsageError
-from specserve.measure.bench.rundir import RUN, VERSION
+from specserve.measure.bench.arms import host
+from specserve.measure.bench.rundir import RUN, RunDirectory, create, new_place, read_run, resume
 from specserve.measure.tune.plan import OPTIONS, TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
-from specserve.serve.files import read_own, state_folder
+from specserve.serve.files import state_folder
 
 if TYPE_CHECKING:
     from specserve.measure.tune.plan import Wish
 
-
 KIND = "tune"
-_MOST_BYTES = 1 << 20
 _ANSWERS = ("objective", "confirm", "budget")
 """What is asked of passes that are the same for every answer."""
 _WAY_OUT = "another `-o`, or none"
@@ -42,29 +41,24 @@ class Found:
         """The day."""
         return str(self.content.get("created", ""))[:10]
 
-    def answers(self, asked: TuneRequest) -> bool:
-        """Whether it is complete, and this is asked of it: then nothing is started."""
-        return is_answered(self.content, asked)
+    def answers(self, request: TuneRequest) -> bool:
+        """Whether it is complete for this request, a budget that it ran over included: then nothing is started."""
+        before, now = self.content.get("asked", {}), asked_json(request)
+        return bool(self.content.get("is_complete")) and all(before.get(key) == now[key] for key in _ANSWERS)
 
 
-def is_answered(content: Mapping[str, Any], asked: TuneRequest) -> bool:
-    """Whether a run is complete for what is asked now, a budget that it ran over included."""
-    before, now = content.get("asked", {}), asked_json(asked)
-    return bool(content.get("is_complete")) and all(before.get(name) == now[name] for name in _ANSWERS)
-
-
-def asked_json(asked: TuneRequest) -> dict[str, Any]:
+def asked_json(request: TuneRequest) -> dict[str, Any]:
     """As run.json has it."""
-    content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(asked)))
+    content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(request)))
     return content
 
 
 def placed(
     asked: TuneRequest, *, output: str | None, starts: bool, notices: Notices
 ) -> tuple[Prepared, Found | None]:
-    """What is to be done, with the K_max of the run of the same command, and that run where there is one.
+    """What is to be done, with the K_max of the run of the same command, and that run if there is one.
 
-    Raises UsageError where `output` holds another run, and what `prepared` raises.
+    Raises UsageError if `output` holds another run, and what `prepared` raises.
     """
     ready = prepared(asked, starts=starts, notices=notices)
     found = _found(ready, output)
@@ -78,27 +72,41 @@ def placed(
     return ready, None
 
 
-def new_place(wish: Wish, output: str | None) -> Path:
-    """Where a new run goes: beside those of the same command, with the next number."""
-    if output is not None:
-        return Path(output)
-    last = max((number for number, _ in _places(wish)), default=0)
-    stem = _stem(wish)
-    return _folder() / (f"{stem}-{last + 1}" if last else stem)
+def open_directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
+    """A new run, or the one of the same command."""
+    if found is not None:
+        return resume(found.path)
+    wish = ready.wish
+    content = {
+        "kind": KIND,
+        "digest": wish.digest,
+        "layout": wish.layout,
+        "most_tokens": {each.name: each.most_tokens for each in wish.candidates if not each.small},
+        "name": wish.name,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": host(platform_of_arms=wish.platform),
+        "asked": asked_json(ready.asked),
+        "spent_s": 0.0,
+    }
+    return create(Path(output) if output is not None else new_place(KIND, _stem(wish)), content)
 
 
 def _found(ready: Prepared, output: str | None) -> Found | None:
     if output is not None:
         return _in(Path(output), ready)
-    for _, path in sorted(_places(ready.wish), reverse=True):
+    there = []
+    for path in (state_folder() / KIND).glob(f"{_stem(ready.wish)}*"):
         content = _content(path)
         if content is not None and content.get("digest") == ready.wish.digest:
-            return Found(path, content)
-    return None
+            there.append(Found(path, content))
+    # of two that began in the same second, the one with the higher number at its end
+    return max(
+        there, key=lambda each: (each.content["created"], len(each.path.name), each.path.name), default=None
+    )
 
 
 def _in(path: Path, ready: Prepared) -> Found | None:
-    """The run in a folder that was named. Raises UsageError where it is another one."""
+    """The run in a folder that was named. Raises UsageError if it is another one."""
     try:
         is_there = (path / RUN).exists()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -113,23 +121,21 @@ def _in(path: Path, ready: Prepared) -> Found | None:
     return Found(path, content)
 
 
-def _difference(content: Mapping[str, Any], asked: TuneRequest) -> str:
-    """What was asked for otherwise; where nothing was, what else a run is told apart by."""
-    before, now = content.get("asked", {}), asked_json(asked)
+def _difference(content: Mapping[str, Any], request: TuneRequest) -> str:
+    """What was asked for otherwise; if nothing was, what else a run is told apart by."""
+    before, now = content["asked"], asked_json(request)
     found = [
-        f"`--{option}` was {_value(before[name], is_flag=option.startswith('no-'))}"
+        f"`--{option}` was {_value(before[name])}"
         for name, option in OPTIONS.items()
         if name in before and name not in _ANSWERS and before[name] != now[name]
     ]
-    profile = str(before.get("profile", asked.profile))
-    if os.path.normpath(profile) != os.path.normpath(asked.profile):
+    profile = str(before.get("profile", request.profile))
+    if os.path.normpath(profile) != os.path.normpath(request.profile):
         found.append(f"the profile was `{profile}`")
     return ", ".join(found) or "the profile, a model, a workload's file or vLLM is not what it was"
 
 
-def _value(value: object, *, is_flag: bool) -> str:
-    if is_flag:  # a flag takes something away
-        return "not given" if value else "given"
+def _value(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(f"`{item}`" for item in value) or "not given"
     return "not given" if value is None else f"`{value}`"
@@ -139,30 +145,12 @@ def _stem(wish: Wish) -> str:
     return f"{wish.name}-{wish.digest[:8]}"
 
 
-def _folder() -> Path:
-    return state_folder() / "tune"
-
-
-def _places(wish: Wish) -> Iterator[tuple[int, Path]]:
-    """Number and path of what lies where runs of this command do."""
-    wanted = re.compile(re.escape(_stem(wish)) + r"(?:-(\d+))?")
-    try:
-        paths = list(_folder().iterdir())
-    except OSError:  # none was made yet; what else is wrong is told where one is
-        return
-    for path in paths:
-        match = wanted.fullmatch(path.name)
-        if match is not None:
-            yield int(match[1] or 1), path
-
-
 def _content(path: Path) -> dict[str, Any] | None:
-    """run.json of a tune; None where there is none that can be read."""
+    """run.json of a tune; None if there is none that can be read."""
     try:
-        content = json.loads(read_own(path / RUN, most_bytes=_MOST_BYTES))
-    except (OSError, ValueError):
+        content = read_run(path)
+    except UsageError:
         return None
-    if not isinstance(content, dict) or (content.get("kind"), content.get("version")) != (KIND, VERSION):
-        return None
-    is_whole = all(isinstance(content.get(name), dict) for name in ("asked", "most_tokens"))
-    return content if is_whole else None
+    kinds = {"kind": str, "created": str, "asked": dict, "most_tokens": dict}
+    is_whole = all(isinstance(content.get(name), kind) for name, kind in kinds.items())
+    return content if is_whole and content["kind"] == KIND else None

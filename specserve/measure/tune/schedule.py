@@ -31,7 +31,7 @@ class Schedule:
     chosen: Mapping[int, int]
     """K by concurrency."""
     ranges: tuple[Range, ...]
-    """As vLLM takes them; one range where one K serves all."""
+    """As vLLM takes them; one range if one K serves all."""
 
     @property
     def largest(self) -> int:
@@ -84,7 +84,7 @@ def _one_for_all(allowed: Mapping[int, Mapping[int, float]]) -> int:
 
 
 def _loss(rates: Mapping[int, float], tokens: int) -> float:
-    """What choosing this K costs against the best, as a share; all of it where its rate is not known."""
+    """What choosing this K costs against the best, as a share; all of it if its rate is not known."""
     best = max(rates.values())
     return 1.0 if tokens not in rates or best <= 0 else 1.0 - rates[tokens] / best
 
@@ -146,25 +146,6 @@ def _between(low: int, high: int) -> int:
     return min(max(math.isqrt(low * high), low + 1), high - 2)
 
 
-def problems(found: Sequence[Range], *, loads: Collection[int]) -> list[str]:
-    """What vLLM would refuse of it, and loads whose neighbour has another K though there was room between them."""
-    told = []
-    if not found or found[0][0] != 1:
-        told.append("the first range must start at 1")
-    for (_, last, tokens), (first, _, after) in pairwise(found):
-        if first != last + 1:
-            told.append(f"there is a gap or an overlap at {first}")
-        if tokens == after:
-            told.append(f"two ranges that meet at {first} have the same K")
-        room = [load for load in loads if load > last]
-        below = [load for load in loads if load <= last]
-        if room and below and min(room) - max(below) > 2 and (last in loads or first in loads):
-            told.append(f"a bound lies on a load, at {last}")
-    if any(tokens < 0 or last < first for first, last, tokens in found):
-        told.append("a range is empty, or its K negative")
-    return told
-
-
 _LEAST_BESIDE, _MOST_BESIDE = 3, 7
 _LEAST_STEP, _MOST_BETWEEN = 1.12, 9
 FOLLOWS_ON_V2 = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
@@ -187,7 +168,7 @@ class Situation:
 
 
 def follows_schedule(situation: Situation) -> str | None:
-    """None where the drafter drafts what the schedule says; else why not, as a clause."""
+    """None if the drafter follows the schedule; else why not, as a clause."""
     method, runner = situation.method, situation.runner
     if situation.data_parallel_size > 1:
         return "vLLM has no schedule with data parallelism"
@@ -199,7 +180,7 @@ def follows_schedule(situation: Situation) -> str | None:
 
 
 def why_no_ladder(situation: Situation) -> str | None:
-    """None where several K can be measured in one launch; else why not."""
+    """None if several K can be measured in one launch; else why not."""
     reason = follows_schedule(situation)
     if (
         reason is None

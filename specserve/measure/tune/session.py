@@ -1,42 +1,35 @@
-"""One tune from what was prepared to its result: run in its directory, gone on with, confirmed."""
+"""One tune from what was prepared to its result: run in its directory, resumed, confirmed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specserve.diagnostics import Notices
 from specserve.errors import LaunchError, SpecserveError, TrafficError, UsageError
-from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.run import Outlet, spend
+from specserve.measure.tune.plan import TUNED, TuneRequest
 from specserve.measure.tune.prepare import Prepared
-from specserve.measure.tune.rundir import KIND, Found, asked_json, is_answered, new_place
+from specserve.measure.tune.rundir import Found, asked_json, open_directory
 
 if TYPE_CHECKING:
-    from specserve.measure.bench.rundir import News, RunDirectory
+    from specserve.measure.bench.rundir import RunDirectory
     from specserve.measure.tune.choose import Known
     from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
 
-
-@dataclass(frozen=True, slots=True)
-class Outlet:
-    """Where a run says what happens, and how its result is written."""
-
-    notices: Notices
-    open_view: Callable[[], AbstractContextManager[Callable[[News], None]]]
-    files: Callable[[TuneResult], Mapping[str, str]]
-    """The files of a result by name."""
+__all__ = ["Outlet", "refuse_unrunnable", "run_tune", "unconfirmed"]
 
 
 def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
     """Raises UsageError for a profile from stdin, and with `write` for one that could not be changed."""
     if asked.profile == "-":
-        raise UsageError("a tune is not read from stdin: it could not be gone on with", hint="name a file")
+        raise UsageError(
+            "`tune` cannot read a profile from stdin because the run could not be resumed", hint="name a file"
+        )
     if write:
         from specserve.measure.tune.write import refuse_unwritable
 
@@ -46,27 +39,21 @@ def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
 def run_tune(
     ready: Prepared, found: Found | None, *, output: str | None, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
-    """The result, where its raw data lies, and why the choice could not be confirmed, where it could not.
+    """The result, where its raw data lies, and why the choice could not be confirmed, if it could not.
 
     Raises UsageError if the limits leave no two launches, SpecserveError; what was measured stays.
     """
+    from specserve.measure.tune.run import Tune
+    from specserve.serve.signals import stop_on_signals
+
     if not ready.fitted.fits:
         raise UsageError(
             "two launches are needed at least, one without speculation and one with it, which is more than "
             f"{ready.fitted.exceeded}",
             hint="raise it; `--dry-run` tells what each takes",
         )
-    return _measured(ready, found, output=output, outlet=outlet)
-
-
-def _measured(
-    ready: Prepared, found: Found | None, *, output: str | None, outlet: Outlet
-) -> tuple[TuneResult, Path, SpecserveError | None]:
-    from specserve.measure.tune.run import Tune
-    from specserve.serve.signals import stop_on_signals
-
-    began = time.monotonic()
-    directory, say = open_directory(ready, found, output), outlet.notices.say
+    began, say = time.monotonic(), outlet.notices.say
+    directory = open_directory(ready, found, output)
     with ExitStack() as stack:
         stack.enter_context(directory)
         is_told = found is not None and _is_told(ready, directory, notices=outlet.notices)
@@ -75,14 +62,9 @@ def _measured(
         names = ", ".join(each.name for each in ready.kept)
         say(f"{len(ready.wish.points())} points on baseline, {names}; K up to {ready.kept[0].most_tokens}")
         say(f"run directory: {directory.path}")
+        room, share = ready.room, ready.fitted.share
         tune = Tune(
-            ready.wish,
-            directory,
-            view,
-            stop,
-            fits_two=ready.room.at_once >= 2,
-            slots=ready.room.slots,
-            share=ready.fitted.share,
+            ready.wish, directory, view, stop, fits_two=room.at_once >= 2, slots=room.slots, share=share
         )
         try:
             with tune:
@@ -93,13 +75,19 @@ def _measured(
             raise
         finally:
             if not is_told:
-                directory.update(spent_s=_spent_s(directory, began))
+                spend(directory, began)
     return result, directory.path, failure
 
 
-def _spent_s(directory: RunDirectory, began: float) -> float:
-    """By all commands that measured in this directory."""
-    return float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began
+def _is_told(ready: Prepared, directory: RunDirectory, *, notices: Notices) -> bool:
+    """Whether the run is complete for this request, so that nothing is measured again; says which run it is."""
+    found = Found(directory.path, directory.content)
+    if found.answers(ready.asked):
+        notices.say(f"measured on {found.begun} already; `-o` with another folder measures again")
+        return True
+    notices.say(f"resumes the run of {found.begun}; `-o` with another folder starts over")
+    directory.update(asked=asked_json(ready.asked), is_complete=False)
+    return False
 
 
 def unconfirmed(error: SpecserveError, *, write: bool) -> SpecserveError:
@@ -118,22 +106,25 @@ def _tuned(
     from specserve.measure.tune.choose import choose
     from specserve.measure.tune.outcome import outcome
 
+    content = tune.directory.content
     if is_told:
-        tune.recall()
+        tune.versions = dict(content.get("versions", {}))
     else:
         tune.measure(ready.kept, confirms=ready.confirms)
     known = _known(ready, tune)
     if not known:
         raise TrafficError(
-            "nothing that speculates could be timed, so nothing can be said",
+            "no configuration with speculation could be measured",
             hint="longer answers (`--max-tokens`), or another workload",
         )
     choice = choose(known, objective=ready.wish.objective)
+    said = list(content.get("said", ())) if is_told else []
     choice, confirmed, failure = _confirmed(
-        ready, tune, known, choice, is_told=is_told, notices=outlet.notices
+        ready, tune, known, choice, said=None if is_told else said, notices=outlet.notices
     )
-    spent_s = _spent_s(tune.directory, began)
-    duration_s = float(tune.directory.content.get("duration_s", spent_s)) if is_told else spent_s
+    tune.notes = [*tune.notes, *said]
+    spent_s = float(content.get("spent_s", 0.0)) + time.monotonic() - began
+    duration_s = float(content.get("duration_s", spent_s)) if is_told else spent_s
     result = outcome(
         ready.wish,
         tune,
@@ -149,9 +140,8 @@ def _tuned(
         is_complete=failure is None,
         duration_s=duration_s,
         failed=tune.failed,
-        notes=tune.notes,
+        said=said,
         versions=dict(result.versions),
-        host=dict(result.host),
     )
     return result, failure
 
@@ -176,67 +166,30 @@ def _confirmed(
     known: Sequence[Known],
     choice: Choice,
     *,
-    is_told: bool,
+    said: list[str] | None,
     notices: Notices,
 ) -> tuple[Choice, tuple[Confirmed, ...], SpecserveError | None]:
-    """The choice once it was measured on other prompts, what was measured, and why it could not be."""
+    """The choice once it was measured on other prompts, what was measured, and why it could not be.
+
+    `said`: takes notes for the result; None if nothing is to be started.
+    """
+    from specserve.measure.tune.candidates import tuned
     from specserve.measure.tune.choose import after
     from specserve.measure.tune.outcome import confirmed_of
 
     if not choice.speculates or not ready.confirms:
         return choice, (), None
     launch = tune.launch_of(choice, first=len(ready.wish.candidates) + 1)
-    failure = None if is_told else _confirm(ready, tune, choice, launch, notices)
+    failure = None
+    if said is not None and tune.is_late():
+        said.append("the budget was used up before the choice could be confirmed at every point")
+    elif said is not None:
+        server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED, notices=notices)
+        try:
+            tune.confirm(server, launch=launch)
+        except (LaunchError, TrafficError) as error:
+            said.append(f"the choice could not be confirmed: {error.message}")
+            failure = error
     mine = next(each for each in known if each.candidate.name == choice.candidate)
     confirmed = confirmed_of(ready.wish, tune.passes, choice, mine, launch=launch)
     return after(choice, confirmed, objective=ready.wish.objective), confirmed, failure
-
-
-def _confirm(
-    ready: Prepared, tune: Tune, choice: Choice, launch: int, notices: Notices
-) -> SpecserveError | None:
-    """Launch the choice beside the server without speculation; why that failed."""
-    from specserve.measure.tune.candidates import tuned
-    from specserve.measure.tune.plan import TUNED
-
-    if tune.is_late():
-        tune.notes.append("the budget was used up before the choice could be confirmed at every point")
-        return None
-    server = tuned(ready.asked.profile, ready.asked, choice, name=TUNED, notices=notices)
-    try:
-        tune.confirm(server, launch=launch)
-    except (LaunchError, TrafficError) as error:
-        tune.notes.append(f"the choice could not be confirmed: {error.message}")
-        return error
-    return None
-
-
-def open_directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
-    """A new run, or the one of the same command."""
-    from specserve.measure.bench.rundir import create, resume
-
-    if found is not None:
-        return resume(found.path)
-    wish = ready.wish
-    content = {
-        "kind": KIND,
-        "digest": wish.digest,
-        "layout": wish.layout,
-        "most_tokens": {each.name: each.most_tokens for each in wish.candidates if not each.small},
-        "name": wish.name,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "asked": asked_json(ready.asked),
-        "spent_s": 0.0,
-    }
-    return create(new_place(wish, output), content)
-
-
-def _is_told(ready: Prepared, directory: RunDirectory, *, notices: Notices) -> bool:
-    """Whether the run is complete for what is asked, so that nothing is measured again; says which run it is."""
-    begun = str(directory.content["created"])[:10]
-    if is_answered(directory.content, ready.asked):
-        notices.say(f"measured on {begun} already; `-o` with another folder measures again")
-        return True
-    notices.say(f"goes on with the run of {begun}; `-o` with another folder starts over")
-    directory.update(asked=asked_json(ready.asked), is_complete=False)
-    return False

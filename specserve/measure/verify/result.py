@@ -13,7 +13,7 @@ CONFIDENCE = 0.99
 """Of every interval."""
 
 
-class Verdict(StrEnum):
+class VerifyVerdict(StrEnum):
     """Whether the text is the target's own, best first."""
 
     LOSSLESS = "LOSSLESS"
@@ -41,12 +41,15 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0: all."""
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, temperature: float, top_p: float, top_k: int) -> Sampling:
+        """The settings at a temperature; at 0 only the best token is left, whatever the others are."""
+        return cls(temperature, top_p, top_k) if temperature > 0 else cls(0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ErrorInterval:
     """A figure with the bounds of its 99 % interval."""
 
     value: float
@@ -55,7 +58,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class WrongToken:
     """A token that the target would not have chosen. `before`: the end of the text up to it."""
 
     prompt: str
@@ -71,7 +74,7 @@ class Difference:
 class Greedy:
     """Temperature 0: every token against the best one of a plain prefill."""
 
-    verdict: Verdict
+    verdict: VerifyVerdict
     requests: int
     tokens: int
     best: int
@@ -81,7 +84,7 @@ class Greedy:
     largest_gap: float
     """Of the near-ties, in nats."""
     tie_tolerance: float
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[WrongToken, ...] = ()
     """Tokens behind the best one by more, also when they were scored a second time, alone."""
     unstable: int = 0
     """Tokens that were so the first time, and not the second: the prefill itself varies there."""
@@ -102,7 +105,7 @@ class Sampled:
     """A temperature above 0: how often the best token came, against how often it should."""
 
     sampling: Sampling
-    verdict: Verdict
+    verdict: VerifyVerdict
     requests: int
     tokens: int
     """Those that count: of the tokens whose distribution is known."""
@@ -110,9 +113,9 @@ class Sampled:
     """Positions where the sampling settings leave the distribution unknown."""
     z: float
     """The sum of (1[best] - p) over the root of its variance."""
-    deviation_points: Estimate
+    deviation_points: ErrorInterval
     """Mean of (1[best] - p), in percentage points."""
-    temperature_error_percent: Estimate
+    temperature_error_percent: ErrorInterval
     """How much hotter (+) or colder (-) than asked the tokens are drawn, to first order."""
     outside: int
     """Tokens beyond the likeliest that the server shows."""
@@ -185,7 +188,7 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation:
+class ServerSpeculation:
     """What the server's counters gained meanwhile. `is_on` None: it shows none."""
 
     is_on: bool | None
@@ -199,11 +202,11 @@ class Verification:
     url: str
     model: str
     mode: Literal["chat", "completion"]
-    verdict: Verdict
+    verdict: VerifyVerdict
     elapsed_s: float
     requests: int
     concurrency: int
-    speculation: Speculation
+    speculation: ServerSpeculation
     greedy: Greedy | None = None
     sampled: tuple[Sampled, ...] = ()
     smoke: tuple[Smoke, ...] = ()
@@ -217,7 +220,7 @@ class Verification:
     def has_failed(self) -> bool:
         """Whether anything is wrong: a lossy part, a smoke test, the other server."""
         return (
-            self.verdict is Verdict.LOSSY
+            self.verdict is VerifyVerdict.LOSSY
             or any(item.outcome is Outcome.NOT_OK for item in self.smoke)
             or (self.against is not None and self.against.verdict is Likeness.DIFFERENT)
         )
@@ -225,6 +228,6 @@ class Verification:
     @property
     def is_open(self) -> bool:
         """Whether a fault larger than the margins is still possible."""
-        return self.verdict in (Verdict.NO_FAULT_FOUND, Verdict.INCONCLUSIVE) or (
+        return self.verdict in (VerifyVerdict.NO_FAULT_FOUND, VerifyVerdict.INCONCLUSIVE) or (
             self.against is not None and self.against.verdict in (Likeness.CLOSE, Likeness.INCONCLUSIVE)
         )

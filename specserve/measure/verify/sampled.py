@@ -1,20 +1,20 @@
 """Whether sampled tokens follow the target's distribution: a martingale, clustered by request. Pure.
 
 For a token drawn from the target's own distribution, 1[best] - p(best) has mean 0 whatever came before, and so has the
-score of the temperature. Knows nothing of servers.
+score of the temperature.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
+from typing import NamedTuple
 
 from specserve.measure import statistics
-from specserve.measure.verify.greedy import LEVELS, Position, known
-from specserve.measure.verify.result import CONFIDENCE, Estimate, Sampled, Sampling, Verdict
+from specserve.measure.verify.result import CONFIDENCE, ErrorInterval, Sampled, Sampling, VerifyVerdict
+from specserve.measure.verify.scores import LEVELS, Position, known
 
 MARGIN_POINTS = 1.5
 """A deviation of the best token's share, in percentage points: inside it is LOSSLESS, outside LOSSY."""
@@ -59,13 +59,11 @@ class Tally:
 
 def tally(positions: Sequence[Position], sampling: Sampling) -> Tally:
     """One answer, from its first token on."""
-    counts: Counter[int] = Counter()
     tokens = skipped = 0
     excess = variance = heat = information = 0.0
     outside, expected = [0] * len(LEVELS), [0.0] * len(LEVELS)
     for position in positions:
-        here = known(position, sampling, counts)
-        counts[position.token] += 1
+        here = known(position, sampling)
         if here is None:
             skipped += 1
             continue
@@ -107,7 +105,7 @@ class Collector:
         if self._tokens - self._looked_at >= _LOOK_EVERY:
             self._looked_at = self._tokens
             verdict = judge(self.tallies, self.sampling, is_last=False).verdict
-            is_sure = verdict in (Verdict.LOSSLESS, Verdict.LOSSY)
+            is_sure = verdict in (VerifyVerdict.LOSSLESS, VerifyVerdict.LOSSY)
             self.is_decided = is_sure or self._tokens >= self.most_tokens
 
     def judged(self) -> Sampled:
@@ -120,45 +118,57 @@ def is_cut(sampling: Sampling) -> bool:
     return sampling.top_p < 1 or sampling.top_k > 0
 
 
+class _Ratio(NamedTuple):
+    """A mean with its standard error."""
+
+    value: float
+    error: float
+
+    def is_beyond(self, limit: float, quantile: float) -> bool:
+        """Whether the whole interval lies further from 0 than the limit."""
+        return abs(self.value) - quantile * self.error > limit
+
+    def interval(self, quantile: float) -> ErrorInterval:
+        """The value and the ends of its interval."""
+        return ErrorInterval(
+            self.value, self.value - quantile * self.error, self.value + quantile * self.error
+        )
+
+
 def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True) -> Sampled:
     """The verdict on the requests so far. `is_last`: no more tokens will come, and what is likely is said."""
     used = [item for item in tallies if item.tokens]
     tokens = sum(item.tokens for item in used)
     variance = math.fsum(item.variance for item in used)
     information = math.fsum(item.information for item in used)
-    excess = math.fsum(item.excess for item in used)
     outside = [sum(item.outside[level] for item in tallies) for level in range(len(LEVELS))]
     expected = [math.fsum(item.outside_expected[level] for item in tallies) for level in range(len(LEVELS))]
-    points, points_error = _ratio(
-        [(100 * item.excess, item.tokens) for item in used], model=100 * math.sqrt(variance)
-    )
-    heat, heat_error = _ratio(
-        [(100 * item.heat, item.information) for item in used], model=100 * math.sqrt(information)
-    )
+    points = _ratio([(100 * item.excess, item.tokens) for item in used], model=100 * math.sqrt(variance))
+    heat = _ratio([(100 * item.heat, item.information) for item in used], model=100 * math.sqrt(information))
     quantile = _quantile(CONFIDENCE, len(used) - 1)
     strays = _strays(outside, expected)
-    likely = _reasons((points, points_error), (heat, heat_error), quantile) + strays
+    likely = _reasons(points, heat, quantile) + strays
     strict = _quantile(LOOK_CONFIDENCE, len(used) - 1)
-    reasons = likely if is_last else _reasons((points, points_error), (heat, heat_error), strict) + strays
-    needed = _tokens_needed(
-        (points, points_error),
-        None if is_cut(sampling) else (heat, heat_error),
-        quantile,
-        tokens=tokens,
-        requests=len(used),
-    )
+    reasons = likely if is_last else _reasons(points, heat, strict) + strays
+    is_cut = (
+        sampling.top_p < 1 or sampling.top_k > 0
+    )  # few tokens say little of the temperature, which moves the cut
+    needed = _tokens_needed(points, None if is_cut else heat, quantile, tokens=tokens, requests=len(used))
     if likely:
         needed = 0 if reasons else max(needed, 100)
-    deviation, temperature = _interval(points, points_error, quantile), _interval(heat, heat_error, quantile)
-    is_measured = math.isfinite(points_error)
+    deviation, temperature = points.interval(quantile), heat.interval(quantile)
+    is_measured = math.isfinite(points.error)
     is_bounded = is_measured and not reasons
+    verdict = VerifyVerdict.NO_FAULT_FOUND if needed else VerifyVerdict.LOSSLESS
+    if not is_bounded:
+        verdict = VerifyVerdict.LOSSY if reasons else VerifyVerdict.INCONCLUSIVE
     return Sampled(
         sampling=sampling,
-        verdict=_verdict(reasons, is_measured=is_measured, needed=needed),
+        verdict=verdict,
         requests=len(tallies),
         tokens=tokens,
         skipped=sum(item.skipped for item in tallies),
-        z=excess / math.sqrt(variance) if variance else 0.0,
+        z=math.fsum(item.excess for item in used) / math.sqrt(variance) if variance else 0.0,
         deviation_points=deviation,
         temperature_error_percent=temperature,
         outside=outside[0],
@@ -166,50 +176,37 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
         tokens_needed=needed,
         excluded_points=_largest(deviation, most=100.0) if is_bounded else None,
         excluded_temperature_percent=_largest(temperature, most=WIDEST_PERCENT)
-        if is_bounded and not is_cut(sampling)
+        if is_bounded and not is_cut
         else None,
         reasons=reasons,
     )
 
 
-def _verdict(reasons: Sequence[str], *, is_measured: bool, needed: int) -> Verdict:
-    if reasons:
-        return Verdict.LOSSY
-    if not is_measured:
-        return Verdict.INCONCLUSIVE
-    return Verdict.NO_FAULT_FOUND if needed else Verdict.LOSSLESS
-
-
-def _ratio(pairs: Iterable[tuple[float, float]], *, model: float) -> tuple[float, float]:
+def _ratio(pairs: Sequence[tuple[float, float]], *, model: float) -> _Ratio:
     """Sum over sum, with its standard error: the larger of the one that requests show and the one of the model."""
-    pairs = list(pairs)
     below = math.fsum(b for _, b in pairs)
     if below <= 0:
-        return 0.0, math.inf
+        return _Ratio(0.0, math.inf)
     ratio = math.fsum(a for a, _ in pairs) / below
     spread = math.fsum((a - ratio * b) ** 2 for a, b in pairs)
     clustered = math.sqrt(spread * len(pairs) / (len(pairs) - 1)) if len(pairs) > 1 else math.inf
-    return ratio, max(clustered, model) / below
+    return _Ratio(ratio, max(clustered, model) / below)
 
 
-def _interval(value: float, error: float, quantile: float) -> Estimate:
-    return Estimate(value, value - quantile * error, value + quantile * error)
-
-
-def _largest(estimate: Estimate, *, most: float) -> float | None:
+def _largest(estimate: ErrorInterval, *, most: float) -> float | None:
     """The end of the interval that is further from 0: what lies beyond it is excluded. None if that is over `most`."""
     end = max(abs(estimate.low), abs(estimate.high))
     return end if end <= most else None
 
 
-def _reasons(points: tuple[float, float], heat: tuple[float, float], quantile: float) -> tuple[str, ...]:
-    """What shows that the tokens are not drawn as they should be."""
+def _reasons(points: _Ratio, heat: _Ratio, quantile: float) -> tuple[str, ...]:
+    """What shows that the tokens are not sampled as they should be."""
     found = []
-    if abs(points[0]) - quantile * points[1] > MARGIN_POINTS:
-        often = "too often" if points[0] > 0 else "too rarely"
+    if points.is_beyond(MARGIN_POINTS, quantile):
+        often = "too often" if points.value > 0 else "too rarely"
         found.append(f"the most likely token is sampled {often}")
-    if abs(heat[0]) - quantile * heat[1] > HOT_PERCENT:
-        higher = "higher" if heat[0] > 0 else "lower"
+    if heat.is_beyond(HOT_PERCENT, quantile):
+        higher = "higher" if heat.value > 0 else "lower"
         found.append(f"the tokens are sampled at a {higher} temperature than requested")
     return tuple(found)
 
@@ -224,12 +221,7 @@ def _strays(outside: Sequence[int], expected: Sequence[float]) -> tuple[str, ...
 
 
 def _tokens_needed(
-    points: tuple[float, float],
-    heat: tuple[float, float] | None,
-    quantile: float,
-    *,
-    tokens: int,
-    requests: int,
+    points: _Ratio, heat: _Ratio | None, quantile: float, *, tokens: int, requests: int
 ) -> int:
     """How many more tokens LOSSLESS should take; 0 if the intervals are inside the margins."""
     needed = [_needed(points, quantile, tokens, inside=MARGIN_POINTS)]
@@ -240,21 +232,15 @@ def _tokens_needed(
     return max(needed)
 
 
-def _needed(estimate: tuple[float, float], quantile: float, tokens: int, *, inside: float) -> int:
+def _needed(ratio: _Ratio, quantile: float, tokens: int, *, inside: float) -> int:
     """How many more tokens bring the interval inside, if nothing is wrong: the value falls with its error then."""
-    value, error = abs(estimate[0]), estimate[1]
-    if value + quantile * error < inside:
+    if abs(ratio.value) + quantile * ratio.error < inside:
         return 0
-    if not math.isfinite(error):
+    if not math.isfinite(ratio.error):
         return _FIRST_GUESS
     many = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # of many requests, which it takes by then
-    more = tokens * (((many + 1) * error / inside) ** 2 - 1)
-    return _rounded_up(max(100, tokens / 2, more))
-
-
-def _rounded_up(count: float) -> int:
-    """To two digits: it is an estimate."""
-    step = 10 ** max(0, int(math.log10(max(count, 1))) - 1)
+    count = max(100, tokens / 2, tokens * (((many + 1) * ratio.error / inside) ** 2 - 1))
+    step = 10 ** max(0, int(math.log10(count)) - 1)  # two digits: it is an estimate
     return int(math.ceil(count / step) * step)
 
 

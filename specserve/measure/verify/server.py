@@ -1,26 +1,25 @@
-"""The server that a verification is about: one that runs, or one that is started from a profile and stopped."""
+"""The server that is verified: one that runs, or one that is started from a profile and stopped."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
-from specserve.errors import Interrupted, TrafficError, UsageError
+from specserve.errors import FactError, Interrupted, TrafficError, UsageError
 from specserve.measure.values import refuse_given
 
 if TYPE_CHECKING:
-    from specserve.measure.verify.result import Verification
-    from specserve.measure.verify.run import Progress, Wish
-    from specserve.measure.verify.session import Session
+    from specserve.measure.verify.prompts import VerifyPrompt
+    from specserve.measure.verify.result import Sampling, Verification
+    from specserve.measure.verify.run import VerifyStatus
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
-    from specserve.serve.client import Client
     from specserve.serve.events import OnEvent
     from specserve.serve.signals import StopRequest
 
@@ -28,78 +27,69 @@ if TYPE_CHECKING:
 class ProgressView(Protocol):
     """Shows how far a verification is."""
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: VerifyStatus) -> None:
         """Show it."""
 
     def finish(self) -> None:
-        """Take away what is shown."""
+        """Remove what is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What is to be verified."""
+    """What is to be verified, and how much it may cost."""
 
-    server: str | None
+    samplings: tuple[Sampling, ...]
+    prompts: tuple[VerifyPrompt, ...]
+    limit_s: float = 60.0
+    smoke: bool = True
+    server: str | None = None
     against: str | None = None
     model: str | None = None
     api_key_env: str | None = None
     alternative: str | None = None
     settings: tuple[str, ...] = ()
-    port: int = 0
-    devices: str | None = None
     check: bool = True
 
     @property
-    def is_profile(self) -> bool:
-        """Whether the server is to be started from a profile: a file, or what could only be the name of one."""
+    def profile(self) -> str | None:
+        """The profile that the server is to be started from: a file, or what could only be the name of one."""
         name = self.server
         if name is None or "://" in name:
-            return False
-        if remembered(name) is not None:  # a vLLM command behind `--`
-            return True
-        return name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
+            return None
+        is_command = remembered(name) is not None  # a vLLM command behind `--`
+        is_profile = is_command or name == "-" or name.endswith((".yaml", ".yml")) or Path(name).is_file()
+        return name if is_profile else None
 
 
-@dataclass(frozen=True, slots=True)
-class Views:
-    """Where a verification says what happens."""
+def run_verification(
+    request: VerifyRequest,
+    *,
+    notices: Notices,
+    progress: ProgressView,
+    start_view: Callable[[LaunchPlan], OnEvent],
+) -> Verification:
+    """Verify the server of a request; one that is started from a profile is stopped again.
 
-    notices: Notices
-    progress: ProgressView
-    start: Callable[[LaunchPlan], OnEvent]
-    """Shows the start of a profile's server."""
-
-
-def run_verification(asked: VerifyRequest, wish: Wish, *, views: Views) -> Verification:
-    """Verify what was asked for. Raises SpecserveError, Interrupted for a signal; nothing is left behind."""
+    `start_view` shows its start. Raises SpecserveError, Interrupted for a signal.
+    """
     from specserve.serve.signals import stop_on_signals
 
-    if asked.is_profile:
-        return _profile(asked, wish, views=views)
-    _refuse_profile_options(asked)
-    with stop_on_signals() as stop:
-        url, key = _place(asked.server, asked.api_key_env)
-        return verified(url, key, wish, stop=stop, asked=asked, progress=views.progress)
-
-
-def _refuse_profile_options(asked: VerifyRequest) -> None:
-    given = {
-        "--set": asked.settings,
-        "--alternative": asked.alternative,
-        "--devices": asked.devices,
-        "--port": asked.port,
-        "--no-check": not asked.check,
-    }
+    if request.profile is not None:
+        return _verify_profile(
+            request.profile, request, notices=notices, progress=progress, start_view=start_view
+        )
+    given = {"--set": request.settings, "--alternative": request.alternative, "--no-check": not request.check}
     refuse_given(given, command="verify")
+    with stop_on_signals() as stop:
+        url, key = _address(request.server, request.api_key_env)
+        return verify_url(url, key, request, stop=stop, progress=progress)
 
 
-def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
-    """A URL, the name of a detached server, or the one that is meant without either."""
+def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
+    """The URL of a server, and the variable with its key: a URL, a detached server, or the default without either."""
     from specserve.serve.detached.registry import find_server, names, refuse_file
 
-    if server is None:
-        return find_server(None, None, api_key_env)
-    if server in names():
+    if server is None or server in names():
         return find_server(None, server, api_key_env)
     if "://" in server or ":" in server:
         return server, api_key_env
@@ -110,69 +100,72 @@ def _place(server: str | None, api_key_env: str | None) -> tuple[str, str | None
     )
 
 
-def _profile(asked: VerifyRequest, wish: Wish, *, views: Views) -> Verification:
-    """Start it, verify it, stop it."""
+def _verify_profile(
+    path: str,
+    request: VerifyRequest,
+    *,
+    notices: Notices,
+    progress: ProgressView,
+    start_view: Callable[[LaunchPlan], OnEvent],
+) -> Verification:
     from specserve.checks.preflight import cleared, refuse_exposed
     from specserve.serve.detached.observe import room_beside
     from specserve.serve.logs import default_log
     from specserve.serve.server import refuse_taken_port, running
     from specserve.serve.signals import stop_on_signals
 
-    assert asked.server is not None
-    source, plan = cleared(
-        asked.server,
-        settings=asked.settings,
-        port=asked.port,
-        devices=asked.devices,
-        alternative=asked.alternative,
-        check=asked.check,
-        notices=views.notices,
+    profile, plan = cleared(
+        path,
+        settings=request.settings,
+        port=0,
+        alternative=request.alternative,
+        check=request.check,
+        notices=notices,
     )
-    refuse_exposed(source, insecure=False, notices=views.notices)
-    if asked.check:
-        room_beside(source, plan, name=None, notices=views.notices)
+    refuse_exposed(profile, insecure=False, notices=notices)
+    if request.check:
+        room_beside(profile, plan, name=None, notices=notices)
     refuse_taken_port(plan)
-    wish = replace(wish, draft_limit=draft_limit(source))
+    limit = draft_limit(profile)
+    log = default_log(f"{plan.name}-verify")
     with (
         stop_on_signals() as stop,
-        running(
-            plan, log_path=default_log(f"{plan.name}-verify"), on_event=views.start(plan), stop=stop
-        ) as server,
+        running(plan, log_path=log, on_event=start_view(plan), stop=stop) as server,
     ):
-        return verified(server.url, plan.api_key_env, wish, stop=stop, asked=asked, progress=views.progress)
+        return verify_url(
+            server.url, plan.api_key_env, request, stop=stop, progress=progress, draft_limit=limit
+        )
 
 
 def draft_limit(profile: Profile) -> int | None:
     """The most tokens that a profile's draft model was made for; None if that is not known from a local copy."""
-    from specserve.errors import FactError
     from specserve.models.read import read_model
 
-    speculation = profile.speculation
-    model = getattr(speculation, "model", None)
+    model = getattr(profile.speculation, "model", None)
     if not isinstance(model, str):
         return None
     try:
-        config = read_model(model, offline=True).config
+        limit = read_model(model, offline=True).config.get("max_position_embeddings")
     except FactError:
         return None
-    limit = config.get("max_position_embeddings")
     return limit if isinstance(limit, int) else None
 
 
-def verified(
+def verify_url(
     url: str,
     key: str | None,
-    wish: Wish,
+    request: VerifyRequest,
     *,
     stop: StopRequest,
-    asked: VerifyRequest,
     progress: ProgressView | None,
+    draft_limit: int | None = None,
 ) -> Verification:
     """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted.
 
-    `progress` shows how far it is, if anybody is to see that.
+    `key`: the variable with its key; `progress` shows how far it is, if anybody is to see that.
     """
     from specserve.measure.verify.run import Verifier
+    from specserve.measure.verify.session import Crew, VerifySession
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
@@ -183,31 +176,30 @@ def verified(
             )
 
     with ExitStack() as stack:
-        client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
-        session = connected(client, asked.model, on_tick=tick)
-        other = stack.enter_context(_other(asked, tick)) if asked.against is not None else None
+
+        def connected(url: str, key: str | None, model: str | None) -> VerifySession:
+            client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
+            # in a thread: a server that hangs must not keep a signal waiting
+            asking = Crew([lambda: VerifySession(client, model=model)], concurrency=1)
+            return next(asking.results(on_tick=tick))
+
+        session, other = connected(url, key, request.model), None
+        if request.against is not None:
+            place = _address(request.against, request.api_key_env)
+            try:
+                other = connected(*place, None)
+            except TrafficError as error:
+                raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
         if progress is not None:
             stack.callback(progress.finish)
-        return Verifier(session, wish, tell=progress or (lambda _: None), on_tick=tick).run(other=other)
-
-
-def connected(client: Client, model: str | None, *, on_tick: Callable[[], None]) -> Session:
-    """A session with a server that may hang: `on_tick` may end the wait."""
-    from specserve.measure.verify.session import Crew, Session
-
-    asking = Crew(iter([lambda: Session(client, model=model)]), concurrency=1)
-    return next(asking.results(on_tick=on_tick))
-
-
-@contextmanager
-def _other(asked: VerifyRequest, on_tick: Callable[[], None]) -> Iterator[Session]:
-    from specserve.serve.client import Client
-    from specserve.serve.requests import endpoint
-
-    url, key = _place(asked.against, asked.api_key_env)
-    with Client(endpoint(url, api_key_env=key)) as client:
-        try:
-            session = connected(client, None, on_tick=on_tick)
-        except TrafficError as error:
-            raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
-        yield session
+        verifier = Verifier(
+            session,
+            request.prompts,
+            request.samplings,
+            limit_s=request.limit_s,
+            has_smoke_tests=request.smoke,
+            draft_limit=draft_limit,
+            show=progress or (lambda _: None),
+            on_tick=tick,
+        )
+        return verifier.run(other=other)

@@ -3,24 +3,50 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.verify.greedy import TIE_TOLERANCE
-from specserve.measure.verify.prompts import Prompt
-from specserve.measure.verify.result import Outcome, Sampling, Smoke, Speculation
-from specserve.measure.verify.session import Session, answer, sampling_body
+from specserve.measure.verify.prompts import VerifyPrompt
+from specserve.measure.verify.result import Outcome, Sampling, ServerSpeculation, Smoke
+from specserve.measure.verify.scores import Position
+from specserve.measure.verify.session import VerifySession, read_text
 from specserve.serve.requests import Refused, shown
 
-Test = Callable[[Session], Smoke]
-GREEDY = sampling_body(Sampling(0.0))
-STORY = Prompt(
+SmokeTest = Callable[[VerifySession], tuple[Outcome, str]]
+OK, NOT_OK, SKIPPED = Outcome.OK, Outcome.NOT_OK, Outcome.SKIPPED
+_TEXT_TOKENS = 40
+_STORY = VerifyPrompt(
     "smoke",
     "def count_words(text):\n    # say how often each word of a text comes\n    words = text.split()\n",
 )
-SCHEMA: dict[str, Any] = {
+_WEATHER = VerifyPrompt(
+    "smoke",
+    """Write one more line of the same kind.
+{"days": 2, "city": "Lima"}
+{"days": 5, "city": "Oslo"}
+{"days": 7, "city": "Lima"}
+{"days": 3, "city": "Oslo"}
+""",
+)
+"""Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
+
+
+def smoke_test(name: str, test: SmokeTest, session: VerifySession) -> Smoke:
+    """Run one test; a server that fails at it is its result. Raises TrafficError if the server is gone."""
+    try:
+        return Smoke(name, *test(session))
+    except Refused as error:
+        return Smoke(name, SKIPPED, f"refused: {error.message.partition(': ')[2] or error.message}")
+    except TrafficError as error:
+        session.client.models()
+        return Smoke(name, NOT_OK, error.message)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return Smoke(name, NOT_OK, "the answer is not as vLLM writes it")
+
+
+_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "days": {"type": "integer", "minimum": 0, "maximum": 9},
@@ -29,37 +55,10 @@ SCHEMA: dict[str, Any] = {
     "required": ["days", "city"],
     "additionalProperties": False,
 }
-MAX_TOKENS = 96
+_SCHEMA_TOKENS = 96
 
 
-def ok(name: str, detail: str) -> Smoke:
-    """It works."""
-    return Smoke(name, Outcome.OK, detail)
-
-
-def not_ok(name: str, detail: str) -> Smoke:
-    """It does not."""
-    return Smoke(name, Outcome.NOT_OK, detail)
-
-
-def skipped(name: str, detail: str) -> Smoke:
-    """It could not be tried."""
-    return Smoke(name, Outcome.SKIPPED, detail)
-
-
-def tried(name: str, test: Test, session: Session) -> Smoke:
-    """Run one test; a server that fails at it is its result, a server that is gone is not."""
-    try:
-        return test(session)
-    except Refused as error:
-        return skipped(name, f"refused: {error.message.partition(': ')[2] or error.message}")
-    except TrafficError as error:
-        session.client.models()  # raises where nobody is there any more
-        return not_ok(name, error.message)
-
-
-def fits_schema(text: str) -> bool:
-    """Whether this is JSON that follows SCHEMA."""
+def _fits_schema(text: str) -> bool:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -73,143 +72,65 @@ def fits_schema(text: str) -> bool:
     )
 
 
-def _may_become(text: str) -> bool:
-    """Whether JSON of SCHEMA may begin like this; blanks may stand anywhere."""
+def _may_fit_schema(text: str) -> bool:
+    """Whether JSON of the schema may begin like this; blanks may stand anywhere."""
     days = [f'"days":{number}' for number in range(10)]
     cities = [f'"city":"{name}"' for name in ("Lima", "Oslo")]
-    pairs = [(one, other) for one in days for other in cities]
-    wholes = [f"{{{one},{other}}}" for pair in pairs for one, other in (pair, pair[::-1])]
-    return any(whole.startswith("".join(text.split())) for whole in wholes)
+    pairs = [pair for one in days for other in cities for pair in ((one, other), (other, one))]
+    return any(f"{{{one},{other}}}".startswith("".join(text.split())) for one, other in pairs)
 
 
-def schema_result(name: str, text: str, finish_reason: object) -> Smoke:
-    """The judgement on a text that was to follow SCHEMA."""
-    if fits_schema(text):
-        return ok(name, shown(text))
-    if finish_reason == "length" and _may_become(text):
-        return skipped(name, f"not finished within {MAX_TOKENS} tokens: {shown(text[:40])}")
-    return not_ok(name, f"not JSON of the schema: {shown(text[:80])}")
+def _schema_result(text: str, finish_reason: object) -> tuple[Outcome, str]:
+    if _fits_schema(text):
+        return OK, shown(text)
+    if finish_reason == "length" and _may_fit_schema(text):
+        return SKIPPED, f"not finished within {_SCHEMA_TOKENS} tokens: {shown(text[:40])}"
+    return NOT_OK, f"not JSON of the schema: {shown(text[:80])}"
 
 
-NAME = "long context"
-_ROOM = 32
-_PROBES = 4
-
-
-def place(max_model_len: int | None, draft_limit: int | None) -> int | None:
-    """The length that the text is to cross: the draft's, if that is known and below the server's."""
-    limits = [limit for limit in (max_model_len, draft_limit) if limit is not None and limit > 4 * _ROOM]
-    return min(limits, default=None)
-
-
-def long_context(session: Session, ids: Sequence[int], limit: int, *, tie_tolerance: float) -> Smoke:
-    """Greedy text around `limit`, made of a repeated text; some of its tokens are asked for again by prefill alone."""
-    room = _ROOM if limit == session.max_model_len else 2 * _ROOM
-    prompt = (list(ids) * (limit // len(ids) + 1))[: limit - _ROOM]
-    given = session.go_on(prompt, max_tokens=room)
-    if not given.ids or given.finish_reason not in ("length", "stop"):
-        return not_ok(NAME, f"no text at {limit} tokens")
-    step = max(1, len(given.ids) // _PROBES)
-    worst = 0.0
-    for index in range(len(given.ids) - 1, -1, -step):
-        top = session.next_tokens([*prompt, *given.ids[:index]])
-        best = max(top.values())
-        worst = max(worst, best - top.get(given.ids[index], min(top.values()) - 1.0))
-    where = f"{len(prompt)} to {len(prompt) + len(given.ids)} tokens"
-    if worst > tie_tolerance:
-        return not_ok(NAME, f"{where}: a token that a prefill does not choose (gap {worst:.2f})")
-    return ok(NAME, f"{where}, as a prefill has it")
-
-
-_REFUSED_TOKENS = 16
-_REFUSED = "refused, as vLLM does with speculation"
-
-
-def min_p(session: Session, *, tie_tolerance: float) -> Smoke:
-    """`min_p = 1` leaves the best token alone, at any temperature."""
-    try:
-        raw = session.ask(STORY, {**GREEDY, "temperature": 1.5, "min_p": 1.0, "max_tokens": _REFUSED_TOKENS})
-    except Refused:
-        return ok("min_p", _REFUSED)
-    given = answer(raw, "", 1.5)
-    gaps = [position.gap for position in session.score(given.prompt_ids, given.ids)]
-    if max(gaps, default=0.0) <= tie_tolerance:
-        return ok("min_p", "obeyed")
-    return not_ok("min_p", "the server takes min_p and does not obey it")
-
-
-def logit_bias(session: Session) -> Smoke:
-    """A bias of 100 on one token lets no other come."""
-    first = answer(session.ask(STORY, {**GREEDY, "max_tokens": 4}), "", 0.0).ids[0]
-    try:
-        raw = session.ask(STORY, {**GREEDY, "max_tokens": _REFUSED_TOKENS, "logit_bias": {str(first): 100}})
-    except Refused:
-        return ok("logit_bias", _REFUSED)
-    if set(answer(raw, "", 0.0).ids) == {first}:
-        return ok("logit_bias", "obeyed")
-    return not_ok("logit_bias", "the server takes logit_bias and does not obey it")
-
-
-_WEATHER = Prompt(
-    "smoke",
-    """Write one more line of the same kind.
-{"days": 2, "city": "Lima"}
-{"days": 5, "city": "Oslo"}
-{"days": 7, "city": "Lima"}
-{"days": 3, "city": "Oslo"}
-""",
-)
-"""Examples, so that a small model too comes to an end: blanks without end are legal JSON."""
-_TOOL = {
-    "type": "function",
-    "function": {"name": "get_weather", "description": "The weather of a city", "parameters": SCHEMA},
-}
-
-
-def json_schema(session: Session) -> Smoke:
+def json_schema(session: VerifySession) -> tuple[Outcome, str]:
     """`response_format` with a JSON schema."""
-    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": SCHEMA}}
-    raw = session.ask(_WEATHER, {**GREEDY, "max_tokens": MAX_TOKENS, "response_format": form})
-    choice = raw["choices"][0]
-    text = choice["text"] if "text" in choice else choice["message"].get("content")
-    return schema_result("JSON schema", str(text or ""), choice.get("finish_reason"))
+    form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": _SCHEMA}}
+    raw = session.ask(_WEATHER, max_tokens=_SCHEMA_TOKENS, response_format=form)
+    given = read_text(raw)
+    return _schema_result(given.text, given.finish_reason)
 
 
-def tool_call(session: Session) -> Smoke:
+def tool_call(session: VerifySession) -> tuple[Outcome, str]:
     """A named tool: its arguments must follow the schema of its parameters."""
-    name = "tool call"
     if session.mode != "chat":
-        return skipped(name, "the model has no chat template")
-    choose = {"type": "function", "function": {"name": "get_weather"}}
-    raw = session.ask(_WEATHER, {**GREEDY, "max_tokens": MAX_TOKENS, "tools": [_TOOL], "tool_choice": choose})
+        return SKIPPED, "the model has no chat template"
+    function = {"name": "get_weather", "description": "The weather of a city", "parameters": _SCHEMA}
+    raw = session.ask(
+        _WEATHER,
+        max_tokens=_SCHEMA_TOKENS,
+        tools=[{"type": "function", "function": function}],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+    )
     choice = raw["choices"][0]
     calls = choice["message"].get("tool_calls") or []
     if not calls:
-        return not_ok(name, "the answer holds no call")
+        return NOT_OK, "the answer holds no call"
     if calls[0]["function"]["name"] != "get_weather":
-        return not_ok(name, "the answer calls another tool")
-    return schema_result(name, str(calls[0]["function"]["arguments"]), choice.get("finish_reason"))
+        return NOT_OK, "the answer calls another tool"
+    return _schema_result(str(calls[0]["function"]["arguments"]), choice.get("finish_reason"))
 
 
-_TEXT_TOKENS = 40
-
-
-def stop_string(session: Session) -> Smoke:
+def stop_string(session: VerifySession) -> tuple[Outcome, str]:
     """A stop string from the middle of a greedy text must end it right there."""
-    name = "stop string"
-    whole = answer(session.ask(STORY, {**GREEDY, "max_tokens": _TEXT_TOKENS}), "", 0.0)
-    stop = _middle(whole.text)
+    full = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS))
+    stop = _middle(full.text)
     if stop is None:
-        return skipped(name, "the text is too short or too even to cut")
-    cut = answer(session.ask(STORY, {**GREEDY, "max_tokens": _TEXT_TOKENS, "stop": [stop]}), "", 0.0)
-    if cut.text == whole.text[: whole.text.index(stop)] and cut.finish_reason == "stop":
-        return ok(name, f"cut before {shown(repr(stop))}")
+        return SKIPPED, "the text is too short or too even to cut"
+    cut = read_text(session.ask(_STORY, max_tokens=_TEXT_TOKENS, stop=[stop]))
+    if cut.text == full.text[: full.text.index(stop)] and cut.finish_reason == "stop":
+        return OK, f"cut before {shown(repr(stop))}"
     if stop in cut.text:
-        return not_ok(name, f"the text goes on after {shown(repr(stop))}")
+        return NOT_OK, f"the text goes on after {shown(repr(stop))}"
     # a text that parts from the first one may end anywhere, and need not come to the stop string at all
-    if any(mine != theirs for mine, theirs in zip(cut.ids, whole.ids, strict=False)):
-        return skipped(name, "the greedy text was another one the second time: a near-tie")
-    return not_ok(name, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut.text[-30:]))}")
+    if any(mine != theirs for mine, theirs in zip(cut.ids, full.ids, strict=False)):
+        return SKIPPED, "the greedy text was another one the second time: a near-tie"
+    return NOT_OK, f"cut elsewhere than before {shown(repr(stop))}: {shown(repr(cut.text[-30:]))}"
 
 
 def _middle(text: str) -> str | None:
@@ -221,85 +142,141 @@ def _middle(text: str) -> str | None:
     return None
 
 
-def logprobs(session: Session, *, tie_tolerance: float) -> Smoke:
+def logprobs(session: VerifySession) -> tuple[Outcome, str]:
     """The log-probabilities that come with the tokens are those of the target."""
-    name = "logprobs"
     is_chat = session.mode == "chat"
-    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if is_chat else {"logprobs": 1}
-    raw = session.ask(STORY, {**GREEDY, "max_tokens": _TEXT_TOKENS, **asked})
-    given, told = answer(raw, "", 0.0), raw["choices"][0].get("logprobs") or {}
-    values = [item["logprob"] for item in told["content"]] if is_chat else told["token_logprobs"]
+    fields: dict[str, Any] = {"logprobs": True, "top_logprobs": 1} if is_chat else {"logprobs": 1}
+    raw = session.ask(_STORY, max_tokens=_TEXT_TOKENS, **fields)
+    given, content = read_text(raw), raw["choices"][0].get("logprobs") or {}
+    values = [item["logprob"] for item in content["content"]] if is_chat else content["token_logprobs"]
     if len(values) != len(given.ids):
-        return not_ok(name, f"{len(values)} log-probabilities for {len(given.ids)} tokens")
-    positions = session.score(given.prompt_ids, given.ids)
-    if not positions:
-        return skipped(name, "the answer is empty")
-    worst = max(abs(value - position.logprob) for value, position in zip(values, positions, strict=False))
+        return NOT_OK, f"{len(values)} log-probabilities for {len(given.ids)} tokens"
+    scores = session.score(given.prompt_ids, given.ids)
+    if not scores:
+        return SKIPPED, "the answer is empty"
+    worst = max(abs(value - position.logprob) for value, position in zip(values, scores, strict=False))
     detail = f"{len(values)} tokens, at most {worst:.3f} nats from a plain prefill"
-    # rounding alone moves a figure by about as much: a smaller tolerance is asked of tokens, not of these
-    return ok(name, detail) if worst <= max(TIE_TOLERANCE, tie_tolerance) else not_ok(name, detail)
+    return (OK if worst <= TIE_TOLERANCE else NOT_OK), detail
 
 
-def several(session: Session) -> Smoke:
+def several_answers(session: VerifySession) -> tuple[Outcome, str]:
     """`n = 3`."""
-    name = "n > 1"
-    raw = session.ask(STORY, {**GREEDY, "temperature": 1.0, "max_tokens": _TEXT_TOKENS, "n": 3})
+    raw = session.ask(_STORY, Sampling(1.0), max_tokens=_TEXT_TOKENS, n=3)
     choices = raw["choices"]
-    if len(choices) != 3 or sorted(choice["index"] for choice in choices) != [0, 1, 2]:
-        return not_ok(name, f"{len(choices)} answers for n = 3")
-    answers = [answer(raw, "", 1.0, index=index) for index in range(3)]
+    if sorted(choice["index"] for choice in choices) != [0, 1, 2]:
+        return NOT_OK, f"{len(choices)} answers for n = 3"
+    answers = [read_text(raw, index=index) for index in range(3)]
     if not all(one.ids and one.finish_reason for one in answers):
-        return not_ok(name, "an answer is empty or has no end")
-    distinct = len({one.ids for one in answers})
-    return ok(name, f"3 answers, {distinct} of them different")
+        return NOT_OK, "an answer is empty or has no end"
+    return OK, f"3 answers, {len({one.ids for one in answers})} of them different"
+
+
+_REFUSED_TOKENS = 16
+_REFUSED = "refused, as vLLM does with speculation"
+
+
+def min_p(session: VerifySession) -> tuple[Outcome, str]:
+    """`min_p = 1` leaves the best token alone, at any temperature."""
+    try:
+        raw = session.ask(_STORY, Sampling(1.5), min_p=1.0, max_tokens=_REFUSED_TOKENS)
+    except Refused:
+        return OK, _REFUSED
+    given = session.scored(read_text(raw))
+    if max((position.gap for position in given.positions), default=0.0) <= TIE_TOLERANCE:
+        return OK, "obeyed"
+    return NOT_OK, "the server takes min_p and does not obey it"
+
+
+def logit_bias(session: VerifySession) -> tuple[Outcome, str]:
+    """A bias of 100 on one token lets no other come."""
+    first = read_text(session.ask(_STORY, max_tokens=4)).ids[0]
+    try:
+        raw = session.ask(_STORY, max_tokens=_REFUSED_TOKENS, logit_bias={str(first): 100})
+    except Refused:
+        return OK, _REFUSED
+    if set(read_text(raw).ids) == {first}:
+        return OK, "obeyed"
+    return NOT_OK, "the server takes logit_bias and does not obey it"
+
+
+_PENALTY = 2.0
+"""The most that vLLM takes: it decides even if the best token is clearly ahead."""
+
+
+def penalties(session: VerifySession) -> tuple[Outcome, str]:
+    """Greedy text under a presence penalty takes the best token after the penalty, which the steps of drafts know."""
+    given = read_text(session.ask(_STORY, presence_penalty=_PENALTY, max_tokens=_TEXT_TOKENS))
+    scores = session.score(given.prompt_ids, given.ids)
+    decided = 0
+    for index, position in enumerate(scores):
+        own, best = _penalised(position, set(given.ids[:index]))
+        if best - own > TIE_TOLERANCE:
+            return NOT_OK, f"token {index} is not the best one under presence_penalty {_PENALTY:g}"
+        decided += position.gap > TIE_TOLERANCE
+    if not decided:
+        return SKIPPED, "the penalty changes no token of this text"
+    return OK, f"{decided} of {len(scores)} tokens are others than without the penalty"
+
+
+def _penalised(position: Position, seen: set[int]) -> tuple[float, float]:
+    """The log-probabilities of the emitted token and of the best one after the penalty."""
+    own = position.logprob - _PENALTY * (position.token in seen)
+    return own, max(own, *(logprob - _PENALTY * (token in seen) for token, logprob in position.top))
+
+
+TESTS: Mapping[str, SmokeTest] = {
+    "JSON schema": json_schema,
+    "tool call": tool_call,
+    "stop string": stop_string,
+    "logprobs": logprobs,
+    "n > 1": several_answers,
+    "min_p": min_p,
+    "logit_bias": logit_bias,
+    "penalties": penalties,
+}
+LONG_CONTEXT = "long context"
+_ROOM = 32
+_PROBES = 4
+
+
+def context_limit(max_model_len: int | None, draft_limit: int | None) -> int | None:
+    """The length that the text is to cross: the draft's, if that is known and below the server's."""
+    limits = [limit for limit in (max_model_len, draft_limit) if limit is not None and limit > 4 * _ROOM]
+    return min(limits, default=None)
+
+
+def long_context(session: VerifySession, *, ids: Sequence[int], limit: int) -> tuple[Outcome, str]:
+    """Greedy text around `limit`, made of a repeated text; some of its tokens are requested again by prefill alone."""
+    room = _ROOM if limit == session.max_model_len else 2 * _ROOM
+    prompt = (list(ids) * (limit // len(ids) + 1))[: limit - _ROOM]
+    given = session.go_on(prompt, max_tokens=room)
+    if not given.ids or given.finish_reason not in ("length", "stop"):
+        return NOT_OK, f"no text at {limit} tokens"
+    step = max(1, len(given.ids) // _PROBES)
+    worst = 0.0
+    for index in range(len(given.ids) - 1, -1, -step):
+        top = session.next_tokens([*prompt, *given.ids[:index]])
+        worst = max(worst, max(top.values()) - top.get(given.ids[index], min(top.values()) - 1.0))
+    span = f"{len(prompt)} to {len(prompt) + len(given.ids)} tokens"
+    if worst > TIE_TOLERANCE:
+        return NOT_OK, f"{span}: a token that a prefill does not choose (gap {worst:.2f})"
+    return OK, f"{span}, as a prefill has it"
 
 
 _FEW_TOKENS = 1000
 
 
-def tests(
-    session: Session, *, tie_tolerance: float, has_time: Callable[[], bool] = lambda: True
-) -> Iterator[Callable[[], Smoke]]:
-    """Each test as a function to call, which raises TrafficError if the server is gone.
-
-    `tie_tolerance`: nats by which a greedy token may be behind the best one. Tests that would start when `has_time`
-    is false are skipped.
-    """
-    for name, test in _tests(tie_tolerance).items():
-        yield partial(_one, name, test, session, has_time)
-
-
-def _tests(tie_tolerance: float) -> Mapping[str, Test]:
-    return {
-        "JSON schema": json_schema,
-        "tool call": tool_call,
-        "stop string": stop_string,
-        "logprobs": partial(logprobs, tie_tolerance=tie_tolerance),
-        "n > 1": several,
-        "min_p": partial(min_p, tie_tolerance=tie_tolerance),
-        "logit_bias": logit_bias,
-    }
-
-
-def _one(name: str, test: Test, session: Session, has_time: Callable[[], bool]) -> Smoke:
-    if not has_time():
-        return skipped(name, "no time left: more `--seconds`")
-    try:
-        return tried(name, test, session)
-    except (LookupError, TypeError, ValueError, AttributeError):
-        return not_ok(name, "the answer is not as vLLM writes it")
-
-
-def drafts(speculation: Speculation, *, tokens: int) -> Smoke:
+def drafts(speculation: ServerSpeculation, *, tokens: int) -> Smoke:
     """Whether the server did speculate meanwhile: a profile may have lost its draft on the way."""
-    name = "drafts"
-    if speculation.is_on is None:
-        return skipped(name, "the server shows no metrics: whether it speculates is not known")
-    if not speculation.is_on:
-        return skipped(name, "the server does not speculate: its own sampling was verified")
     found = speculation.acceptance
-    if found is None or not found.drafts:
-        if tokens < _FEW_TOKENS:
-            return skipped(name, f"no draft within {tokens} tokens: too few to tell")
-        return not_ok(name, f"the server speculates, and proposed nothing within {tokens} tokens")
-    return ok(name, f"{found.drafts} drafts, acceptance {found.acceptance_rate or 0.0:.2f}")
+    if speculation.is_on is None:
+        result = SKIPPED, "the server shows no metrics: whether it speculates is not known"
+    elif not speculation.is_on:
+        result = SKIPPED, "the server does not speculate: its own sampling was verified"
+    elif found is not None and found.drafts:
+        result = OK, f"{found.drafts} drafts, acceptance {found.acceptance_rate or 0.0:.2f}"
+    elif tokens < _FEW_TOKENS:
+        result = SKIPPED, f"no draft within {tokens} tokens: too few to tell"
+    else:
+        result = NOT_OK, f"the server speculates, and proposed nothing within {tokens} tokens"
+    return Smoke("drafts", *result)

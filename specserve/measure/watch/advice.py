@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specserve.measure.watch.figures import Figures
-from specserve.measure.watch.verdict import State, Verdict
+from specserve.measure.watch.figures import WatchFigures
+from specserve.measure.watch.verdict import WatchState, WatchVerdict
 from specserve.metrics.counters import Acceptance
 from specserve.profile.schema import Profile
 
@@ -40,8 +40,8 @@ class Advice:
 class Case:
     """All that advice may rest on."""
 
-    seen: Figures
-    verdict: Verdict
+    seen: WatchFigures
+    verdict: WatchVerdict
     since_start: Acceptance
     """The engines' counters as they stand: whether it ever worked."""
     profile: Profile | None = None
@@ -63,13 +63,13 @@ class Case:
 
 def advise(case: Case) -> Advice | None:
     """The first advice that the figures call for; None where they call for none, or are too few."""
-    if case.verdict.state in {State.UNSEEN, State.IDLE}:
+    if case.verdict.state in {WatchState.UNSEEN, WatchState.IDLE}:
         return None
     return next((advice for rule in _RULES if (advice := rule(case)) is not None), None)
 
 
 def _off(case: Case) -> Advice | None:
-    if case.verdict.state is not State.OFF:
+    if case.verdict.state is not WatchState.OFF:
         return None
     if case.profile is not None and case.profile.speculation is None:
         return None
@@ -79,7 +79,7 @@ def _off(case: Case) -> Advice | None:
 
 
 def _dead(case: Case) -> Advice | None:
-    if case.verdict.state is not State.COLLAPSED:
+    if case.verdict.state is not WatchState.COLLAPSED:
         return None
     until = "until then `specserve up --baseline` serves the same text without the cost"
     if (case.since_start.mean_acceptance_length or 0) > 1.2:
@@ -171,7 +171,7 @@ def _shorter(case: Case) -> Advice | None:
 def _temperature(case: Case) -> Advice | None:
     promised = [item.temperature or 0.0 for item in case.profile.expect] if case.profile else []
     drafts_greedily = case.method is not None and case.key.get("draft_sample_method", "greedy") == "greedy"
-    if case.verdict.state not in {State.MISSED, State.FALLEN} or not drafts_greedily:
+    if case.verdict.state not in {WatchState.MISSED, WatchState.FALLEN} or not drafts_greedily:
         return None
     if case.method in _FREE_DRAFTS or max(promised, default=0.0) <= 0:
         return None
@@ -214,7 +214,7 @@ def _longer(case: Case) -> Advice | None:
 
 
 def _fallen(case: Case) -> Advice | None:
-    if case.verdict.state is not State.FALLEN:
+    if case.verdict.state is not WatchState.FALLEN:
         return None
     return Advice(
         "traffic",
@@ -226,7 +226,7 @@ def _fallen(case: Case) -> Advice | None:
 def _longer_window(case: Case) -> Advice | None:
     """For a full window that is too short for this traffic."""
     seen, span_s, factor = case.seen, case.span_s, case.verdict.traffic_factor
-    if case.verdict.state is not State.UNDECIDED or span_s is None or seen.window_s < 0.9 * span_s:
+    if case.verdict.state is not WatchState.UNDECIDED or span_s is None or seen.window_s < 0.9 * span_s:
         return None
     if factor is None or factor > _LONGEST_FACTOR:
         return None
@@ -236,7 +236,7 @@ def _longer_window(case: Case) -> Advice | None:
     )
 
 
-def _tells_positions(seen: Figures) -> bool:
+def _tells_positions(seen: WatchFigures) -> bool:
     """Whether there is enough traffic, and K the same in each step: else later positions read low for that reason."""
     is_enough = (
         seen.acceptance.drafts >= _POSITION_DRAFTS and seen.counters.finished_requests >= _POSITION_REQUESTS

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from specserve.errors import UsageError
-from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, Figures
-from specserve.measure.watch.verdict import Kept, State
-from specserve.measure.watch.watch import Report
+from specserve.measure.watch.figures import NUMBER_DRAFTS, QUANTILES, WatchFigures
+from specserve.measure.watch.verdict import Kept, WatchState
+from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import Counters, EngineName
 
 LABELS = ("profile", "fingerprint", "model_name", "engine")
@@ -62,7 +62,7 @@ class Exporter:
 
     def __init__(self, *, profile: str, fingerprint: str) -> None:
         self._own = (profile, fingerprint)
-        self._report: Report | None = None
+        self._report: WatchReport | None = None
         self._server: Any = None
 
     def __enter__(self) -> Exporter:
@@ -89,7 +89,7 @@ class Exporter:
             ) from error
         return int(self._server.server_port)
 
-    def show(self, report: Report) -> None:
+    def show(self, report: WatchReport) -> None:
         """What it serves from now on."""
         self._report = report
 
@@ -113,7 +113,7 @@ _ALL = EngineName("", "")
 Value = tuple[Gauge, EngineName, tuple[str, ...], float]
 
 
-def _values(report: Report) -> Iterator[Value]:
+def _values(report: WatchReport) -> Iterator[Value]:
     """Every sample. Of several engines, those of all together have the engine `all`."""
     seen = report.figures
     engines = list(seen.engines) if seen is not None else []
@@ -123,7 +123,7 @@ def _values(report: Report) -> Iterator[Value]:
     )
     yield UP, whole, (), 0.0 if report.trouble is not None else 1.0
     yield RESTARTS, whole, (), float(report.restarts)
-    for state in State:
+    for state in WatchState:
         yield STATE, whole, (state.lower(),), float(state is report.verdict.state)
     for promise in report.promises:
         if promise.kept in {Kept.KEPT, Kept.MISSED}:
@@ -139,7 +139,7 @@ def _values(report: Report) -> Iterator[Value]:
             yield from _of_engine(counters, name, seconds=seen.window_s)
 
 
-def _of_all(seen: Figures, whole: EngineName) -> Iterator[Value]:
+def _of_all(seen: WatchFigures, whole: EngineName) -> Iterator[Value]:
     yield WINDOW, whole, (), seen.window_s
     yield from _of_engine(seen.counters, whole, seconds=seen.window_s)
     for gauge, latency in ((TTFT, seen.ttft), (TPOT, seen.tpot), (E2E, seen.e2e)):

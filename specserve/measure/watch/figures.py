@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specserve.measure.statistics import quantile
-from specserve.metrics import counters
 from specserve.metrics.counters import (
     Acceptance,
     Counters,
@@ -17,7 +16,7 @@ from specserve.metrics.counters import (
     total,
     total_acceptance,
 )
-from specserve.metrics.snapshot import Engine, Snapshot
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Reading:
     """A server's metrics at a time, in seconds of a clock that never jumps."""
 
     at_s: float
-    snapshot: Snapshot
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Stretch:
     @property
     def acceptance(self) -> Acceptance:
         """That of all engines together."""
-        return counters.total_acceptance(counted.acceptance for counted in self.engines.values())
+        return total_acceptance(counted.acceptance for counted in self.engines.values())
 
 
 def between(before: Reading, now: Reading) -> Stretch | None:
@@ -67,8 +66,8 @@ def between(before: Reading, now: Reading) -> Stretch | None:
     An engine that came or went is no restart of the others: what it counted before it was seen is left out.
     """
     engines: dict[EngineName, Counters] = {}
-    for name, engine in now.snapshot.engines.items():
-        earlier = before.snapshot.engines.get(name)
+    for name, engine in now.metrics.engines.items():
+        earlier = before.metrics.engines.get(name)
         if earlier is None:
             continue
         counted = since(earlier.counters, now=engine.counters)
@@ -77,25 +76,28 @@ def between(before: Reading, now: Reading) -> Stretch | None:
         engines[name] = counted
     if not engines:
         return None
-    ends = [list(reading.snapshot.engines.values()) for reading in (before, now)]
-    seconds = now.at_s - before.at_s
-    running = [sum(engine.running_requests for engine in end) for end in ends]
-    waiting = [sum(engine.waiting_requests for engine in end) for end in ends]
-    usage = [engine.kv_cache_usage for end in ends for engine in end if engine.kv_cache_usage is not None]
+    seconds, ends = now.at_s - before.at_s, (before.metrics, now.metrics)
+    running, waiting = (
+        [getattr(end, name) for end in ends] for name in ("running_requests", "waiting_requests")
+    )
     return Stretch(
         began_s=before.at_s,
         ended_s=now.at_s,
         engines=engines,
-        speculates=any(engine.speculates for engine in ends[1]),
+        speculates=now.metrics.speculates,
         running_request_s=sum(running) / 2 * seconds,
         waiting_request_s=sum(waiting) / 2 * seconds,
         most_running=max(running),
         most_waiting=max(waiting),
-        most_kv_cache_usage=max(usage, default=None),
+        most_kv_cache_usage=_most(end.kv_cache_usage for end in ends),
     )
 
 
-def _is_other(before: Engine, now: Engine) -> bool:
+def _most(usage: Iterable[float | None]) -> float | None:
+    return max((value for value in usage if value is not None), default=None)
+
+
+def _is_other(before: EngineMetrics, now: EngineMetrics) -> bool:
     """Whether it began to count at another time: a new process may have overtaken the old one's counters."""
     return before.created_s is not None and now.created_s is not None and before.created_s != now.created_s
 
@@ -103,7 +105,6 @@ def _is_other(before: Engine, now: Engine) -> bool:
 def joined(parts: Sequence[Stretch]) -> Stretch:
     """Stretches that follow one another, as one. There must be one."""
     names = dict.fromkeys(name for part in parts for name in part.engines)
-    usage = [part.most_kv_cache_usage for part in parts if part.most_kv_cache_usage is not None]
     return Stretch(
         began_s=parts[0].began_s,
         ended_s=parts[-1].ended_s,
@@ -113,7 +114,7 @@ def joined(parts: Sequence[Stretch]) -> Stretch:
         waiting_request_s=sum(part.waiting_request_s for part in parts),
         most_running=max(part.most_running for part in parts),
         most_waiting=max(part.most_waiting for part in parts),
-        most_kv_cache_usage=max(usage, default=None),
+        most_kv_cache_usage=_most(part.most_kv_cache_usage for part in parts),
     )
 
 
@@ -227,7 +228,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class WatchFigures:
     """Over `window_s` seconds. A figure is None where there is too little to tell it from."""
 
     window_s: float
@@ -272,26 +273,26 @@ class Figures:
         return len(self.acceptance.accepted_per_position)
 
 
-def figures(stretches: Sequence[Stretch]) -> Figures:
+def figures(stretches: Sequence[Stretch]) -> WatchFigures:
     """All that can be said of these stretches, which follow one another. There must be one."""
     whole = joined(stretches)
     counters, seconds = whole.counters, max(whole.seconds, 1e-9)
     counted = counters.acceptance
     length = _interval(stretches, whole, lambda group: (group.accepted_tokens, group.drafts))
     rate = _interval(stretches, whole, lambda group: (group.accepted_tokens, group.draft_tokens))
-    told = counted.drafts >= NUMBER_DRAFTS or length is not None
+    is_known = counted.drafts >= NUMBER_DRAFTS or length is not None
     most = len(counted.accepted_per_position)
-    return Figures(
+    return WatchFigures(
         window_s=whole.seconds,
         counters=counters,
         speculates=whole.speculates,
-        mean_acceptance_length=counted.mean_acceptance_length if told else None,
+        mean_acceptance_length=counted.mean_acceptance_length if is_known else None,
         mean_acceptance_length_interval=length and (1 + length[0], 1 + min(length[1], most)),
-        acceptance_rate=counted.acceptance_rate if told else None,
+        acceptance_rate=counted.acceptance_rate if is_known else None,
         acceptance_rate_interval=rate and (rate[0], min(rate[1], 1.0)),
-        per_position=counted.per_position if told else (),
-        conditional=counted.conditional if told else (),
-        mean_draft_tokens=counted.draft_tokens / counted.drafts if told else None,
+        per_position=counted.per_position if is_known else (),
+        conditional=counted.conditional if is_known else (),
+        mean_draft_tokens=counted.draft_tokens / counted.drafts if is_known else None,
         undrafted_share=_undrafted(counters),
         drafts_per_s=counted.drafts / seconds,
         output_tokens_per_s=counters.generation_tokens / seconds,
@@ -313,9 +314,7 @@ def _interval(stretches: Sequence[Stretch], whole: Stretch, ratio: Ratio) -> tup
     """Of groups of time; of the finished requests if the time holds too few groups."""
     counters = whole.counters
     finished = counters.finished_requests
-    running_s = whole.running_request_s / max(
-        finished, 1
-    )  # Little's law; it knows of requests that go on, too
+    running_s = whole.running_request_s / max(finished, 1)  # Little's law: counts requests that go on, too
     groups = groups_of(stretches, request_s=max(counters.e2e_s.mean or 0.0, running_s))
     found = ratio_interval(groups, ratio)
     return found or request_interval(counters.acceptance, ratio, requests=finished)
@@ -381,10 +380,9 @@ def _collapse(stretches: tuple[Stretch, ...], name: EngineName) -> Collapse | No
         length = newest.mean_acceptance_length
         if length is None or length >= LENGTH:
             return None
-        earlier = sum(
-            (part.engines[name].acceptance for part in stretches[:index] if name in part.engines),
-            Acceptance(),
+        earlier = total_acceptance(
+            part.engines[name].acceptance for part in stretches[:index] if name in part.engines
         )
-        told = earlier.drafts >= NUMBER_DRAFTS
-        return Collapse(name, length, for_s, earlier.mean_acceptance_length if told else None)
+        is_known = earlier.drafts >= NUMBER_DRAFTS
+        return Collapse(name, length, for_s, earlier.mean_acceptance_length if is_known else None)
     return None

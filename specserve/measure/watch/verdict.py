@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,8 +12,8 @@ from specserve.measure.watch.figures import (
     LENGTH,
     NUMBER_DRAFTS,
     Collapse,
-    Figures,
     Latency,
+    WatchFigures,
     quantile_interval,
 )
 from specserve.profile.schema import Expectation, Profile
@@ -36,7 +36,7 @@ class Kept(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class JudgedPromise:
     """One limit, and what was measured; times in milliseconds, as in the profile."""
 
     key: str
@@ -55,88 +55,83 @@ class Promise:
         return self.key in ("min_mean_acceptance_length", "min_acceptance_rate")
 
 
-def promises(profile: Profile, seen: Figures) -> tuple[Promise, ...]:
+def promises(profile: Profile, seen: WatchFigures) -> tuple[JudgedPromise, ...]:
     """Each kind of promise, once.
 
     Traffic of several workloads cannot be told apart by counters, so of several promises of a kind the weakest
     one is held against it. A promise about time counts up to the concurrency that it was made for.
     """
-    return tuple(_promises(profile, seen))
-
-
-def _promises(profile: Profile, seen: Figures) -> Iterator[Promise]:
-    for key, weakest in (
-        ("min_mean_acceptance_length", min),
-        ("min_acceptance_rate", min),
-        ("max_ttft_p99_ms", max),
-        ("max_tpot_p99_ms", max),
-        ("min_speedup", min),
-    ):
+    found = []
+    for key, weakest in _KINDS.items():
         made = [(index, item) for index, item in enumerate(profile.expect) if getattr(item, key) is not None]
         if not made:
             continue
         fitting = [entry for entry in made if not key.startswith("max_") or _fits(entry[1], seen)]
         index, item = weakest(fitting or made, key=lambda entry: getattr(entry[1], key))
-        promised = float(getattr(item, key))
-        span = profile.span(f"expect[{index}].{key}")
-        if key == "min_speedup":
-            why = "a server's metrics do not tell it: `specserve bench` measures it"
-            yield Promise(key, promised, Kept.UNSEEN, span, why=why)
-        elif not fitting:
-            why = f"{seen.running_requests:.0f} requests run at once, and it was promised for {item.concurrency}"
-            yield Promise(key, promised, Kept.UNSEEN, span, why=why)
-        elif key == "min_mean_acceptance_length":
-            measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
-            yield _at_least(key, promised, span, measured=measured, interval=interval)
-        elif key == "min_acceptance_rate":
-            measured, interval = seen.acceptance_rate, seen.acceptance_rate_interval
-            yield _at_least(key, promised, span, measured=measured, interval=interval)
+        promised, span = float(getattr(item, key)), profile.span(f"expect[{index}].{key}")
+        if fitting:
+            found.append(_judged(key, promised, span, seen))
         else:
-            yield _at_most(key, promised, span, seen.ttft if key == "max_ttft_p99_ms" else seen.tpot)
+            why = f"{seen.running_requests:.0f} requests run at once, and it was promised for {item.concurrency}"
+            found.append(JudgedPromise(key, promised, Kept.UNSEEN, span, why=why))
+    return tuple(found)
 
 
-def _fits(item: Expectation, seen: Figures) -> bool:
+_KINDS: Mapping[str, Callable[..., tuple[int, Expectation]]] = {
+    "min_mean_acceptance_length": min,
+    "min_acceptance_rate": min,
+    "max_ttft_p99_ms": max,
+    "max_tpot_p99_ms": max,
+    "min_speedup": min,
+}
+"""Which of several promises of a kind is the weakest."""
+
+
+def _fits(item: Expectation, seen: WatchFigures) -> bool:
     return item.concurrency is None or seen.running_requests <= item.concurrency + 0.5
 
 
-def _at_least(
-    key: str,
-    promised: float,
-    span: Span,
-    *,
-    measured: float | None,
-    interval: Interval | None,
-) -> Promise:
+def _judged(key: str, promised: float, span: Span, seen: WatchFigures) -> JudgedPromise:
+    """One promise against its interval."""
+    few = ""
+    if key == "min_speedup":
+        why = "a server's metrics do not tell it: `specserve bench` measures it"
+        return JudgedPromise(key, promised, Kept.UNSEEN, span, why=why)
+    if key == "min_mean_acceptance_length":
+        measured, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
+    elif key == "min_acceptance_rate":
+        measured, interval = seen.acceptance_rate, seen.acceptance_rate_interval
+    else:
+        latency = seen.ttft if key == "max_ttft_p99_ms" else seen.tpot
+        measured, interval = _p99_ms(latency)
+        if latency.count < _LATENCY_REQUESTS:
+            few = f"{latency.count} of {_LATENCY_REQUESTS} requests"
+    kept, why = Kept.UNDECIDED, few
     if interval is None:
-        why = "too few finished requests for an interval"
-        return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
-    if interval[1] < promised:
-        return Promise(key, promised, Kept.MISSED, span, measured, interval)
-    if interval[0] >= promised:
-        return Promise(key, promised, Kept.KEPT, span, measured, interval)
-    return Promise(
-        key, promised, Kept.UNDECIDED, span, measured, interval, "the promise is inside the interval"
-    )
+        why = few or "too few finished requests for an interval"
+    elif not few:
+        kept, why = _against(promised, interval, is_least=key.startswith("min_"))
+    return JudgedPromise(key, promised, kept, span, measured, interval, why)
 
 
-def _at_most(key: str, promised: float, span: Span, latency: Latency) -> Promise:
-    found = quantile_interval(latency.observed, 0.99)
-    value = latency.observed.quantile(0.99)
-    measured = None if value is None else 1000 * value
-    interval = found and (1000 * found[0], 1000 * found[1])
-    if interval is None or latency.count < _LATENCY_REQUESTS:
-        why = f"{latency.count} of {_LATENCY_REQUESTS} requests"
-        return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
-    if interval[0] >= promised:
-        return Promise(key, promised, Kept.MISSED, span, measured, interval)
-    if interval[1] <= promised:
-        return Promise(key, promised, Kept.KEPT, span, measured, interval)
-    few = math.isinf(interval[1])
-    why = f"{latency.count} requests do not bound a 99th percentile" if few else "it lies inside the interval"
-    return Promise(key, promised, Kept.UNDECIDED, span, measured, interval, why)
+def _against(promised: float, interval: Interval, *, is_least: bool) -> tuple[Kept, str]:
+    """What the interval says of a promise, and why if it is undecided."""
+    low, high = interval
+    if high < promised or (high == promised and not is_least):
+        return (Kept.MISSED if is_least else Kept.KEPT), ""
+    if low >= promised:
+        return (Kept.KEPT if is_least else Kept.MISSED), ""
+    if math.isinf(high):
+        return Kept.UNDECIDED, "too few requests to bound a 99th percentile"
+    return Kept.UNDECIDED, "the promise is inside the interval"
 
 
-def missed(found: Sequence[Promise]) -> tuple[Promise, ...]:
+def _p99_ms(latency: Latency) -> tuple[float | None, Interval | None]:
+    value, found = latency.observed.quantile(0.99), quantile_interval(latency.observed, 0.99)
+    return None if value is None else 1000 * value, found and (1000 * found[0], 1000 * found[1])
+
+
+def missed(found: Sequence[JudgedPromise]) -> tuple[JudgedPromise, ...]:
     """Those that were not kept."""
     return tuple(promise for promise in found if promise.kept is Kept.MISSED)
 
@@ -145,7 +140,7 @@ FALLEN_SHARE = 0.85
 """A mean acceptance length whose whole interval lies under this share of what it was before has fallen."""
 
 
-class State(StrEnum):
+class WatchState(StrEnum):
     """What is the matter, worst first."""
 
     UNSEEN = "UNSEEN"
@@ -169,69 +164,63 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class WatchVerdict:
     """One word and one sentence."""
 
-    state: State
+    state: WatchState
     sentence: str
     traffic_factor: float | None = None
     """For UNDECIDED: how many times the traffic should decide it, if the figures stay as they are."""
 
 
 def judge(
-    seen: Figures,
+    seen: WatchFigures,
     *,
     collapsed: tuple[Collapse, ...] = (),
-    promised: tuple[Promise, ...] = (),
+    promised: tuple[JudgedPromise, ...] = (),
     before: float | None = None,
-) -> Verdict:
+) -> WatchVerdict:
     """The worst that the figures show. `before`: the mean acceptance length of the time before the window."""
     counted = seen.acceptance
     if not seen.speculates:
-        return Verdict(State.OFF, "the server does not speculate: it has no speculation counters")
+        return WatchVerdict(WatchState.OFF, "the server does not speculate: it has no speculation counters")
     if collapsed:
-        return Verdict(State.COLLAPSED, _collapsed(collapsed, engines=len(seen.engines)))
+        return WatchVerdict(WatchState.COLLAPSED, _collapsed(collapsed, engines=len(seen.engines)))
     if not counted.drafts and seen.counters.generation_tokens >= NUMBER_DRAFTS:
         tokens = f"{seen.counters.generation_tokens:,} output tokens"
-        return Verdict(State.UNDRAFTED, f"{tokens} came without a single draft")
+        return WatchVerdict(WatchState.UNDRAFTED, f"{tokens} came without a single draft")
     if not counted.drafts and not seen.counters.generation_tokens:
-        return Verdict(State.IDLE, f"no traffic in the last {seen.window_s:.0f} s")
+        return WatchVerdict(WatchState.IDLE, f"no traffic in the last {seen.window_s:.0f} s")
     broken = missed(promised)
     if broken:
-        return Verdict(State.MISSED, "; ".join(_broken(promise) for promise in broken))
+        return WatchVerdict(WatchState.MISSED, "; ".join(_broken(promise) for promise in broken))
     length, interval = seen.mean_acceptance_length, seen.mean_acceptance_length_interval
     if length is None or interval is None:
-        return Verdict(State.UNDECIDED, _too_little(seen))
+        return WatchVerdict(WatchState.UNDECIDED, _too_little(seen))
     figure = f"{length:.2f} (95 % interval: {interval[0]:.2f} to {interval[1]:.2f})"
     if interval[1] < LENGTH:
-        return Verdict(State.COLLAPSED, f"the draft is dead: the mean acceptance length is {figure}")
+        return WatchVerdict(
+            WatchState.COLLAPSED, f"the draft is dead: the mean acceptance length is {figure}"
+        )
     if before is not None and interval[1] < FALLEN_SHARE * before:
         text = f"the mean acceptance length fell to {figure}; it was {before:.2f} before"
-        return Verdict(State.FALLEN, text)
+        return WatchVerdict(WatchState.FALLEN, text)
     if interval[0] < LENGTH:
         text = (
             f"not decided yet: the mean acceptance length is {figure}, and under {LENGTH} the draft is dead"
         )
-        return Verdict(State.UNDECIDED, text, _factor(length, interval, LENGTH))
+        return WatchVerdict(WatchState.UNDECIDED, text, _factor(length, interval, LENGTH))
     open_ones = [promise for promise in promised if promise.kept is Kept.UNDECIDED and promise.is_acceptance]
     if open_ones:
         text = "; ".join(_open(promise) for promise in open_ones)
-        factors = [
-            _factor(promise.measured, promise.interval, promise.promised)
-            for promise in open_ones
-            if promise.measured is not None and promise.interval is not None
-        ]
-        return Verdict(
-            State.UNDECIDED,
-            f"not decided yet: {text}",
-            max((factor for factor in factors if factor is not None), default=None),
-        )
-    if promised and all(promise.kept in {Kept.KEPT, Kept.UNSEEN} for promise in promised):
-        kept = sum(promise.kept is Kept.KEPT for promise in promised)
-        if kept:
-            return Verdict(State.KEPT, f"{_count(kept, 'promise')} of the profile kept")
-    return Verdict(
-        State.STEADY,
+        factors = (_factor(item.measured, item.interval, item.promised) for item in open_ones)
+        most = max((factor for factor in factors if factor is not None), default=None)
+        return WatchVerdict(WatchState.UNDECIDED, f"not decided yet: {text}", most)
+    kept = sum(promise.kept is Kept.KEPT for promise in promised)
+    if kept and all(promise.kept in {Kept.KEPT, Kept.UNSEEN} for promise in promised):
+        return WatchVerdict(WatchState.KEPT, f"{_count(kept, 'promise')} of the profile kept")
+    return WatchVerdict(
+        WatchState.STEADY,
         f"the mean acceptance length is {figure}: speculation pays if a step takes less than {length:.2f} times as "
         "long as without it",
     )
@@ -248,7 +237,7 @@ def _collapsed(collapsed: tuple[Collapse, ...], *, engines: int) -> str:
     return text
 
 
-def _broken(promise: Promise) -> str:
+def _broken(promise: JudgedPromise) -> str:
     assert promise.measured is not None
     unit = " ms" if promise.key.endswith("_ms") else ""
     digits = 0 if unit else 2
@@ -258,7 +247,7 @@ def _broken(promise: Promise) -> str:
     )
 
 
-def _open(promise: Promise) -> str:
+def _open(promise: JudgedPromise) -> str:
     assert promise.measured is not None and promise.interval is not None
     low, high = promise.interval
     return (
@@ -267,14 +256,16 @@ def _open(promise: Promise) -> str:
     )
 
 
-def _factor(value: float, interval: tuple[float, float], boundary: float) -> float | None:
+def _factor(value: float | None, interval: Interval | None, boundary: float) -> float | None:
     """How many times the traffic brings the interval off the boundary: its width falls with the square root."""
+    if value is None or interval is None:
+        return None
     distance = abs(value - boundary)
     half = interval[1] - value if boundary > value else value - interval[0]
     return (half / distance) ** 2 if distance else None
 
 
-def _too_little(seen: Figures) -> str:
+def _too_little(seen: WatchFigures) -> str:
     return (
         f"not decided yet: {_count(seen.acceptance.drafts, 'draft')} and "
         f"{_count(seen.counters.finished_requests, 'finished request')} are too few for an interval of the acceptance"

@@ -10,17 +10,25 @@ from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.measure.watch.advice import Advice, Case, advise
 from specserve.measure.watch.figures import (
     Collapse,
-    Figures,
     Reading,
     Stretch,
+    WatchFigures,
     between,
     collapses,
     figures,
     joined,
 )
-from specserve.measure.watch.verdict import Kept, Promise, State, Verdict, judge, missed, promises
+from specserve.measure.watch.verdict import (
+    JudgedPromise,
+    Kept,
+    WatchState,
+    WatchVerdict,
+    judge,
+    missed,
+    promises,
+)
 from specserve.metrics.counters import Acceptance, total_acceptance
-from specserve.metrics.snapshot import read
+from specserve.metrics.prometheus import Metrics, read
 from specserve.profile.schema import Profile
 from specserve.serve.requests import Endpoint
 from specserve.serve.scrape import scrape
@@ -65,7 +73,7 @@ class Window:
         return tuple(part for part in self._kept if part.ended_s <= at_s)
 
 
-class Source:
+class MetricsSource:
     """Where readings come from. `locate` is asked anew after each failure: a server may come back elsewhere."""
 
     def __init__(
@@ -84,26 +92,24 @@ class Source:
         return self._endpoint
 
     def read(self) -> Reading:
-        """One reading. Raises TrafficError without an answer, FactError where it cannot be used."""
+        """One reading. Raises TrafficError without an answer, FactError if it cannot be used."""
         try:
             text = scrape(self.endpoint, timeout_s=self._timeout_s)
             at_s = time.monotonic()
-            snapshot = read(text)
-            if self._model is not None:
-                held = snapshot.models
-                snapshot = snapshot.of_model(self._model)
-                if not snapshot.engines:
-                    served = ", ".join(f"`{name}`" for name in held[:5])
-                    raise FactError(f"the metrics hold no model `{self._model}`", hint=f"they hold {served}")
-            elif len(snapshot.models) > 1:
-                names = ", ".join(f"`{name}`" for name in snapshot.models[:5])
-                raise FactError(
-                    f"the metrics hold {len(snapshot.models)} models: {names}", hint="`--model` names one"
-                )
+            return Reading(at_s, self._of_one_model(read(text)))
         except SpecserveError:
             self._endpoint = None
             raise
-        return Reading(at_s, snapshot)
+
+    def _of_one_model(self, metrics: Metrics) -> Metrics:
+        names = ", ".join(f"`{name}`" for name in metrics.models[:5])
+        if self._model is not None and self._model not in metrics.models:
+            raise FactError(f"the metrics hold no model `{self._model}`", hint=f"they hold {names}")
+        if self._model is None and len(metrics.models) > 1:
+            raise FactError(
+                f"the metrics hold {len(metrics.models)} models: {names}", hint="`--model` names one"
+            )
+        return metrics if self._model is None else metrics.of_model(self._model)
 
 
 _COLLAPSE_S = 600.0
@@ -113,16 +119,16 @@ _BEFORE_DRAFTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WatchReport:
     """What one look came to."""
 
     at_s: float
     """Seconds since the epoch."""
-    verdict: Verdict
-    figures: Figures | None = None
+    verdict: WatchVerdict
+    figures: WatchFigures | None = None
     """None until two readings of the same server are there."""
     advice: Advice | None = None
-    promises: tuple[Promise, ...] = ()
+    promises: tuple[JudgedPromise, ...] = ()
     collapsed: tuple[Collapse, ...] = ()
     running_requests: int | None = None
     waiting_requests: int | None = None
@@ -139,13 +145,13 @@ class Report:
     @property
     def has_failed(self) -> bool:
         """Whether speculation does not do what it must: dead, or a promise missed, or not there as promised."""
-        return self.verdict.state in {State.COLLAPSED, State.MISSED} or bool(missed(self.promises))
+        return self.verdict.state in {WatchState.COLLAPSED, WatchState.MISSED} or bool(missed(self.promises))
 
     @property
     def is_undecided(self) -> bool:
         """Whether there was too little to tell."""
         open_ones = any(promise.kept is Kept.UNDECIDED for promise in self.promises)
-        return open_ones or self.verdict.state in {State.UNDECIDED, State.IDLE, State.UNSEEN}
+        return open_ones or self.verdict.state in {WatchState.UNDECIDED, WatchState.IDLE, WatchState.UNSEEN}
 
 
 class Watch:
@@ -165,7 +171,7 @@ class Watch:
         self._restarts = 0
         self._trouble: SpecserveError | None = None
 
-    def look(self) -> Report:
+    def look(self) -> WatchReport:
         """Read once more, and judge the window."""
         restarted = False
         try:
@@ -188,38 +194,37 @@ class Watch:
         self._last = now
         return self._report(self._window, restarted=restarted)
 
-    def whole(self) -> Report:
+    def whole(self) -> WatchReport:
         """The judgement of all that was seen since the begin."""
         if self._trouble is not None and not self._run.stretches:
             return self._unseen(self._trouble, is_final=True)
         return self._report(self._run, is_final=True)
 
-    def _unseen(self, error: SpecserveError, *, is_final: bool = False) -> Report:
-        verdict = Verdict(State.UNSEEN, error.message)
-        return Report(time.time(), verdict, restarts=self._restarts, is_final=is_final, trouble=error)
+    def _unseen(self, error: SpecserveError, *, is_final: bool = False) -> WatchReport:
+        verdict = WatchVerdict(WatchState.UNSEEN, error.message)
+        return WatchReport(time.time(), verdict, restarts=self._restarts, is_final=is_final, trouble=error)
 
-    def _report(self, window: Window, *, restarted: bool = False, is_final: bool = False) -> Report:
+    def _report(self, window: Window, *, restarted: bool = False, is_final: bool = False) -> WatchReport:
         assert self._last is not None
-        engines = self._last.snapshot.engines.values()
-        usage = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
+        metrics = self._last.metrics
         seen = figures(window.stretches) if window.stretches else None
         promised = promises(self._profile, seen) if self._profile is not None and seen is not None else ()
         collapsed = collapses(self._recent.stretches)
         verdict = self._verdict(seen, promised, collapsed, is_final=is_final)
         advice = None
         if seen is not None:
-            since_start = total_acceptance(engine.counters.acceptance for engine in engines)
+            since_start = total_acceptance(metrics.acceptance.values())
             advice = advise(Case(seen, verdict, since_start, self._profile, span_s=self._span_s))
-        return Report(
+        return WatchReport(
             at_s=time.time(),
             verdict=verdict,
             figures=seen,
             advice=advice,
             promises=promised,
             collapsed=collapsed,
-            running_requests=sum(engine.running_requests for engine in engines),
-            waiting_requests=sum(engine.waiting_requests for engine in engines),
-            kv_cache_usage=max(usage, default=None),
+            running_requests=metrics.running_requests,
+            waiting_requests=metrics.waiting_requests,
+            kv_cache_usage=metrics.kv_cache_usage,
             restarts=self._restarts,
             restarted=restarted,
             is_final=is_final,
@@ -228,24 +233,21 @@ class Watch:
 
     def _verdict(
         self,
-        seen: Figures | None,
-        promised: tuple[Promise, ...],
+        seen: WatchFigures | None,
+        promised: tuple[JudgedPromise, ...],
         collapsed: tuple[Collapse, ...],
         *,
         is_final: bool,
-    ) -> Verdict:
+    ) -> WatchVerdict:
         assert self._last is not None
-        speculates = any(engine.speculates for engine in self._last.snapshot.engines.values())
-        if seen is None and speculates:
-            return Verdict(State.UNDECIDED, "one reading so far: figures come with the next")
-        if seen is None or not speculates:
-            promised_some = self._profile is not None and self._profile.speculation is not None
+        if not self._last.metrics.speculates:
             text = "the server does not speculate: it has no speculation counters"
-            if promised_some:
-                assert self._profile is not None
-                place = self._profile.span("speculation")
-                return Verdict(State.MISSED, f"{text}, and the profile says `speculation` ({place})")
-            return Verdict(State.OFF, text)
+            if self._profile is None or self._profile.speculation is None:
+                return WatchVerdict(WatchState.OFF, text)
+            place = self._profile.span("speculation")
+            return WatchVerdict(WatchState.MISSED, f"{text}, and the profile says `speculation` ({place})")
+        if seen is None:
+            return WatchVerdict(WatchState.UNDECIDED, "one reading so far: figures come with the next")
         recent = self._window.stretches
         before = None if is_final or not recent else self._before(recent[0].began_s)
         return judge(seen, collapsed=collapsed, promised=promised, before=before)
@@ -263,7 +265,7 @@ def looks(
     for_s: float | None = None,
     wait: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Report]:
+) -> Iterator[WatchReport]:
     """A look each interval; with `for_s` until so much time is over, and then the judgement of all of it."""
     began_s = clock()
     while True:
@@ -272,8 +274,7 @@ def looks(
         if for_s is not None and passed_s >= for_s - 1e-3:
             yield watch.whole()
             return
-        due_s = (
-            passed_s // interval_s + 1
-        ) * interval_s  # a slow answer does not make the next looks come faster
+        # a slow answer does not make the next looks come faster
+        due_s = (passed_s // interval_s + 1) * interval_s
         due_s = due_s if for_s is None else min(due_s, for_s)
         wait(max(0.0, due_s - (clock() - began_s)))

@@ -13,21 +13,18 @@ from specserve.measure.workloads.patterns import DEFAULT_WORDS, LARGEST_WORDS, N
 from specserve.measure.workloads.shipped import SHIPPED, warm_up
 from specserve.measure.workloads.workload import (
     CountPrompt,
-    CountTokens,
     Draft,
     Prompt,
     Room,
     Workload,
-    estimated_tokens,
     fitted,
     kept_whole,
 )
 from specserve.profile.codes import did_you_mean, quoted
 
 RANDOM = "random"
-IGNORE_EOS = "ignore_eos: answers go on behind their end, which is easier or harder to draft than real text"
 _LOG_LIMIT = 200
-"""So many prompts of a user's file are taken, evenly spread, where no limit is given."""
+"""So many prompts of a user's file are taken, evenly spread, if no limit is given."""
 
 
 def load(
@@ -35,24 +32,21 @@ def load(
     *,
     chat: bool = True,
     max_model_len: int | None = None,
-    count_tokens: CountTokens = estimated_tokens,
     count_prompt: CountPrompt | None = None,
     max_tokens: int | None = None,
     limit: int | None = None,
-    ignore_eos: bool = False,
 ) -> Workload:
     """The prompts of `chat`, `code`, `summarise`, `json`, `creative`, `long`, `random[:WORDS]`, or of a file.
 
-    `chat`: whether the target has a chat template; where it has none the shipped workloads come as completions. A
-    user's file says itself what its prompts are; `count_prompt` tells their lengths, where somebody can (those of the
+    `chat`: whether the target has a chat template; if it has none, the shipped workloads come as completions. A
+    user's file says itself what its prompts are; `count_prompt` tells their lengths, if somebody can (those of the
     shipped ones are always estimated, so that they depend on the context alone). `max_tokens` caps every answer. Raises
     UsageError for an unknown name, FactError (with file and line) for a bad file and where no prompt fits.
     """
-    room = Room(max_model_len, count_tokens)
     if name_or_path in SHIPPED or re.fullmatch(rf"{RANDOM}(:\d{{1,7}})?", name_or_path):
         drafts = _drafts(name_or_path, chat=chat)[:limit]
         cap = _cap(max_tokens, max_model_len)
-        prompts, remarks = fitted([_capped(item, cap) for item in drafts], room=room)
+        prompts, remarks = fitted([_capped(item, cap) for item in drafts], max_model_len=max_model_len)
         source, note = "specserve", NOTE if name_or_path not in SHIPPED else None
         name = name_or_path
     else:
@@ -63,29 +57,24 @@ def load(
             dataclasses.replace(item, max_tokens=min(item.max_tokens, max_tokens or item.max_tokens))
             for item in found
         ]
-        prompts, remarks = kept_whole(capped, room=dataclasses.replace(room, count_prompt=count_prompt))
+        prompts, remarks = kept_whole(capped, room=Room(max_model_len, count_prompt))
         remarks = (*left_out, *spread, *remarks)
         source, note, name = str(path), None, name_of(path)
     if not prompts:
-        how = " (estimated)" if count_prompt is None and count_tokens is estimated_tokens else ""
+        how = " (estimated)" if count_prompt is None else ""
         raise UsageError(
             f"no prompt of {quoted(name_or_path)} fits max_model_len {max_model_len}{how}",
             hint="take a larger `target.max_model_len`, or a smaller `--max-tokens`",
         )
-    if ignore_eos:
-        note = "; ".join(filter(None, [note, IGNORE_EOS]))
     return Workload(name, prompts, source, note, remarks)
 
 
-def load_warm_up(
-    workload: Workload, *, max_model_len: int | None = None, count_tokens: CountTokens = estimated_tokens
-) -> Workload:
+def load_warm_up(workload: Workload, *, max_model_len: int | None = None) -> Workload:
     """Eight prompts of the workload's kind, none of which is measured."""
-    room = Room(max_model_len, count_tokens)
     cap = _cap(None, max_model_len)
     drafts = [_capped(item, cap) for item in warm_up(as_chat=workload.is_chat)]
     measured = {item.content for item in workload.prompts}
-    prompts, remarks = fitted(drafts, room=room)
+    prompts, remarks = fitted(drafts, max_model_len=max_model_len)
     disjoint = tuple(item for item in prompts if item.content not in measured)
     return Workload("warm-up", disjoint, "specserve", None, remarks)
 

@@ -31,7 +31,7 @@ def _hash(*key: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
 
 
-_NAMES = (
+_NAMES = [
     "Mara Lind",
     "Tomas Weil",
     "Aino Rask",
@@ -40,9 +40,9 @@ _NAMES = (
     "Ida Brook",
     "Luc Ferrand",
     "Noor Vane",
-)
+]
 _TOWNS = ("Norvik", "Ostra", "Velden", "Karst", "Lindau", "Bellmar")
-_GOODS = (
+_GOODS = [
     "desk lamp",
     "oak shelf",
     "water kettle",
@@ -50,7 +50,7 @@ _GOODS = (
     "rain coat",
     "coffee mill",
     "garden chair",
-)
+]
 _MONTHS = ("January", "March", "April", "June", "August", "October", "November")
 _TALKS = ("Soil and roots", "Bridges of wood", "The quiet engine", "Reading old maps", "Bread without yeast")
 _LEVELS = ("INFO", "WARNING", "ERROR")
@@ -119,29 +119,26 @@ def person(seed: int) -> tuple[str, str]:
 KINDS: tuple[Callable[[int], tuple[str, str]], ...] = (order, programme, log_lines, person)
 
 
-_THINGS = (
-    ("Invoice", "invoices", ("number", "customer", "amount", "currency", "issued_on", "paid_on", "note")),
-    ("Sensor", "sensors", ("serial", "location", "unit", "lowest", "highest", "interval", "calibrated_on")),
-    ("Booking", "bookings", ("room", "guest", "arrival", "nights", "breakfast", "price", "comment")),
-    (
-        "Shipment",
-        "shipments",
-        ("tracking_code", "sender", "receiver", "weight", "height", "width", "insured"),
-    ),
-    ("Recipe", "recipes", ("title", "servings", "minutes", "ingredients", "steps", "author", "source")),
-    ("Patient", "patients", ("record", "name", "born_on", "insurance", "doctor", "allergies", "phone")),
-    ("Track", "tracks", ("title", "artist", "album", "position", "seconds", "genre", "bitrate")),
-    ("Ticket", "tickets", ("subject", "reporter", "priority", "state", "assignee", "created_at", "labels")),
-    ("Vehicle", "vehicles", ("plate", "maker", "model", "year", "mileage", "fuel", "inspected_on")),
-    ("Course", "courses", ("code", "teacher", "hall", "seats", "credits", "language", "term")),
-    ("Parcel", "parcels", ("owner", "street", "area", "zone", "value", "register_page", "sold_on")),
-    ("Route", "routes", ("origin", "destination", "stops", "distance", "duration", "fare", "operator")),
-)
+_THINGS = """
+Invoice invoices number customer amount currency issued_on paid_on note
+Sensor sensors serial location unit lowest highest interval calibrated_on
+Booking bookings room guest arrival nights breakfast price comment
+Shipment shipments tracking_code sender receiver weight height width insured
+Recipe recipes title servings minutes ingredients steps author source
+Patient patients record name born_on insurance doctor allergies phone
+Track tracks title artist album position seconds genre bitrate
+Ticket tickets subject reporter priority state assignee created_at labels
+Vehicle vehicles plate maker model year mileage fuel inspected_on
+Course courses code teacher hall seats credits language term
+Parcel parcels owner street area zone value register_page sold_on
+Route routes origin destination stops distance duration fare operator
+""".strip().splitlines()
+"""Class, plural and fields of what a program keeps."""
 
 
 def module_blocks(seed: int) -> list[str]:
     """The head of a module, then its classes, one method or class head a block; joined by blank lines they are code."""
-    thing, plural, known = _THINGS[seed % len(_THINGS)]
+    thing, plural, *known = _THINGS[seed % len(_THINGS)].split()
     fields = picked(known, 4 + seed % 3, "fields", seed)
     blocks = [f'"""Keeps {plural} and finds them again."""\n\nimport json\n', *_record(thing, fields)]
     blocks += _store(thing, plural, fields)
@@ -195,7 +192,7 @@ PROMPTS = 25
 DEFAULT_WORDS = 256
 LARGEST_WORDS = 1_000_000
 NOTE = "random words: its acceptance says nothing about real traffic"
-_SYLLABLES = (
+_SYLLABLES = [
     "ba",
     "ko",
     "ri",
@@ -212,7 +209,7 @@ _SYLLABLES = (
     "uth",
     "nem",
     "zo",
-)
+]
 
 
 def random_words(count: int, *, as_chat: bool) -> list[Draft]:
@@ -234,17 +231,7 @@ def _draft(index: int, count: int, as_chat: bool) -> Draft:
 
 
 _PLACES = ("Norvik waterworks", "Ostra paper mill", "Velden greenhouse", "Karst cable car", "Lindau brewery")
-_PEOPLE = (
-    "Mara Lind",
-    "Tomas Weil",
-    "Aino Rask",
-    "Pavel Horn",
-    "Sefa Demir",
-    "Ida Brook",
-    "Luc Ferrand",
-    "Noor Vane",
-)
-_UNITS = (
+_UNITS = [
     "pump P-17",
     "valve V-03",
     "boiler B-2",
@@ -253,7 +240,7 @@ _UNITS = (
     "filter S-21",
     "motor M-5",
     "tank T-9",
-)
+]
 _FAULTS = (
     "a worn seal that lets a few drops through every hour",
     "a bearing that is warmer than those beside it",
@@ -289,7 +276,7 @@ def title(seed: int) -> str:
 def entry(seed: int, day: int) -> str:
     """What happened on one day, in a few sentences."""
     key = (seed, day)
-    who, other = picked(_PEOPLE, 2, "who", *key)
+    who, other = picked(_NAMES, 2, "who", *key)
     unit = pick(_UNITS, "unit", *key)
     hours, load = 2 + number(9, "hours", *key), 40 + number(55, "load", *key)
     stock = f"{12 + number(70, 'oil', *key)} litres of oil, {number(40, 'seals', *key)} seals"
@@ -305,7 +292,7 @@ def entry(seed: int, day: int) -> str:
 
 def question(seed: int) -> str:
     """What is asked about it; the answer must be looked up and copied together."""
-    who, unit = pick(_PEOPLE, "ask", seed), pick(_UNITS, "ask", seed)
+    who, unit = pick(_NAMES, "ask", seed), pick(_UNITS, "ask", seed)
     return pick(
         (
             f"List every day on which {who} had the early shift, with the unit that ran and what was found.",

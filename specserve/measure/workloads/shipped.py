@@ -81,7 +81,7 @@ def structured(*, as_chat: bool) -> list[Draft]:
 
 
 def long(*, as_chat: bool) -> list[Draft]:
-    """Long documents with a question behind them: 17 logbooks, 8 programs. Shortened where the context is small."""
+    """Long documents with a question behind them: 17 logbooks, 8 programs. Shortened if the context is small."""
     return [
         (_program if index % 3 == 2 else _logbook)(f"long-{index + 1:02d}", index, as_chat)
         for index in range(PROMPTS)

@@ -26,7 +26,7 @@ class Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Each line of the file. Raises FactError where it cannot be read."""
+    """Each line of the file. Raises FactError if it cannot be read."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise FactError(
@@ -196,7 +196,7 @@ def _prompt(line: Line) -> Prompt:
 
 
 def _of_log(lines: Iterable[Line], path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """The requests that can be sent again; the kind that most have, where a log has both."""
+    """The requests that can be sent again; the kind that most have, if a log has both."""
     prompts: list[Prompt] = []
     wrong: list[str] = []
     for line in lines:
@@ -234,6 +234,6 @@ def _logged(line: Line) -> Prompt:
     if not isinstance(body, dict):
         raise ValueError("the body of the request is no JSON object")
     # clients write null for what they do not set
-    told = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
-    limit = next((value for value in told if value is not None), None)
+    limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
+    limit = next((value for value in limits if value is not None), None)
     return request(body, identity=f"line-{line.number}", max_tokens=limit)

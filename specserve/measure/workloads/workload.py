@@ -8,11 +8,10 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 Message = Mapping[str, str]
 """`role` and `content`, text only."""
-CountTokens = Callable[[str], int]
-"""How many tokens of the target a text is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Prompt:
 
 
 CountPrompt = Callable[[Prompt], int | None]
-"""How many tokens the target gets of a whole request, with all that stands around it; None where nobody can tell."""
+"""How many tokens the target gets of a whole request, with all that stands around it; None if nobody can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def digest(prompts: Iterable[Prompt]) -> str:
 
 
 def estimated_tokens(text: str) -> int:
-    """How many tokens a text is at most, roughly, where nobody counts them: two bytes each, more than most have."""
+    """How many tokens a text is at most, roughly, if nobody counts them: two bytes each, more than most have."""
     return (len(text.encode()) + 1) // 2
 
 
@@ -84,7 +83,7 @@ _LEAST_ANSWER = 16
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Tokens that are left for an answer, at most its `max_tokens`; negative where the prompt is too long."""
+    """Tokens that are left for an answer, at most its `max_tokens`; negative if the prompt is too long."""
 
     tokens: int
     is_estimated: bool = False
@@ -95,29 +94,21 @@ class Room:
     """How long prompt and answer may be together."""
 
     max_model_len: int | None
-    count_tokens: CountTokens = estimated_tokens
     count_prompt: CountPrompt | None = None
-    """Of a whole request with all that stands around it, where somebody can tell."""
-
-    def for_answer(self, prompt: Prompt) -> int:
-        """Tokens that are left for the answer, at most its `max_tokens`; negative where the prompt is too long."""
-        return self.left(prompt).tokens
 
     def left(self, prompt: Prompt) -> Left:
-        """The same, with how it is known."""
+        """What is left for the answer."""
         if self.max_model_len is None:
             return Left(prompt.max_tokens)
         around = _SPECIAL_TOKENS if prompt.messages is None else _TEMPLATE_TOKENS
         free = self.max_model_len - around
-        if (
-            len(prompt.content.encode()) < free - prompt.max_tokens
-        ):  # no tokenizer makes more tokens than bytes
+        # no tokenizer makes more tokens than bytes
+        if len(prompt.content.encode()) < free - prompt.max_tokens:
             return Left(prompt.max_tokens)
         counted = self.count_prompt(prompt) if self.count_prompt is not None else None
         if counted is not None:
             return Left(min(prompt.max_tokens, self.max_model_len - counted))
-        tokens = min(prompt.max_tokens, free - self.count_tokens(prompt.content))
-        return Left(tokens, is_estimated=self.count_tokens is estimated_tokens)
+        return Left(min(prompt.max_tokens, free - estimated_tokens(prompt.content)), is_estimated=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,35 +128,28 @@ class Draft:
         return Prompt(self.id, self.max_tokens, messages=content)
 
 
-def fitted(drafts: Iterable[Draft], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """The prompts, each as long as it fits with its whole answer; and what was cut, in words."""
+def fitted(
+    drafts: Iterable[Draft], *, max_model_len: int | None
+) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts, each as long as it fits with its whole answer (estimated); and what was cut, in words."""
+    room = Room(max_model_len)
     prompts: list[Prompt] = []
     shortened = left_out = 0
-    is_estimated = room.count_tokens is estimated_tokens
+
+    def is_too_long(draft: Draft, kept: int) -> bool:
+        return room.left(draft.prompt(kept)).tokens < draft.max_tokens
+
     for draft in drafts:
-        whole = draft.prompt(draft.blocks)
-        if room.for_answer(whole) >= draft.max_tokens:
-            prompts.append(whole)
-            continue
-        kept = _most(draft, room)
-        if kept < 1:
-            left_out += 1
-            continue
-        shortened += 1
-        prompts.append(draft.prompt(kept))
-    return tuple(prompts), _told(len(prompts), shortened, left_out, room, is_estimated=is_estimated)
+        kept = draft.blocks
+        if is_too_long(draft, kept):
+            kept = bisect_left(range(1, draft.blocks), True, key=partial(is_too_long, draft))
+            shortened, left_out = shortened + (kept > 0), left_out + (kept == 0)
+        if kept:
+            prompts.append(draft.prompt(kept))
+    return tuple(prompts), _remarks(len(prompts), shortened, left_out, room, is_estimated=True)
 
 
-def _most(draft: Draft, room: Room) -> int:
-    """The largest number of blocks that fits, 0 where not even one does."""
-
-    def is_too_long(kept: int) -> bool:
-        return room.for_answer(draft.prompt(kept)) < draft.max_tokens
-
-    return bisect_left(range(1, draft.blocks), True, key=is_too_long)
-
-
-def _told(count: int, shortened: int, left_out: int, room: Room, *, is_estimated: bool) -> tuple[str, ...]:
+def _remarks(count: int, shortened: int, left_out: int, room: Room, *, is_estimated: bool) -> tuple[str, ...]:
     remarks = []
     if shortened:
         remarks.append(
@@ -184,7 +168,7 @@ def _told(count: int, shortened: int, left_out: int, room: Room, *, is_estimated
 
 
 def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are told."""
+    """A user's prompts that fit, their texts untouched; an answer may get fewer tokens, and both are noted."""
     kept: list[Prompt] = []
     shorter: list[Left] = []
     left_out: list[Left] = []
@@ -197,7 +181,7 @@ def kept_whole(prompts: Sequence[Prompt], *, room: Room) -> tuple[tuple[Prompt, 
             kept.append(dataclasses.replace(prompt, max_tokens=left.tokens))
         else:
             left_out.append(left)
-    remarks = _told(len(kept), 0, len(left_out), room, is_estimated=_any_estimated(left_out))
+    remarks = _remarks(len(kept), 0, len(left_out), room, is_estimated=_any_estimated(left_out))
     if shorter:
         how = " (estimated)" if _any_estimated(shorter) else ""
         remarks += (

@@ -10,11 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from specserve.errors import LaunchError, SpecserveError
-from specserve.serve import files, postmortem
-from specserve.serve.detached.processes import Detached
+from specserve.errors import SpecserveError
+from specserve.serve import postmortem
+from specserve.serve.detached.processes import Detached, is_running
 from specserve.serve.detached.registry import Ended, Record, change, read
-from specserve.serve.files import is_alive, remove_scratch
+from specserve.serve.files import remove_scratch
 from specserve.serve.logs import Phase
 from specserve.serve.process import clear
 
@@ -22,10 +22,16 @@ from specserve.serve.process import clear
 def tidy(record: Record) -> Record:
     """The same server with how it ended, on disk too. Call it only where its first process is gone."""
     group = Detached(record)
-    held = frozenset(Path(path) for path in record.traces)
-    _, removed = clear(group, traces=lambda: held | files.traces(group.members()))
+    _, removed = clear(group)
     remove_scratch(Path(record.scratch) if record.scratch else None)
-    error = _explained(record, group)  # last: whatever the log holds, no process may be left
+    # last: whatever the log holds, no process may be left
+    error = postmortem.died(
+        Phase.ENGINE if record.ready_at_s is None else Phase.SERVING,
+        exit_code=group.exit_code,
+        after_s=None,
+        log_path=group.log_path,
+        oom_kills=record.oom_kills,
+    )
     ended = Ended(
         at_s=time.time(),
         exit_code=group.exit_code,
@@ -34,27 +40,14 @@ def tidy(record: Record) -> Record:
         hint=error.hint,
         removed=removed,
     )
-    with contextlib.suppress(SpecserveError):  # a full disk: the next command tells it anew
+    with contextlib.suppress(SpecserveError):  # a full disk: the next command reports it
         return change(record, ended=ended) or record
     return record
 
 
-def _explained(record: Record, group: Detached) -> LaunchError:
-    is_ready = record.ready_at_s is not None
-    return postmortem.died(
-        Phase.SERVING if is_ready else Phase.ENGINE,
-        exit_code=group.exit_code,
-        after_s=None,
-        log_path=Path(record.log_path),
-        oom_kills=record.oom_kills,
-    )
-
-
 def is_cared_for(record: Record) -> bool:
     """Whether another command sees to its end: the one that stops it, or that still waits for its start."""
-    if record.stopper is not None and is_alive(record.stopper[0], since=record.stopper[1]):
-        return True
-    return record.ready_at_s is None and is_alive(record.launcher[0], since=record.launcher[1])
+    return is_running(record.stopper) or (record.ready_at_s is None and is_running(record.launcher))
 
 
 def main(name: str, run: str) -> None:

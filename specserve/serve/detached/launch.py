@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,53 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve import events, postmortem
 from specserve.serve.detached import registry, watcher
 from specserve.serve.detached.observe import Room
-from specserve.serve.detached.processes import MARK, Detached, boot_id, exit_file, mark, noted
+from specserve.serve.detached.processes import (
+    MARK,
+    Detached,
+    boot_id,
+    exit_file,
+    identity,
+    is_running,
+    mark,
+    when_ready,
+)
 from specserve.serve.detached.registry import Arm, Record
 from specserve.serve.events import OnEvent
-from specserve.serve.files import is_alive, make_scratch, private, remove_scratch, ticks, within
+from specserve.serve.files import make_scratch, private, remove_scratch, within
+from specserve.serve.logs import default_log
 from specserve.serve.process import resolve_env
-from specserve.serve.server import Server, never_failing
-from specserve.serve.signals import StopRequest
+from specserve.serve.server import Gate, Server, refuse_taken_port
+from specserve.serve.signals import StopRequest, stop_on_signals
+
+
+def leave(
+    plan: LaunchPlan,
+    *,
+    name: str,
+    profile: str,
+    arm: Arm | None = None,
+    room: Room | None = None,
+    on_event: OnEvent = events.ignore,
+    gate: Gate | None = None,
+    warms_up: bool = False,
+) -> None:
+    """Start it under a name and return when it is ready; a signal until then stops it. Raises as `launch` does."""
+    registry.folder_of(name)  # what cannot be a name ends it before anything starts
+    refuse_running(name)
+    refuse_taken_port(plan)
+    with stop_on_signals() as stop:
+        launch(
+            plan,
+            name=name,
+            profile=profile,
+            arm=arm,
+            room=room or Room((), None, None),
+            log_path=default_log(name),
+            stop=stop,
+            on_event=on_event,
+            gate=gate,
+            warms_up=warms_up,
+        )
 
 
 def launch(
@@ -37,17 +76,16 @@ def launch(
     log_path: Path,
     stop: StopRequest,
     on_event: OnEvent = events.ignore,
-    first: Callable[[Server], None] | None = None,
+    gate: Gate | None = None,
     warms_up: bool = False,
     arm: Arm | None = None,
 ) -> Record:
-    """Start the plan's server under a name; return when it answers, and leave it.
+    """Start the plan's server under a name; return when it is ready, and leave it.
 
-    `warms_up`: whether one request is answered before that. `first` is called when it answers; what it raises ends the
-    server. `arm`: which launch of the profile it is.
+    `room`: what it declares to take of each device. `arm`: which launch of the profile it is.
 
-    Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up) and Interrupted;
-    nothing is left then, and nothing in the registry.
+    Raises UsageError (a variable is unset), LaunchError (the name is in use, it did not come up), Interrupted, and
+    what the gate raises; nothing is left then, and nothing in the registry.
     """
     env = resolve_env(plan.env)
     record = _claimed(plan, name=name, profile=profile, arm=arm or Arm(), room=room, log_path=log_path)
@@ -58,29 +96,27 @@ def launch(
         record = dataclasses.replace(record, scratch=str(scratch) if scratch else None)
         record = _spawned(record, plan, env={**within(env, scratch), MARK: mark(record)})
         group = Detached(record)
-        server = Server(plan, group, stop=stop, emit=never_failing(on_event))
-        server.tells_ready = first is None
-        server.warms_up = warms_up
+        server = Server(plan, group, stop=stop, emit=on_event, warms_up=warms_up)
         undo.callback(server.end)
         _keep(record, leader=record.leader, watcher=record.watcher, scratch=record.scratch)
-        _start(server, record)
-        record = _keep(record, ready_at_s=time.time(), **noted(group))
-        if first is not None:
-            first(server)
-            server.tell_ready()
+
+        def keep_ready(server: Server) -> None:
+            _keep(record, **when_ready(group))
+            if gate is not None:
+                gate(server)
+
+        try:
+            server.start(keep_ready)
+        except LaunchError as error:
+            now = registry.read(name)
+            if (
+                now is None or now.run != record.run or now.stopper is not None
+            ):  # better than the signal it sent
+                message = f"`{name}` was stopped by another command while it started"
+                raise LaunchError(message) from error
+            raise
         undo.pop_all()
-    return record
-
-
-def _start(server: Server, record: Record) -> None:
-    """Until it answers. That another command stopped it is a better cause than the signal it sent."""
-    try:
-        server.start()
-    except LaunchError as error:
-        now = registry.read(record.name)
-        if now is None or now.run != record.run or now.stopper is not None:
-            raise LaunchError(f"`{record.name}` was stopped by another command while it started") from error
-        raise
+    return registry.read(name) or record
 
 
 def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room, log_path: Path) -> Record:
@@ -108,7 +144,7 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room,
         shutdown_timeout_s=plan.shutdown_timeout_s,
         stall_timeout_s=plan.stall_timeout_s,
         api_key_env=plan.api_key_env,
-        launcher=(os.getpid(), ticks(os.getpid()) or 0),
+        launcher=identity(os.getpid()),
         oom_kills=postmortem.kills(),
         arm=arm,
     )
@@ -134,13 +170,13 @@ def _refuse_running(record: Record) -> None:
             f"`{record.name}` runs already, at {record.url}",
             hint=f"`specserve down {record.name}` stops it; `--name` gives this one another name",
         )
-    if record.leader is None and is_alive(record.launcher[0], since=record.launcher[1]):
+    if record.leader is None and is_running(record.launcher):
         raise LaunchError(f"`{record.name}` is being started by another command (pid {record.launcher[0]})")
 
 
 def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record:
     """vLLM and its watcher run. The environment goes through a pipe: it may hold a key."""
-    asked = {
+    request = {
         "argv": list(plan.argv),
         "env": env,
         "log": record.log_path,
@@ -152,7 +188,7 @@ def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record
         private(log.parent)
         ran = subprocess.run(
             [sys.executable, "-I", "-S", watcher.__file__],
-            input=json.dumps(asked),
+            input=json.dumps(request),
             stdout=subprocess.PIPE,
             text=True,
             check=False,
@@ -163,8 +199,8 @@ def _spawned(record: Record, plan: LaunchPlan, *, env: dict[str, str]) -> Record
         raise LaunchError(f"cannot start vLLM: {error}") from error
     if "error" in answer:
         raise LaunchError(f"cannot start `{plan.argv[0]}`, or write its log `{log}`: {answer['error']}")
-    leader, mine = int(answer["pid"]), int(answer["watcher"])
-    return dataclasses.replace(record, leader=(leader, ticks(leader) or 0), watcher=(mine, ticks(mine) or 0))
+    leader, watching = int(answer["pid"]), int(answer["watcher"])
+    return dataclasses.replace(record, leader=identity(leader), watcher=identity(watching))
 
 
 def _keep(record: Record, **changes: Any) -> Record:

@@ -22,9 +22,9 @@ from specserve.profile.schema import Profile
 from specserve.serve import health
 from specserve.serve.detached import registry
 from specserve.serve.detached.aftermath import is_cared_for, tidy
-from specserve.serve.detached.processes import Detached, boot_id, marked, noted
+from specserve.serve.detached.processes import Detached, boot_id, is_running, marked, when_ready
 from specserve.serve.detached.registry import Record
-from specserve.serve.files import is_alive, open_regular
+from specserve.serve.files import open_regular
 
 _END_BYTES = 256 << 10
 # vllm 0.26 to 0.33: v1/spec_decode/metrics.py and v1/metrics/loggers.py, every VLLM_LOG_STATS_INTERVAL (10 s)
@@ -116,7 +116,7 @@ def _time(line: str, *, now_s: float) -> float | None:
 
 State = Literal["starting", "ready", "silent", "hung", "stopping", "dead", "gone", "lost"]
 """silent: runs and does not answer. hung: answers, and no token comes while requests wait. dead: ended by itself.
-gone: the host was started anew. lost: runs, and its state on disk cannot be used."""
+gone: the host was restarted. lost: runs, and its state on disk cannot be used."""
 _ANSWERS_WITHIN_S = 3.0
 _STILL_S = 30.0
 _LOOK_S = 2.0
@@ -169,16 +169,14 @@ def _lost(name: str, *, pids: tuple[int, ...], why: str) -> Seen:
 
 def _judge(record: Record) -> Seen:
     if record.boot_id != boot_id():
-        return Seen(record.name, "gone", "the host was started anew since", record)
+        return Seen(record.name, "gone", "the host was restarted since", record)
     if record.ended is None and not Detached(record).is_running():
-        if record.stopper is not None and is_cared_for(record):
-            return Seen(record.name, "stopping", "", record)
-        if record.ready_at_s is None and is_cared_for(record):
-            return Seen(record.name, "starting", "", record)
+        if is_cared_for(record):
+            return Seen(record.name, "stopping" if is_running(record.stopper) else "starting", "", record)
         record = _ended(record)
     if record.ended is not None:
         return Seen(record.name, "dead", f"{record.ended.message}: {record.ended.cause}", record)
-    if record.stopper is not None and is_cared_for(record):
+    if is_running(record.stopper):
         return Seen(record.name, "stopping", "", record)
     return _asked(record)
 
@@ -186,11 +184,7 @@ def _judge(record: Record) -> Seen:
 def _ended(record: Record) -> Record:
     """Its watcher tells how it ended, or we do, where that is gone too."""
     deadline = time.monotonic() + 3.0
-    while (
-        record.watcher
-        and is_alive(record.watcher[0], since=record.watcher[1])
-        and time.monotonic() < deadline
-    ):
+    while is_running(record.watcher) and time.monotonic() < deadline:
         time.sleep(0.05)
         now = registry.read(record.name)
         if now is None or now.run != record.run:
@@ -207,7 +201,7 @@ def _asked(record: Record) -> Seen:
         if not is_up:
             return Seen(record.name, "starting", "", record)
         with contextlib.suppress(SpecserveError):
-            record = registry.change(record, ready_at_s=time.time(), **noted(Detached(record))) or record
+            record = registry.change(record, **when_ready(Detached(record))) or record
     lately = recent(Path(record.log_path), now_s=time.time())
     metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)
@@ -243,7 +237,7 @@ def _troubled(
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Devices, and of each a share of its memory (`gpu_memory_utilization`) or at least so many bytes."""
+    """Devices, and of each a share of its memory (`gpu_memory_utilization`) or bytes at least."""
 
     devices: tuple[str, ...]
     share: float | None
@@ -289,7 +283,7 @@ def _share(room: Room, total_bytes: int | None) -> float:
 
 
 def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> Room:
-    """What the launch declares to take. Detached servers on the same devices are told.
+    """What the launch declares to take. Warns about detached servers on the same devices.
 
     Raises LaunchError if all together declare more than a device has. `name`: of this one, if it is to be left.
     """
@@ -318,8 +312,8 @@ def _declared_room(profile: Profile, plan: LaunchPlan) -> Room:
     from specserve.memory.defaults import GPU_MEMORY_UTILIZATION
 
     least_bytes = _integer(plan.engine_kwargs.get("kv_cache_memory_bytes"))
-    told = plan.engine_kwargs.get("gpu_memory_utilization")
-    share = float(told) if isinstance(told, int | float) else GPU_MEMORY_UTILIZATION
+    utilization = plan.engine_kwargs.get("gpu_memory_utilization")
+    share = float(utilization) if isinstance(utilization, int | float) else GPU_MEMORY_UTILIZATION
     return Room(_launch_devices(profile, plan), share if least_bytes is None else None, least_bytes)
 
 

@@ -14,16 +14,25 @@ from typing import Any
 import psutil
 
 from specserve.errors import FactError
-from specserve.serve import events, files
 from specserve.serve.detached import registry
 from specserve.serve.detached.registry import NAME, Record, folder_of
 from specserve.serve.events import OnEvent
 from specserve.serve.files import is_alive, read_own, remove_scratch, state_folder, ticks
-from specserve.serve.process import Group, ask_to_end, clear
+from specserve.serve.process import Group, end
 from specserve.serve.signals import StopRequest
 
 MARK = "SPECSERVE_RUN"
 """The variable by which a process tells the launch that it came out of, as `PLACE:NAME:RUN`."""
+
+
+def identity(pid: int) -> tuple[int, int]:
+    """A process as a record names it: its id and when it started, since ids are used again."""
+    return pid, ticks(pid) or 0
+
+
+def is_running(process: tuple[int, int] | None) -> bool:
+    """Whether the process that a record names still runs."""
+    return process is not None and is_alive(process[0], since=process[1])
 
 
 def boot_id() -> str:
@@ -74,6 +83,7 @@ class Detached(Group):
         self._is_of_this_boot = record.boot_id == boot_id()
         self.pid, self._ticks = record.leader or (0, 0)
         self.log_path = Path(record.log_path)
+        self.traces = frozenset(map(Path, record.traces))
 
     @property
     def elapsed_s(self) -> float:
@@ -90,7 +100,11 @@ class Detached(Group):
         if self.is_running():
             return None
         deadline = time.monotonic() + _EXIT_IS_WRITTEN_WITHIN_S
-        while (code := self._written_code()) is None and self._is_watched() and time.monotonic() < deadline:
+        while (
+            (code := self._written_code()) is None
+            and is_running(self._record.watcher)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.02)
         return code
 
@@ -100,18 +114,14 @@ class Detached(Group):
             return code if type(code) is int and -_MOST_CODE <= code <= _MOST_CODE else None
         return None
 
-    def _is_watched(self) -> bool:
-        watcher = self._record.watcher
-        return watcher is not None and is_alive(watcher[0], since=watcher[1])
-
     def members(self) -> list[psutil.Process]:
-        """Every living process of the server; none where the host was started anew."""
+        """Every living process of the server; none if the host was restarted."""
         return super().members() if self._is_of_this_boot and self.pid > 0 else []
 
     def _has(self, pid: int) -> bool:
         if self.is_running():  # then the number of its session is nobody else's
             return super()._has(pid)
-        if (pid, ticks(pid)) in self._record.members:
+        if identity(pid) in self._record.members:
             return True
         return super()._has(pid) and mark_of(pid) == mark(self._record)
 
@@ -159,12 +169,13 @@ def marked(name: str | None = None) -> dict[int, str]:
     return found
 
 
-def noted(group: Group) -> dict[str, Any]:
-    """What a record keeps of a server that is ready: its processes, and what they hold."""
-    held = group.members()
+def when_ready(group: Group) -> dict[str, Any]:
+    """What a record keeps of a server that is ready: since when, its processes, and what they hold."""
+    group.note_traces()
     return {
-        "members": tuple((process.pid, ticks(process.pid) or 0) for process in held),
-        "traces": tuple(sorted(map(str, files.traces(held)))),
+        "ready_at_s": time.time(),
+        "members": tuple(map(identity, (process.pid for process in group.members()))),
+        "traces": tuple(sorted(map(str, group.traces))),
     }
 
 
@@ -192,66 +203,42 @@ _UNKNOWN_DRAIN_S = 30.0
 def stop_server(record: Record, *, stop: StopRequest, emit: OnEvent) -> None:
     """End it, its orphans and what they left, whether it runs or died; then nothing is known of it any more.
 
-    Where another command is stopping it already, its end is waited for. Raises FactError where a process cannot be
-    ended, or the state not be written.
+    If another command is stopping it already, its end is waited for. Raises FactError if a process cannot be ended,
+    or the state not be written.
     """
-    mine = (os.getpid(), ticks(os.getpid()) or 0)
     with registry.held(record.name):
         now = registry.read(record.name)
         if now is None or now.run != record.run:
             return
-        other = (
-            now.stopper
-            if now.stopper is not None and is_alive(now.stopper[0], since=now.stopper[1])
-            else None
-        )
+        other = now.stopper if is_running(now.stopper) else None
         if other is None:
             with contextlib.suppress(FactError):  # a full disk must not keep it from being stopped
-                registry.write(dataclasses.replace(now, stopper=mine))
+                registry.write(dataclasses.replace(now, stopper=identity(os.getpid())))
     if other is not None and _is_gone(record, stopper=other, stop=stop):
         return
-    group = Detached(now)
-    held = frozenset(Path(path) for path in now.traces) | files.traces(group.members())
-    _end(
-        group,
+    end(
+        Detached(now),
         is_serving=now.ready_at_s is not None,
         drain_s=now.shutdown_timeout_s,
         stop=stop,
         emit=emit,
-        held=held,
     )
     remove_scratch(Path(now.scratch) if now.scratch else None)
     registry.remove(now.name, run=now.run)
 
 
 def stop_marked(name: str, *, stop: StopRequest, emit: OnEvent) -> bool:
-    """End what runs under a name whose state is lost or unreadable. False where nothing does."""
+    """End what runs under a name whose state is lost or unreadable. False if nothing does."""
     group = Marked(name)
-    held = files.traces(group.members())
-    found = bool(group.members())
-    if found:
-        _end(group, is_serving=True, drain_s=_UNKNOWN_DRAIN_S, stop=stop, emit=emit, held=held)
-    return found
-
-
-def _end(
-    group: Group, *, is_serving: bool, drain_s: float, stop: StopRequest, emit: OnEvent, held: frozenset[Path]
-) -> None:
-    began = time.monotonic()
-    if group.is_running():
-        ask_to_end(group, is_serving=is_serving, drain_s=drain_s, stop=stop, emit=emit)
-    killed, removed = clear(group, traces=lambda: held | files.traces(group.members()))
-    if left := group.members():
-        pids = ", ".join(str(process.pid) for process in left)
-        raise FactError(
-            f"the kernel does not end process {pids}", hint="it waits for a device or a disk: `dmesg`"
-        )
-    emit(events.Stopped(time.monotonic() - began, killed=killed, removed=removed))
+    if not group.members():
+        return False
+    end(group, is_serving=True, drain_s=_UNKNOWN_DRAIN_S, stop=stop, emit=emit)
+    return True
 
 
 def _is_gone(record: Record, *, stopper: tuple[int, int], stop: StopRequest) -> bool:
-    """Wait for the other command. False where that ended, and the server is still there."""
-    while is_alive(stopper[0], since=stopper[1]):
+    """Wait for the other command. False if that ended, and the server is still there."""
+    while is_running(stopper):
         now = registry.read(record.name)
         if now is None or now.run != record.run or stop.wait(0.1):
             return True

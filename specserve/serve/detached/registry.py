@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from specserve.errors import FactError, UsageError
 from specserve.serve.files import private, read_own, state_folder, write_anew
@@ -25,6 +26,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 """Where a server is asked if none is named and none is detached."""
 _FARTHEST = 1e15
 _MOST_PID = 1 << 31
+_MOST_PORT = 65535
 
 
 class BrokenRecord(Exception):
@@ -53,6 +55,22 @@ class Arm:
     alternative: str | None = None
     settings: tuple[str, ...] = ()
     """`key.path=value`, as `--set` takes it; never a value of `env`, nor of what a launch alone needs."""
+
+
+_PROMISED = frozenset({"name", "target", "speculation", "alternatives", "expect", "hardware"})
+"""Sections whose `--set` is kept with the state of a server: of `env` and the like nothing is."""
+
+
+def arm_of(alternative: str | None, settings: Iterable[str]) -> Arm:
+    """What has to be known later of the command line, to say what the server promises."""
+    kept = (setting for setting in settings if setting.partition("=")[0].partition(".")[0] in _PROMISED)
+    return Arm(alternative, tuple(kept))
+
+
+def default_name(profile_name: str, *, arm: str | None) -> str:
+    """The profile's name, with the arm that is served: both may run at the same time."""
+    text = f"{profile_name}-{arm}" if arm else profile_name
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,13 @@ def from_json(text: str) -> Record:
         record = Record(**fields, arm=arm, ended=Ended(**_told(ended)) if ended is not None else None)
     except (ValueError, TypeError, RecursionError) as error:
         raise BrokenRecord("it is cut short or not a state") from error
-    _judge(record)
+    if not _fits(record, Record):
+        raise BrokenRecord("its values are of other types")
+    processes = (record.launcher, record.leader, record.watcher, record.stopper, *record.members)
+    pids = [process[0] for process in processes if process is not None]
+    # signals are sent to what it names, and 1 is init
+    if not 0 <= record.port <= _MOST_PORT or not all(1 < pid < _MOST_PID for pid in pids):
+        raise BrokenRecord("its values are out of range")
     return record
 
 
@@ -135,66 +159,23 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-_TEXTS = ("name", "run", "boot_id", "log_path", "profile", "fingerprint", "vllm", "url", "host", "model")
-_NUMBERS = ("started_at_s", "shutdown_timeout_s", "stall_timeout_s", "oom_kills")
-_MAYBE_TEXTS = ("method", "api_key_env", "scratch")
-_MAYBE_NUMBERS = ("ready_at_s", "device_share", "device_bytes", "num_speculative_tokens")
-
-
-def _judge(record: Record) -> None:
-    """Raises BrokenRecord for values of other types: signals are sent to what it names."""
-    optional = (record.leader, record.watcher, record.stopper)
-    processes = [record.launcher, *(item for item in optional if item is not None), *_items(record.members)]
-    ended = record.ended
-    sound = (
-        all(isinstance(getattr(record, name), str) for name in _TEXTS)
-        and all(_is_number(getattr(record, name)) for name in _NUMBERS)
-        and all(isinstance(getattr(record, name), str | None) for name in _MAYBE_TEXTS)
-        and all(
-            value is None or _is_number(value) for value in (getattr(record, name) for name in _MAYBE_NUMBERS)
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of a declared type: a class, a union, or a tuple of such."""
+    parts = get_args(kind)
+    if dataclasses.is_dataclass(kind):
+        return type(value) is kind and all(
+            _fits(getattr(value, name), hint) for name, hint in get_type_hints(kind).items()
         )
-        and type(record.port) is int
-        and 0 <= record.port <= 65535
-        and all(map(_is_process, processes))
-        and all(isinstance(item, str) for item in (*_items(record.traces), *_items(record.devices)))
-        and (ended is None or _is_end(ended))
-        and isinstance(record.arm.alternative, str | None)
-        and all(isinstance(item, str) for item in _items(record.arm.settings))
-    )
-    if not sound:
-        raise BrokenRecord("its values are of other types")
-
-
-def _is_number(value: object) -> bool:
-    # NaN is no number to reckon with, nor is what a float cannot hold
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _FARTHEST
-
-
-def _is_end(ended: Ended) -> bool:
-    return (
-        isinstance(ended.message, str)
-        and isinstance(ended.cause, str)
-        and isinstance(ended.hint, str | None)
-        and _is_number(ended.at_s)
-        and (ended.exit_code is None or _is_number(ended.exit_code))
-        and all(isinstance(item, str) for item in _items(ended.removed))
-    )
-
-
-def _items(value: object) -> tuple[object, ...]:
-    if not isinstance(value, tuple):
-        raise BrokenRecord("its values are of other types")
-    return value
-
-
-def _is_process(item: object) -> bool:
-    # 1 is init: no record may make us signal it
-    return (
-        isinstance(item, tuple)
-        and len(item) == 2
-        and all(type(part) is int for part in item)
-        and 1 < item[0] < _MOST_PID
-    )
+    if isinstance(kind, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(kinds) == len(value) and all(map(_fits, value, kinds))
+    if kind is float:  # NaN is no number, nor is what a float cannot hold
+        return type(value) in (int, float) and abs(value) < _FARTHEST  # type: ignore[operator, arg-type]
+    return type(value) is kind
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from specserve.checks.doctor.devices import Driver, device_lines, read_driver
+from specserve.checks.doctor.devices import NvidiaDriver, device_lines, read_driver
 from specserve.checks.doctor.line import Line
 from specserve.checks.doctor.software import Software, Torch
 from specserve.hardware.gpus import Gpu
@@ -23,12 +23,15 @@ def gpu(index: int = 0, *, free_gib: float = 79.0, holders: tuple[str, ...] = ()
     return Gpu(index, f"GPU-{index}", "H100 80GB HBM3", total, free, (9, 0), holders)
 
 
-def driver(cuda: tuple[int, int] = (13, 0), *gpus: Gpu) -> Driver:
-    return Driver("580.65.06", cuda, gpus or (gpu(),))
+def driver(cuda: tuple[int, int] = (13, 0), *gpus: Gpu) -> NvidiaDriver:
+    return NvidiaDriver("580.65.06", cuda, gpus or (gpu(),))
 
 
 def lines(
-    seen: Driver, software: Software = ON_GPU, visible: str | None = None, ours: frozenset[int] = frozenset()
+    seen: NvidiaDriver,
+    software: Software = ON_GPU,
+    visible: str | None = None,
+    ours: frozenset[int] = frozenset(),
 ) -> list[Line]:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return list(device_lines(seen, software, environ=environ, ours=ours))
@@ -63,14 +66,14 @@ def test_within_a_major_version_an_older_driver_is_a_note() -> None:
 
 
 def test_the_build_for_gpus_without_a_gpu_cannot_start() -> None:
-    (line,) = lines(Driver())
+    (line,) = lines(NvidiaDriver())
     assert (line.name, line.state) == ("GPU", "bad")
     assert line.fix and "--gpus all" in line.fix
 
 
 def test_the_build_for_the_cpu_needs_none_and_is_silent_about_it() -> None:
-    assert lines(Driver(), ON_CPU) == []
-    assert lines(Driver(), Software(None, None, {}, {})) == []
+    assert lines(NvidiaDriver(), ON_CPU) == []
+    assert lines(NvidiaDriver(), Software(None, None, {}, {})) == []
 
 
 def test_gpus_that_the_build_for_the_cpu_leaves_alone_are_a_note() -> None:
@@ -78,9 +81,9 @@ def test_gpus_that_the_build_for_the_cpu_leaves_alone_are_a_note() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_told_in_its_words_once() -> None:
-    (line,) = lines(Driver(error="Driver/library version mismatch"))
+    (line,) = lines(NvidiaDriver(error="NvidiaDriver/library version mismatch"))
     assert (line.name, line.state) == ("driver", "bad") and "version mismatch" in line.text
-    assert lines(Driver(error="x"), ON_CPU)[0].state == "note"
+    assert lines(NvidiaDriver(error="x"), ON_CPU)[0].state == "note"
 
 
 @pytest.mark.parametrize("visible", ["", "7", "-1"])
@@ -109,7 +112,7 @@ def test_memory_held_by_others_is_a_note_and_by_our_servers_is_none() -> None:
 
 @pytest.mark.parametrize("torch", [Torch("2.13.0", hip="7.1"), Torch("2.13.0", xpu="2025")])
 def test_devices_of_other_vendors_are_not_judged(torch: Torch) -> None:
-    (line,) = lines(Driver(), Software(ON_GPU.vllm, torch, {}, {}))
+    (line,) = lines(NvidiaDriver(), Software(ON_GPU.vllm, torch, {}, {}))
     assert line.state == "note" and line.fix is None
 
 
@@ -129,7 +132,7 @@ def test_no_driver_is_no_error_and_a_broken_one_is(
     error: int, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: fail(error))
-    assert read_driver() == Driver(error=said)
+    assert read_driver() == NvidiaDriver(error=said)
 
 
 def test_the_driver_tells_its_version_and_the_newest_cuda_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +144,7 @@ def test_the_driver_tells_its_version_and_the_newest_cuda_it_runs(monkeypatch: p
         ("nvmlDeviceGetCount", 0),
     ):
         monkeypatch.setattr(pynvml, name, lambda value=value: value)
-    assert read_driver() == Driver("570.86.10", (12, 8))
+    assert read_driver() == NvidiaDriver("570.86.10", (12, 8))
 
 
 def test_a_driver_that_withholds_its_versions_is_still_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,4 +152,4 @@ def test_a_driver_that_withholds_its_versions_is_still_one(monkeypatch: pytest.M
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     for name in ("nvmlSystemGetDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetCount"):
         monkeypatch.setattr(pynvml, name, lambda: fail(pynvml.NVML_ERROR_UNKNOWN))
-    assert read_driver() == Driver()
+    assert read_driver() == NvidiaDriver()

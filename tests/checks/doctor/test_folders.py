@@ -116,11 +116,11 @@ def test_no_temporary_folder_at_all_is_told(environ: dict[str, str], monkeypatch
 
 def test_a_file_where_a_folder_should_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert look(tmp_path / "file" / "hub").trouble == f"{tmp_path / 'file'} is not a folder"
+    assert look(tmp_path / "file" / "hub")[1] == f"{tmp_path / 'file'} is not a folder"
 
 
 def test_a_disk_without_inodes_is_full_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs(tmp_path)
     none_left = os.statvfs_result((*tuple(real)[:5], 100, 0, 0, *tuple(real)[8:]))
     monkeypatch.setattr(os, "statvfs", lambda folder: none_left)
-    assert look(tmp_path).trouble == "the disk has no inode left"
+    assert look(tmp_path)[1] == "the disk has no inode left"

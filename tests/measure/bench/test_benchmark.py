@@ -13,14 +13,13 @@ import pytest
 from specserve.cli.app import _run
 from specserve.diagnostics import NoNotices
 from specserve.errors import Interrupted, UsageError
-from specserve.measure.bench.benchmark import Outlet, _as_begun, _kept, _refuse_other_vllm
 from specserve.measure.bench.driver import Pass
-from specserve.measure.bench.prepare import Prepared, new_directory, prepared
-from specserve.measure.bench.request import BenchRequest
+from specserve.measure.bench.plan import BenchPlan, BenchRequest, plan_bench
 from specserve.measure.bench.result import result_text
-from specserve.measure.bench.run import Bench
+from specserve.measure.bench.run import Bench, _infos, _keep, _refuse_other_vllm, new_directory
 from specserve.measure.bench.rundir import RunDirectory, resume
 from specserve.measure.bench.schedule import blocks
+from specserve.measure.run import Outlet
 from specserve.measure.workloads.load import load
 from specserve.plan.launchplan import as_json
 from specserve.report.benchplan import BenchView
@@ -38,11 +37,11 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def ready(tmp_path: Path) -> Prepared:
+def plan(tmp_path: Path) -> BenchPlan:
     """Two servers at URLs at which nothing listens."""
     file = tmp_path / "mine.jsonl"
     file.write_text("".join(json.dumps({"prompt": f"text {number}"}) + "\n" for number in range(3)))
-    return prepared(
+    return plan_bench(
         BenchRequest(
             profile="http://127.0.0.1:9", others=("b=http://127.0.0.1:10",), workloads=(str(file),),
             concurrency="1", blocks=2,
@@ -52,18 +51,17 @@ def ready(tmp_path: Path) -> Prepared:
 
 
 @pytest.fixture
-def run(ready: Prepared, tmp_path: Path) -> Path:
+def run(plan: BenchPlan, tmp_path: Path) -> Path:
     """The directory of a run all of which was measured, without a result."""
-    wish = ready.wish
-    workloads = {name: load(source) for name, source in wish.sources.items()}
-    with new_directory(ready, str(tmp_path / "run")) as directory:
-        for session in wish.sessions:
-            for block in blocks(wish.points, workloads, sizes=wish.sizes, launch=session.launch):
+    workloads = {name: load(source) for name, source in plan.sources.items()}
+    with new_directory(plan, str(tmp_path / "run")) as directory:
+        for session in plan.sessions:
+            for block in blocks(plan.points, workloads, sizes=plan.sizes, launch=session.launch):
                 requests = tuple(request(item.id) for item in block.items)
                 for arm in session.arms:
                     directory.append(Pass(session.launch, block.number, block.point, arm, 1.0, 0.1, requests))
         directory.update(
-            room={"mine": {"chat": True, "max_model_len": None}}, notes=[NOTE], load_generator="vLLM 0.32.0",
+            room={"chat": True, "max_model_len": None}, notes=[NOTE], load_generator="vLLM 0.32.0",
             models={"127.0.0.1:9": "served", "b": "served"},
         )  # fmt: skip
         return directory.path
@@ -79,11 +77,10 @@ def resumed(run: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dic
     return content
 
 
-@pytest.mark.parametrize("options", [(), ("--gpu-hour-price", "2.5")])
-def test_a_result_that_is_reckoned_anew_keeps_what_the_sessions_learned(
-    run: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+def test_a_result_that_is_made_again_keeps_what_the_sessions_learned(
+    run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = resumed(run, capsys, *options)
+    content = resumed(run, capsys)
     assert [arm["model"] for arm in content["arms"]] == ["served", "served"]
     assert content["versions"]["load generator"] == "vLLM 0.32.0" and NOTE in content["notes"]
     assert not any("resumed" in note for note in content["notes"])
@@ -100,7 +97,7 @@ def test_versions_and_machine_are_those_of_the_measurement(
 
 
 @pytest.mark.parametrize("spoil", ['"is_complete": false', "{"])
-def test_a_result_of_a_part_or_one_that_was_cut_off_is_reckoned_anew(
+def test_a_result_of_a_part_or_one_that_was_cut_off_is_made_again(
     run: Path, spoil: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = resumed(run, capsys)
@@ -111,25 +108,22 @@ def test_a_result_of_a_part_or_one_that_was_cut_off_is_reckoned_anew(
     assert json.loads(file.read_text())["is_complete"]
 
 
-def bench(ready: Prepared, directory: RunDirectory) -> Bench:
+def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
     """As it is when somebody interrupts it."""
-    return Bench(
-        ready.wish, directory, lambda _: None, StopRequest(), passes=directory.passes(),
-        workloads={name: load(source) for name, source in ready.wish.sources.items()},
-    )  # fmt: skip
+    return Bench(plan, directory, lambda _: None, StopRequest())
 
 
 def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
-    run: Path, ready: Prepared, capsys: pytest.CaptureFixture[str]
+    run: Path, plan: BenchPlan, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = Interrupted("stopped by SIGINT", signal_number=2)
     with resume(run) as directory:
-        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
+        _keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 5
     assert not json.loads((run / "result.json").read_text())["is_complete"]
     resumed(run, capsys)
     with resume(run) as directory:
-        _kept(ready, bench(ready, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
+        _keep(bench(plan, directory), time.monotonic() - 5, stopped, outlet=OUTLET)
         assert directory.content["spent_s"] >= 10
     assert json.loads((run / "result.json").read_text())["is_complete"]
 
@@ -137,21 +131,24 @@ def test_a_result_of_a_part_never_takes_the_place_of_a_whole_one(
 def test_blocks_of_two_versions_of_vllm_are_not_mixed() -> None:
     arm = planned("baseline")
     assert arm.plan is not None
-    ready = cast(Prepared, SimpleNamespace(wish=SimpleNamespace(arms=(arm,))))
 
-    def begun(launch: dict[str, Any]) -> RunDirectory:
-        content = {"arms": [{"name": "baseline", "launch": launch}]}
-        return cast(RunDirectory, SimpleNamespace(content=content))
+    def begun(launch: dict[str, Any]) -> dict[str, Any]:
+        return {"arms": [{"name": "baseline", "launch": launch}]}
 
-    _refuse_other_vllm(ready, begun(as_json(arm.plan)))
+    _refuse_other_vllm([arm], begun(as_json(arm.plan)))
     with pytest.raises(
         UsageError, match=r"vLLM 0\.33 is installed, and the run began with 0\.32\.0"
     ) as caught:
-        _refuse_other_vllm(ready, begun({**as_json(arm.plan), "vllm": "0.32.0"}))
+        _refuse_other_vllm([arm], begun({**as_json(arm.plan), "vllm": "0.32.0"}))
     assert "install 0.32.0 again" in str(caught.value.hint)
 
 
 def test_what_was_a_folder_when_the_run_began_is_one_wherever_it_is_resumed() -> None:
     content = {"arms": [{"name": "a", "local_models": ["team/model"]}, {"name": "b", "url": "http://x"}]}
-    first, second = _as_begun((planned("a"), planned("b")), content)
-    assert first.info.local_models == ("team/model",) and second.info.local_models == ()
+    here = SimpleNamespace(
+        plan=SimpleNamespace(arms=(planned("a"), planned("b"))),
+        directory=SimpleNamespace(content=content),
+        models={},
+    )
+    first, second = _infos(cast(Bench, here))
+    assert first.local_models == ("team/model",) and second.local_models == ()

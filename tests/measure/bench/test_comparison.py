@@ -87,12 +87,6 @@ def test_other_prompts_are_not_compared() -> None:
     assert [item.what for item in found.changes] == ["prompts of chat"]
 
 
-def test_an_ignored_end_in_one_run_is_not_compared() -> None:
-    first, second = example().workloads
-    other = dataclasses.replace(example(), workloads=(dataclasses.replace(first, note="ignore_eos"), second))
-    assert "ignored the end" in (of(compare(example(), other), "profile", "chat", 1).refused or "")
-
-
 def test_an_invalid_cell_is_not_compared() -> None:
     found = of(compare(example(), example()), "eagle3", "creative", 16)
     assert found.refused == "invalid in the old run: the load generator used 0.97 of its core"

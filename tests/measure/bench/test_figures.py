@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specserve.measure.bench.figures import break_even, figures, invalid, shares, step_shares
+from specserve.measure.bench.figures import break_even, figures, invalid_reason, shares, step_shares
 from specserve.metrics.counters import Acceptance
 from specserve.profile.schema import Expectation
 from tests.measure.bench.making import made, request
@@ -56,17 +56,12 @@ def test_goodput_counts_the_requests_that_kept_every_limit() -> None:
     assert without is not None and without.goodput_per_s is None
 
 
-def test_a_price_is_that_of_a_million_tokens() -> None:
-    found = figures([made("a", 0, request(tokens=100), duration_s=1.0)], price_per_hour=3.6)
-    assert found is not None and found.cost_per_million_tokens == pytest.approx(10.0)
-
-
 def test_a_cell_whose_requests_fail_or_whose_client_is_busy_is_invalid() -> None:
     good = made("a", 0, request())
-    assert invalid([good]) is None
-    failed = invalid([made("a", 0, request(), request("p2", error="status 500"))])
+    assert invalid_reason([good]) is None
+    failed = invalid_reason([made("a", 0, request(), request("p2", error="status 500"))])
     assert failed == "1 of 2 requests failed: status 500"
-    busy = invalid([dataclasses.replace(good, client_cpu=0.93)] * 3)
+    busy = invalid_reason([dataclasses.replace(good, client_cpu=0.93)] * 3)
     assert busy is not None and "busy for 93%" in busy
 
 

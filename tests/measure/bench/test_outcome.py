@@ -13,7 +13,6 @@ from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.figures import crossing, stops_paying
 from specserve.measure.bench.outcome import (
-    Basis,
     cut_answers,
     is_missed,
     is_open,
@@ -23,7 +22,9 @@ from specserve.measure.bench.outcome import (
     outcome,
     tail,
 )
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Interval, Point, Result, Verdict, result_from_json, result_json
+from specserve.measure.bench.schedule import Sizes
 from specserve.profile.load import load_profile
 from specserve.profile.schema import Profile
 from tests.measure.bench.making import POINT, blocks_of, made, planned, request
@@ -49,28 +50,16 @@ def result(
     points: tuple[Point, ...] = (POINT,),
     promised: Profile | None = None,
     arms: tuple[Arm, ...] = ARMS,
-    price_per_gpu_hour: float | None = None,
 ) -> Result:
     at = tuple(
         Point(e.workload or "chat", e.temperature or 0.0, e.concurrency or 1)
         for e in (promised.expect if promised else ())
     )
-    basis = Basis(
-        name="x",
-        profile=promised,
-        arms=arms,
-        points=points,
-        promised_at=at,
-        launches=1,
-        created="2026-01-31T00:00:00+00:00",
-        duration_s=1.0,
-        workloads=(),
-        versions={},
-        host={},
-        settings={},
-        price_per_gpu_hour=price_per_gpu_hour,
+    plan = BenchPlan(arms=arms, sessions=(), points=points, sizes=Sizes(6), profile=promised, promised_at=at)
+    about = Result(
+        "x", None, "2026-01-31T00:00:00+00:00", 1.0, {}, {}, 1, tuple(arm.info for arm in arms), (), (), ()
     )
-    return outcome(basis, passes)
+    return outcome(plan, passes, about=about)
 
 
 def test_an_arm_twice_as_fast_pays() -> None:
@@ -226,16 +215,6 @@ def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
         assert below(int(low) + 1) <= 0.025 + 1e-9
     if high < math.inf:
         assert 1 - below(int(high) + 1) <= 0.025 + 1e-9
-
-
-def test_a_price_is_for_all_accelerators_of_a_server_that_was_started_here() -> None:
-    arms = (planned("baseline", ranks=2, is_baseline=True), ARMS[1])
-    passes = blocks_of("baseline", SLOW) + blocks_of("profile", FAST)
-    found = result(passes, arms=arms, price_per_gpu_hour=3.6)
-    prices = [cell.figures and cell.figures.cost_per_million_tokens for cell in found.cells]
-    assert prices == [pytest.approx(2 * 3.6 / 3600 / 50 * 1e6), None]
-    (note,) = [note for note in found.notes if "price" in note]
-    assert note.startswith("`profile` has no price")
 
 
 def test_greedy_answers_that_differ_are_told() -> None:

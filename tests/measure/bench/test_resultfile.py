@@ -110,7 +110,7 @@ def test_a_directory_without_a_result_says_what_a_run_is(tmp_path: Path) -> None
     assert raised.value.hint == "a run is the directory that `bench` names at its end"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_value_anywhere_gives_a_result_or_a_reason(data: st.DataObject) -> None:
     tree = content()

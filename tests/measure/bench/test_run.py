@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from specserve.errors import Interrupted, UsageError
-from specserve.measure.bench import run as subject
-from specserve.measure.bench.arms import Arm, sessions
+from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.measure import run as subject
+from specserve.measure.bench.arms import Arm, HostLoad, sessions
 from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Point
-from specserve.measure.bench.run import Bench, Wish
-from specserve.measure.bench.rundir import RunDirectory, create, resume
+from specserve.measure.bench.run import Bench
+from specserve.measure.bench.rundir import Passed, RunDirectory, create, resume
 from specserve.measure.bench.schedule import Block, Sizes
 from specserve.measure.bench.server import Abilities
 from specserve.measure.workloads.workload import Prompt
@@ -39,26 +40,29 @@ class World:
         default_factory=lambda: Abilities("served", None, has_chat=True, takes_salt=False)
     )
     vllm: str = "0.32.0"
+    load: HostLoad = field(default_factory=lambda: HostLoad(0.02, 0.0))
     ends_after: int | None = None
     """Passes until somebody interrupts."""
     connections: list[Connected] = field(default_factory=list)
     sent: list[Block] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
+    lengths: dict[str, int] = field(default_factory=dict)
+    """By arm, how many times as many tokens its server makes of a prompt."""
 
-    def connect(self, arm: Arm, url: str, *, check: Callable[[], None], ignore_eos: bool) -> Any:
+    def connect(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
         """In the place of a server's first questions."""
-        del url, check, ignore_eos
+        del url, check
 
-        def send(_driver: object, block: Block, *, launch: int) -> tuple[Pass, dict[str, str]]:
+        def send(_driver: object, block: Block, *, launch: int) -> Pass:
             if self.ends_after is not None and len(self.sent) >= self.ends_after:
                 raise Interrupted("stopped by SIGINT", signal_number=2)
             self.sent.append(block)
             requests = tuple(request(item.id) for item in block.items)
-            return Pass(launch, block.number, block.point, arm.name, 1.0, 0.1, requests), {}
+            return Pass(launch, block.number, block.point, arm.name, 1.0, 0.1, requests)
 
         def count(prompt: Prompt) -> int:
             self.counted.append(prompt.id)
-            return len(prompt.content) // 4
+            return len(prompt.content) // 4 * self.lengths.get(arm.name, 1)
 
         self.connections.append(
             Connected(
@@ -78,37 +82,38 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     here = World()
     monkeypatch.setattr(subject, "connect", here.connect)
     monkeypatch.setattr(subject, "Driver", here.driver)
+    monkeypatch.setattr(subject, "host_load", lambda: here.load)
     return here
 
 
 @pytest.fixture
-def wish(tmp_path: Path) -> Wish:
+def plan(tmp_path: Path) -> BenchPlan:
     """Two servers, one point, three blocks of three prompts: short, middling, long."""
     file = tmp_path / "mine.jsonl"
     lines = [{"id": f"ticket#{size}", "prompt": "x" * size, "max_tokens": 64} for size in (10, 900, 4000)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return Wish(
-        ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), Sizes(3, 0, per_block=3), {"mine": str(file)}
-    )
+    return BenchPlan(ARMS, sessions(ARMS, launches=1, at_once=2), (POINT,), Sizes(3), {"mine": str(file)})
 
 
-def bench(wish: Wish, directory: RunDirectory) -> Bench:
-    return Bench(wish, directory, lambda _: None, StopRequest())
+def bench(plan: BenchPlan, directory: RunDirectory) -> Bench:
+    return Bench(plan, directory, lambda _: None, StopRequest())
 
 
-def interrupted(wish: Wish, world: World, folder: Path, *, after: int) -> None:
+def interrupted(plan: BenchPlan, world: World, folder: Path, *, after: int) -> None:
     """A run that ends after so many passes."""
     world.ends_after = after
     with create(folder, {}) as directory, pytest.raises(Interrupted):
-        bench(wish, directory).run()
+        bench(plan, directory).run()
     world.ends_after = None
 
 
-def test_a_resumed_run_knows_what_its_first_session_learned(wish: Wish, world: World, tmp_path: Path) -> None:
-    interrupted(wish, world, tmp_path / "run", after=3)
+def test_a_resumed_run_knows_what_its_first_session_learned(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    interrupted(plan, world, tmp_path / "run", after=3)
     world.abilities = replace(world.abilities, takes_salt=True)
     with resume(tmp_path / "run") as directory:
-        again = bench(wish, directory)
+        again = bench(plan, directory)
         again.run()
         assert directory.content["resumed"] == 1
     assert len(again.passes) == 6
@@ -118,14 +123,14 @@ def test_a_resumed_run_knows_what_its_first_session_learned(wish: Wish, world: W
 
 
 def test_what_is_measured_already_is_told_again_without_asking_anybody(
-    wish: Wish, world: World, tmp_path: Path
+    plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
     with create(tmp_path / "run", {}) as directory:
-        first = bench(wish, directory)
+        first = bench(plan, directory)
         first.run()
         assert len(world.connections) == 2 and all(each.is_closed for each in world.connections)
     with resume(tmp_path / "run") as directory:
-        again = bench(wish, directory)
+        again = bench(plan, directory)
         again.run()
         assert "resumed" not in directory.content
     assert len(world.connections) == 2
@@ -134,44 +139,46 @@ def test_what_is_measured_already_is_told_again_without_asking_anybody(
 
 
 def test_arms_that_are_wanted_no_more_are_left_out_of_a_block(
-    wish: Wish, world: World, tmp_path: Path
+    plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
     def still(_block: Block, passes: Sequence[Pass]) -> Collection[str]:
         return {"a", "b"} if len(passes) < 2 else {"a"} if len(passes) < 3 else ()
 
     with create(tmp_path / "run", {}) as directory:
-        again = bench(replace(wish, still=still), directory)
+        again = bench(replace(plan, still=still), directory)
         again.run()
     assert sorted((done.block, done.arm) for done in again.passes) == [(0, "a"), (0, "b"), (1, "a")]
 
 
 def test_a_run_that_was_interrupted_before_its_first_block_was_not_resumed(
-    wish: Wish, world: World, tmp_path: Path
+    plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
-    interrupted(wish, world, tmp_path / "run", after=0)
+    interrupted(plan, world, tmp_path / "run", after=0)
     with resume(tmp_path / "run") as directory:
-        bench(wish, directory).run()
+        bench(plan, directory).run()
         assert "resumed" not in directory.content
 
 
-def test_blocks_of_two_load_generators_are_not_mixed(wish: Wish, world: World, tmp_path: Path) -> None:
-    interrupted(wish, world, tmp_path / "run", after=2)
+def test_blocks_of_two_load_generators_are_not_mixed(plan: BenchPlan, world: World, tmp_path: Path) -> None:
+    interrupted(plan, world, tmp_path / "run", after=2)
     world.vllm = "0.33.0"
     with (
         resume(tmp_path / "run") as directory,
         pytest.raises(UsageError, match=r"of vLLM 0\.33\.0, and the run began with that of vLLM 0\.32\.0"),
     ):
-        bench(wish, directory).run()
+        bench(plan, directory).run()
     assert len(world.sent) == 2
 
 
-def test_a_server_that_counts_tokens_says_which_prompts_fit(wish: Wish, world: World, tmp_path: Path) -> None:
+def test_a_server_that_counts_tokens_says_which_prompts_fit(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
     world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
-    interrupted(wish, world, tmp_path / "run", after=3)
+    interrupted(plan, world, tmp_path / "run", after=3)
     # the short one fits by its bytes alone; the others are counted once by each server
     assert sorted(world.counted) == ["ticket#4000", "ticket#4000", "ticket#900", "ticket#900"]
     with resume(tmp_path / "run") as directory:
-        again = bench(wish, directory)
+        again = bench(plan, directory)
         again.run()
     assert len(world.counted) == 4
     assert [prompt.id for prompt in again.workloads["mine"].prompts] == ["ticket#10", "ticket#900"]
@@ -179,14 +186,102 @@ def test_a_server_that_counts_tokens_says_which_prompts_fit(wish: Wish, world: W
     assert {item.prompt for done in again.passes for item in done.requests} == {"ticket#10", "ticket#900"}
 
 
+def test_a_prompt_is_as_long_as_the_server_says_that_makes_most_of_it(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True, can_count=True)
+    world.lengths = {"b": 2}
+    with create(tmp_path / "run", {}) as directory:
+        here = bench(plan, directory)
+        here.run()
+    answers = {prompt.id: prompt.max_tokens for prompt in here.workloads["mine"].prompts}
+    assert answers == {"ticket#10": 64, "ticket#900": 512 - 450}
+
+
+def test_other_prompts_are_not_mixed_with_those_that_were_measured(
+    plan: BenchPlan, world: World, tmp_path: Path
+) -> None:
+    interrupted(plan, world, tmp_path / "run", after=2)
+    file = Path(plan.sources["mine"])
+    file.write_text(file.read_text().replace("xxxxxxxxxx", "yyyyyyyyyy"))
+    with (
+        resume(tmp_path / "run") as directory,
+        pytest.raises(SpecserveError, match="the prompts of `mine` are not those that the run began with"),
+    ):
+        bench(plan, directory)
+
+
 def test_where_one_server_cannot_count_lengths_are_estimated(
-    wish: Wish, world: World, tmp_path: Path
+    plan: BenchPlan, world: World, tmp_path: Path
 ) -> None:
     world.abilities = Abilities("served", 512, has_chat=True, takes_salt=True)
     with create(tmp_path / "run", {}) as directory:
-        first = bench(wish, directory)
+        first = bench(plan, directory)
         first.run()
     assert not world.counted
     assert first.notes[0] == (
         "mine: 1 of 3 prompts were left out: they may be longer than max_model_len 512 allows (estimated)"
     )
+
+
+@pytest.mark.parametrize(
+    ("load", "is_busy"),
+    [
+        (HostLoad(0.25, 2.0), False),
+        (HostLoad(0.26, 0.0), True),
+        (HostLoad(0.0, 2.1), True),
+    ],
+)
+def test_the_host_is_looked_at_once_and_the_result_says_whether_it_was_busy(
+    plan: BenchPlan, world: World, tmp_path: Path, load: HostLoad, is_busy: bool
+) -> None:
+    world.load = load
+    interrupted(plan, world, tmp_path / "run", after=2)
+    world.load = HostLoad(0.9, 9.0)
+    with resume(tmp_path / "run") as directory:
+        again = bench(plan, directory)
+        again.run()
+    assert again.host["load before"] == load.text
+    assert [note for note in again.notes if "busy" in note] == [
+        f"the host was busy before the first server started: {load.text}"
+    ] * is_busy
+
+
+def test_the_time_left_follows_the_passes_at_the_same_point(
+    plan: BenchPlan, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass at concurrency 4 takes ten times as long as one at 1; nothing was there before the first pass."""
+    now_s, passed = 100.0, []
+    monkeypatch.setattr("specserve.measure.run.time", SimpleNamespace(monotonic=lambda: now_s))
+    heavy = replace(POINT, concurrency=4)
+    connect = world.connect
+
+    def connecting(arm: Arm, url: str, *, check: Callable[[], None]) -> Any:
+        made = connect(arm, url, check=check)
+        send = made.run
+
+        def slow(driver: object, block: Block, *, launch: int) -> Pass:
+            nonlocal now_s
+            now_s += 10.0 if block.point == heavy else 1.0
+            done: Pass = send(driver, block, launch=launch)
+            return done
+
+        made.run = slow
+        return made
+
+    monkeypatch.setattr(subject, "connect", connecting)
+    with create(tmp_path / "run", {}) as directory:
+        here = Bench(
+            replace(plan, points=(POINT, heavy)),
+            directory,
+            lambda what: passed.append(what) if isinstance(what, Passed) else None,
+            StopRequest(),
+        )
+        here.run()
+    assert [(each.done, each.total) for each in passed] == [(number, 12) for number in range(1, 13)]
+    spent_s = [10.0 if each.point == heavy else 1.0 for each in passed]
+    # once each point was measured on some arm, the rest is known
+    for number, each in enumerate(passed[:-1], start=1):
+        if len({other.point for other in passed[:number]}) == 2:
+            assert each.left_s == pytest.approx(sum(spent_s[number:]))
+    assert passed[-1].left_s == 0.0

@@ -1,13 +1,12 @@
 """A run directory: for its owner alone, complete or resumable whatever ended it."""
 
-import json
 import stat
 from pathlib import Path
 
 import pytest
 
 from specserve.errors import UsageError
-from specserve.measure.bench.rundir import PASSES, REQUESTS, create, default_place, resume
+from specserve.measure.bench.rundir import PASSES, REQUESTS, create, new_place, resume
 from specserve.metrics.counters import Acceptance
 from tests.measure.bench.making import made, request
 
@@ -34,14 +33,6 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
         run.write("result.json", "{}")
     assert mode(tmp_path / "run") == 0o700
     assert {mode(file) for file in (tmp_path / "run").iterdir() if file.is_file()} == {0o600}
-
-
-def test_texts_are_kept_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    with create(tmp_path / "run", {}) as run:
-        run.append(made("a", 0, request("p1")))
-        run.append(made("a", 1, request("p2")), texts={"p2": "secret"})
-    lines = [json.loads(line) for line in (tmp_path / "run" / REQUESTS).read_text().splitlines()]
-    assert "text" not in lines[0] and lines[1]["text"] == "secret"
 
 
 def test_a_pass_that_was_cut_off_is_not_there(tmp_path: Path) -> None:
@@ -89,7 +80,7 @@ def test_a_directory_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "run" / "mine.txt").write_text("mine")
     with pytest.raises(UsageError, match="exists already") as caught:
         create(tmp_path / "run", {})
-    assert caught.value.hint == "another `-o` starts anew"  # it is no run, so nothing can go on with it
+    assert caught.value.hint == "another `-o` starts a new one"  # it is no run, so nothing can go on with it
     with create(tmp_path / "other", {}), pytest.raises(UsageError) as caught:
         create(tmp_path / "other", {})
     assert "--resume" in str(caught.value.hint)
@@ -121,10 +112,11 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "mine"
 
 
-def test_it_is_named_by_what_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_takes_no_place_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECSERVE_STATE_DIR", str(tmp_path))
-    place = default_place("demo", ["aaaaaaaabbbb", "ccccccccdddd", "aaaaaaaabbbb"])
-    assert place.parent == tmp_path / "bench"
-    assert place.name.startswith("demo-aaaaaaaa-cccccccc-2")
-    place.mkdir(parents=True)
-    assert default_place("demo", ["aaaaaaaabbbb", "ccccccccdddd"]) != place
+    places = []
+    for _ in range(3):
+        places.append(new_place("bench", "demo-aaaaaaaa"))
+        places[-1].mkdir(parents=True)
+    assert [place.name for place in places] == ["demo-aaaaaaaa", "demo-aaaaaaaa-2", "demo-aaaaaaaa-3"]
+    assert {place.parent for place in places} == {tmp_path / "bench"}

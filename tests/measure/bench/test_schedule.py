@@ -1,4 +1,4 @@
-"""What is sent when: fair to every arm and every prompt, and the same for the same seed."""
+"""What is sent when: fair to every arm and every prompt, and the same in every run."""
 
 from collections import Counter
 
@@ -22,8 +22,8 @@ def prompts(count: int) -> tuple[Prompt, ...]:
 
 @settings(deadline=None)
 @given(st.integers(2, 40), st.integers(2, 12), st.integers(1, 64), st.integers(0, 5))
-def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, seed: int) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number, seed), launch=0)
+def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency: int, launch: int) -> None:
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number), launch=launch)
     times = Counter(item.prompt.id for block in dealt for item in block)
     assert len(dealt) == number
     assert set(times) == {f"p{index}" for index in range(count)}
@@ -35,20 +35,20 @@ def test_every_prompt_is_sent_equally_often(count: int, number: int, concurrency
 def test_a_block_is_long_enough_for_its_load_and_as_long_as_the_others(
     count: int, number: int, concurrency: int
 ) -> None:
-    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number, 0), launch=0)
+    dealt = deal(prompts(count), Point("chat", 0.0, concurrency), sizes=Sizes(number), launch=0)
     sizes = [len(block) for block in dealt]
     assert max(sizes) - min(sizes) <= 1
     assert sum(sizes) >= 3 * concurrency * number or concurrency == 1
 
 
 def test_a_block_may_be_all_prompts_once_whatever_the_load() -> None:
-    dealt = deal(prompts(5), Point("chat", 0.0, 2), sizes=Sizes(3, 0, is_whole=True), launch=0)
+    dealt = deal(prompts(5), Point("chat", 0.0, 2), sizes=Sizes(3, is_whole=True), launch=0)
     assert [sorted(item.id for item in block) for block in dealt] == [[f"p{index}" for index in range(5)]] * 3
     assert len({tuple(item.id for item in block) for block in dealt}) > 1
 
 
 def test_copies_of_a_prompt_in_a_block_have_names_of_their_own() -> None:
-    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2, 0), launch=0)
+    (first, _) = deal(prompts(2), Point("chat", 0.0, 4), sizes=Sizes(2), launch=0)
     assert len({item.id for item in first}) == len(first) == 12
     assert {request(item.id).prompt for item in first} == {"p0", "p1"}
 
@@ -60,18 +60,17 @@ def test_prompts_stay_apart_whatever_a_user_calls_them() -> None:
     assert [request(item.id).prompt for item in every] == [item.prompt.id for item in every]
 
 
-def test_one_seed_gives_one_plan_and_another_another() -> None:
+def test_a_launch_has_one_plan_and_another_launch_another() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1, 4], rates=[], temperatures=[0.0, 0.7], caches=[True])
-    one, same, other = (blocks(wanted, workloads, sizes=Sizes(4, seed), launch=0) for seed in (7, 7, 8))
+    wanted = points(["chat"], concurrency=[1, 4], rates=[], temperatures=[0.0, 0.7])
+    one, same, other = (blocks(wanted, workloads, sizes=Sizes(4), launch=launch) for launch in (0, 0, 1))
     assert one == same != other
-    assert blocks(wanted, workloads, sizes=Sizes(4, 7), launch=1) != one
 
 
 def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1, 2, 4, 8], rates=[], temperatures=[0.0], caches=[True])
-    order = [block.point for block in blocks(wanted, workloads, sizes=Sizes(5, 0), launch=0)]
+    wanted = points(["chat"], concurrency=[1, 2, 4, 8], rates=[], temperatures=[0.0])
+    order = [block.point for block in blocks(wanted, workloads, sizes=Sizes(5), launch=0)]
     rounds = [order[first : first + 4] for first in range(0, 20, 4)]
     assert all(set(each) == set(wanted) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 1
@@ -79,20 +78,18 @@ def test_every_round_has_one_block_of_every_point_in_an_order_of_its_own() -> No
 
 def test_arms_take_turns_in_being_first() -> None:
     workloads = {"chat": Workload("chat", prompts(25), "specserve")}
-    wanted = points(["chat"], concurrency=[1], rates=[], temperatures=[0.0], caches=[True])
+    wanted = points(["chat"], concurrency=[1], rates=[], temperatures=[0.0])
     first = Counter(
         arm_order(block, ["baseline", "profile"])[0]
-        for block in blocks(wanted, workloads, sizes=Sizes(40, 0), launch=0)
+        for block in blocks(wanted, workloads, sizes=Sizes(40), launch=0)
     )
     assert 10 <= first["baseline"] <= 30
 
 
 def test_points_are_every_combination() -> None:
-    found = points(
-        ["chat", "code"], concurrency=[1, 4], rates=[2.5], temperatures=[0.0], caches=[True, False]
-    )
-    assert len(found) == 2 * 3 * 2
-    assert Point("code", 0.0, None, 2.5, False) in found
+    found = points(["chat", "code"], concurrency=[1, 4], rates=[2.5], temperatures=[0.0])
+    assert len(set(found)) == len(found) == 2 * 3
+    assert Point("code", 0.0, None, 2.5) in found
 
 
 def test_a_promise_says_where_it_is_measured_and_defaults_fill_the_rest() -> None:

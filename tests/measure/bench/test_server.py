@@ -27,25 +27,24 @@ URL = "http://127.0.0.1:9"
 PROMPTS = tuple(Prompt(f"p{number}", 8, text=f"text {number}") for number in range(3))
 
 
-def salts(name: str, *, prefix_cache: bool = True, takes_salt: bool = True) -> list[str | None]:
+def salts(name: str, *, takes_salt: bool = True) -> list[str | None]:
     """Of the requests of one block, as they are sent to an arm."""
     sent: list[Traffic] = []
 
     def send(traffic: Traffic) -> Sent:
         sent.append(traffic)
-        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests))
 
     client = cast(Client, SimpleNamespace(metrics=lambda: None, post=lambda *_, **__: {}))
     abilities = Abilities("m", None, has_chat=False, takes_salt=takes_salt)
     running = Running(Arm(name, url=URL), URL, abilities, lambda: None, _client=client)
-    block = Block(3, Point("chat", 0.0, 1, prefix_cache=prefix_cache), tuple(map(Item, PROMPTS)), seed=7)
+    block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
     running.run(cast(Driver, SimpleNamespace(send=send)), block, launch=0)
     return [cast(dict[str, Any], item["extra_body"]).get("cache_salt") for item in sent[0].requests]
 
 
-def test_requests_of_a_block_may_share_prefixes_or_each_has_a_salt_of_its_own() -> None:
+def test_requests_of_a_block_may_share_prefixes() -> None:
     assert len(set(salts("a"))) == 1
-    assert len(set(salts("a", prefix_cache=False))) == 3
     assert salts("a", takes_salt=False) == [None] * 3
 
 
@@ -78,7 +77,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() 
     def send(traffic: Traffic) -> Sent:
         nonlocal finished, late
         finished, late = finished + len(traffic.requests) - 1, 1
-        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests), {})
+        return Sent(1.0, 0.1, tuple(request(item["id"]) for item in traffic.requests))
 
     client = cast(Client, SimpleNamespace(metrics=metrics))
     abilities = Abilities("m", None, has_chat=False, takes_salt=True)
@@ -86,7 +85,7 @@ def test_a_pass_has_what_the_counters_gained_by_it_and_nothing_of_the_warm_up() 
     generator = cast(Driver, SimpleNamespace(send=send))
     running.warm_up(generator, PROMPTS, concurrency=2, temperature=0.0)
     block = Block(3, Point("chat", 0.0, 1), tuple(map(Item, PROMPTS)), seed=7)
-    done, _ = running.run(generator, block, launch=0)
+    done = running.run(generator, block, launch=0)
     assert done.acceptance and done.acceptance.drafts == len(PROMPTS)
 
 

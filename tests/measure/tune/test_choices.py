@@ -14,11 +14,11 @@ from specserve.measure.tune.schedule import (
     Situation,
     as_ranges,
     follows_schedule,
-    problems,
     rungs,
     why_no_ladder,
 )
 from specserve.measure.tune.walk import Steps, length_interval
+from tests.measure.tune.making import problems
 
 wanted = st.lists(
     st.builds(

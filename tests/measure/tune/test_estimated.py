@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specserve.measure.tune.estimated import Chance, Estimate, estimate
-from specserve.memory.situation import Situation
+from specserve.memory.situation import MemorySituation as Situation
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_pair import LLAMA_8B, MIXTURE, NGRAM, arm

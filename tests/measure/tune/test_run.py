@@ -47,6 +47,17 @@ def test_three_servers_are_started_and_none_is_left(world: World, tmp_path: Path
     assert tune.is_interleaved
 
 
+def test_two_servers_that_run_at_once_have_accelerators_of_their_own(world: World, tmp_path: Path) -> None:
+    with create(tmp_path / "run", {"kind": "tune"}) as directory:
+        tune = Tune(
+            wanted(), directory, lambda _: None, world.stop, fits_two=True, slots=(("g0", "g1"), ("g2", "g3"))
+        )
+        with tune:
+            tune.measure(tune.wish.candidates, confirms=True)
+            tune.confirm(arm(TUNED), launch=2)
+    assert world.devices == {BASELINE: "g2,g3", "draft_model": "g0,g1", TUNED: "g0,g1"}
+
+
 def test_where_one_server_fits_they_run_one_after_another(world: World, tmp_path: Path) -> None:
     tune = tuned(world, tmp_path / "run", fits_two=False)
     assert world.started == [BASELINE, "draft_model", TUNED]

@@ -14,8 +14,7 @@ from specserve.diagnostics import NoNotices
 from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
-from specserve.measure.tune.rundir import Found, asked_json, new_place, placed
-from specserve.measure.tune.session import open_directory
+from specserve.measure.tune.rundir import Found, asked_json, open_directory, placed
 from specserve.measure.tune.write import write_choice
 from specserve.profile.load import load_profile
 
@@ -127,7 +126,8 @@ def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: 
     ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
     assert there is None
     assert ready.kept[0].most_tokens == 12
-    assert new_place(ready.wish, None) == path.with_name(f"{path.name}-2")
+    with open_directory(ready, None, None) as directory:
+        assert directory.path == path.with_name(f"{path.name}-2")
 
 
 def test_the_head_of_a_model_keeps_its_block(asked: TuneRequest) -> None:
@@ -147,7 +147,7 @@ def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: TuneRe
             open_directory(ready, there, None)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": "tune", "version": 1}', '{"kind": "bench"}'])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"kind": "tune", "version": 2}', '{"kind": "bench"}'])
 def test_what_is_no_run_is_left_as_it_is(asked: TuneRequest, text: str) -> None:
     path = begun(asked)
     (path / "run.json").write_text(text, encoding="utf-8")
@@ -200,7 +200,7 @@ def test_where_the_same_was_asked_for_the_profile_was_another(asked: TuneRequest
 
 def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 1}', encoding="utf-8")
+    (tmp_path / "mine" / "run.json").write_text('{"kind": "bench", "version": 2}', encoding="utf-8")
     with pytest.raises(UsageError, match="no run of `specserve tune`"):
         found(asked, output=str(tmp_path / "mine"))
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.tune import schedule
-from specserve.measure.tune.schedule import build, problems, ranges
+from specserve.measure.tune.schedule import build, ranges
+from tests.measure.tune.making import problems
 
 LOADS = st.lists(st.integers(1, 300), min_size=1, max_size=7, unique=True)
 

@@ -87,8 +87,34 @@ def test_a_choice_that_was_not_confirmed_is_called_predicted() -> None:
 def test_what_does_not_read_back_as_the_choice_leaves_the_file_as_it_was(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specserve.plan.writer.with_speculation", lambda text, *_, **__: text + "# more\n")
+    monkeypatch.setattr("specserve.profile.writer.with_section", lambda text, *_, **__: text + "# more\n")
     with pytest.raises(FactError, match="in a way that `--write` cannot change"):
         write_choice(str(file), example())
     assert file.read_text() == PROFILE
     assert [path.name for path in file.parent.iterdir()] == ["p.yaml"]
+
+
+def test_a_second_writing_of_one_choice_changes_nothing(file: Path) -> None:
+    write_choice(str(file), example())
+    once = file.read_bytes()
+    assert write_choice(str(file), example()).endswith("says so already")
+    assert file.read_bytes() == once
+
+
+def test_every_line_that_is_not_the_choice_stays_as_it_was(file: Path) -> None:
+    before = "# a pair\ntarget: {model:   big}\n\nspeculation:\n  method: draft_model\n  model:    small\n"
+    tail = "\n# about it\nenv: {A: 'b',  C: \"d\"}"
+    file.write_text(f"{before}  num_speculative_tokens: 7\n{tail}")
+    write_choice(str(file), example())
+    after = file.read_text()
+    assert after.startswith("# a pair\ntarget: {model:   big}\n\n# specserve tune:")
+    assert after.endswith(f"{tail}\n") and "num_speculative_tokens: 7" not in after
+
+
+def test_a_profile_that_cannot_be_changed_stays_as_it_is(file: Path) -> None:
+    text = "{target: {model: big}, speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_max: 2}}"
+    file.write_text(text)
+    with pytest.raises(FactError, match="cannot change"):
+        write_choice(str(file), example())
+    assert file.read_text() == text
+    assert list(file.parent.iterdir()) == [file]

@@ -12,9 +12,9 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
-from specserve.measure.verify.greedy import LEVELS, Position, known
 from specserve.measure.verify.result import Sampled, Sampling
 from specserve.measure.verify.sampled import Collector, Tally, tally
+from specserve.measure.verify.scores import LEVELS, Position, known
 
 FILE = Path(__file__).parents[2] / "data" / "verify_logprobs.json.gz"
 BEYOND = 99
@@ -51,7 +51,7 @@ def draws(positions: Sequence[Position], sampling: Sampling, *, drawn_at: float)
     """Each position as a server of another temperature draws it, judged by the asked one."""
     found: list[Draw] = []
     for position in positions:
-        here = known(position, Sampling(drawn_at), {})
+        here = known(position, Sampling(drawn_at))
         assert here is not None and here.beyond is not None
         weights = [math.exp(logprob / drawn_at) for _, logprob in position.top]
         share = min(here.beyond[0], 0.9)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.verify.greedy import LEVELS, Position, known
 from specserve.measure.verify.result import Sampling
+from specserve.measure.verify.scores import LEVELS, Position, known
 
 Whole = dict[int, float]
 logits = st.lists(st.floats(-20, 12), min_size=30, max_size=80)
 temperatures = st.floats(0.3, 2.0)
-counts = st.dictionaries(st.integers(0, 40), st.integers(1, 5), max_size=10)
-penalties = st.floats(-1.0, 1.5)
 
 
 def logprobs(values: list[float]) -> Whole:
@@ -31,17 +28,9 @@ def told(whole: Whole) -> Position:
     return Position(top[0][0], top[0][1], tuple(top))
 
 
-def drawn(whole: Whole, sampling: Sampling, seen: Mapping[int, int]) -> Whole:
-    """The probabilities with which vLLM draws, of all tokens, in vLLM's order: penalties, temperature, top-k, top-p."""
-    scores = {
-        token: (
-            value
-            - sampling.presence_penalty * (seen.get(token, 0) > 0)
-            - sampling.frequency_penalty * seen.get(token, 0)
-        )
-        / sampling.temperature
-        for token, value in whole.items()
-    }
+def drawn(whole: Whole, sampling: Sampling) -> Whole:
+    """The probabilities with which vLLM draws, of all tokens, in vLLM's order: temperature, top-k, top-p."""
+    scores = {token: value / sampling.temperature for token, value in whole.items()}
     order = sorted(scores, key=lambda token: -scores[token])
     order = order[: sampling.top_k or len(order)]
     best = scores[order[0]]
@@ -57,12 +46,12 @@ def drawn(whole: Whole, sampling: Sampling, seen: Mapping[int, int]) -> Whole:
     return {token: weight / total for token, weight in kept.items()}
 
 
-def holds(whole: Whole, sampling: Sampling, seen: Mapping[int, int]) -> bool:
+def holds(whole: Whole, sampling: Sampling) -> bool:
     """Compare the two; False where nothing is known."""
-    here = known(told(whole), sampling, seen)
+    here = known(told(whole), sampling)
     if here is None:
         return False
-    full = drawn(whole, sampling, seen)
+    full = drawn(whole, sampling)
     inside = math.fsum(full.get(token, 0.0) for token in here.tokens)
     for token, share in zip(here.tokens, here.probabilities, strict=True):
         assert full.get(token, 0.0) / inside == pytest.approx(share, rel=1e-6, abs=1e-9)
@@ -75,15 +64,7 @@ def holds(whole: Whole, sampling: Sampling, seen: Mapping[int, int]) -> bool:
 
 @given(logits, temperatures)
 def test_at_a_temperature_alone_it_always_is(values: list[float], temperature: float) -> None:
-    assert holds(logprobs(values), Sampling(temperature), {})
-
-
-@given(logits, temperatures, penalties, penalties, counts)
-def test_with_penalties_it_always_is(
-    values: list[float], temperature: float, presence: float, frequency: float, seen: dict[int, int]
-) -> None:
-    sampling = Sampling(temperature, presence_penalty=presence, frequency_penalty=frequency)
-    assert holds(logprobs(values), sampling, seen)
+    assert holds(logprobs(values), Sampling(temperature))
 
 
 def some(seed: int) -> tuple[random.Random, Whole]:
@@ -96,10 +77,7 @@ def test_with_top_k_it_is_or_it_says_that_it_is_not_known() -> None:
     known_ones = 0
     for seed in range(400):
         rng, whole = some(seed)
-        sampling = Sampling(
-            rng.uniform(0.3, 2.0), top_k=rng.randint(1, 20), presence_penalty=rng.choice([0.0, 0.5, -0.5])
-        )
-        known_ones += holds(whole, sampling, dict.fromkeys(range(0, 30, 7), 1))
+        known_ones += holds(whole, Sampling(rng.uniform(0.3, 2.0), top_k=rng.randint(1, 20)))
     assert known_ones > 200
 
 
@@ -107,35 +85,29 @@ def test_with_top_p_it_is_or_it_says_that_it_is_not_known() -> None:
     known_ones = 0
     for seed in range(400):
         rng, whole = some(seed)
-        known_ones += holds(whole, Sampling(rng.uniform(0.3, 1.2), top_p=rng.uniform(0.05, 0.99)), {})
+        known_ones += holds(whole, Sampling(rng.uniform(0.3, 1.2), top_p=rng.uniform(0.05, 0.99)))
     assert known_ones > 200
 
 
 def test_an_edge_that_rounding_may_move_is_not_known() -> None:
     whole = {token: math.log(share) for token, share in enumerate([0.5, 0.3, 0.1999, *[0.0001 / 27] * 27])}
-    assert known(told(whole), Sampling(1.0, top_p=0.8), {}) is None
-    here = known(told(whole), Sampling(1.0, top_p=0.7), {})
+    assert known(told(whole), Sampling(1.0, top_p=0.8)) is None
+    here = known(told(whole), Sampling(1.0, top_p=0.7))
     assert here is not None and here.tokens == (0, 1) and here.beyond == (0.0,) * len(LEVELS)
     ties = {token: math.log(share) for token, share in enumerate([0.5, 0.21, 0.2, *[0.09 / 27] * 27])}
-    assert known(told(ties), Sampling(1.0, top_k=2), {}) is None
+    assert known(told(ties), Sampling(1.0, top_k=2)) is None
 
 
 def test_more_than_is_shown_is_not_known() -> None:
     whole = logprobs([float(value) for value in range(30)])
     position = told(whole)
     few = Position(position.token, position.logprob, position.top[:5])
-    assert known(few, Sampling(1.0, top_k=6), {}) is None
-    assert known(few, Sampling(1.0, top_k=3), {}) is not None
-
-
-def test_a_token_that_a_penalty_may_raise_past_the_known_ones_is_minded() -> None:
-    whole = logprobs([10.0, 9.0, *[0.0] * 40])
-    assert known(told(whole), Sampling(1.0, top_k=2), {}) is not None
-    assert known(told(whole), Sampling(1.0, top_k=2, frequency_penalty=-2.0), {5: 9}) is None
+    assert known(few, Sampling(1.0, top_k=6)) is None
+    assert known(few, Sampling(1.0, top_k=3)) is not None
 
 
 def test_logits_instead_of_logprobs_say_nothing_of_what_is_beyond() -> None:
     top = tuple((token, 5.0 - token) for token in range(20))
-    here = known(Position(0, 5.0, top), Sampling(0.7), {})
+    here = known(Position(0, 5.0, top), Sampling(0.7))
     assert here is not None and here.beyond is None
     assert math.fsum(here.probabilities) == pytest.approx(1)

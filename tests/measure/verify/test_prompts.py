@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from specserve.errors import FactError
-from specserve.measure.verify.prompts import prompts
+from specserve.measure.verify.prompts import load_prompts
 
 
 def test_the_prompts_that_ship_are_of_various_kinds_and_short() -> None:
-    found = prompts()
+    found, beyond = load_prompts()
+    assert beyond == 0
     assert len(found) == 28
     assert len({one.name for one in found}) == 28
     kinds = {one.name.partition("-")[0] for one in found}
@@ -29,7 +30,7 @@ def test_a_file_may_hold_texts_and_chats(write: Callable[..., Path]) -> None:
         """,
         "p.jsonl",
     )
-    first, second = prompts(str(file))
+    (first, second), _ = load_prompts(str(file))
     assert (first.name, first.text, first.messages) == ("a", "one", ())
     assert (second.name, second.text) == ("line 3", "be short\n\ntwo")
     assert [message["role"] for message in second.messages] == ["system", "user"]
@@ -45,15 +46,16 @@ def test_a_file_may_hold_texts_and_chats(write: Callable[..., Path]) -> None:
 def test_a_line_that_is_no_prompt_is_named(write: Callable[..., Path], line: str) -> None:
     file = write(f'{{"prompt": "one"}}\n{line}\n', "p.jsonl")
     with pytest.raises(FactError, match=r"p\.jsonl:2 is no prompt"):
-        prompts(str(file))
+        load_prompts(str(file))
 
 
 def test_an_empty_file_and_none_are_errors(write: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(FactError, match="has no prompt"):
-        prompts(str(write("\n\n", "p.jsonl")))
+        load_prompts(str(write("\n\n", "p.jsonl")))
     with pytest.raises(FactError, match="cannot read"):
-        prompts(str(tmp_path / "none.jsonl"))
+        load_prompts(str(tmp_path / "none.jsonl"))
 
 
 def test_no_more_than_64_are_taken(write: Callable[..., Path]) -> None:
-    assert len(prompts(str(write('{"prompt": "x"}\n' * 100, "p.jsonl")))) == 64
+    found, beyond = load_prompts(str(write('{"prompt": "x"}\n' * 100, "p.jsonl")))
+    assert (len(found), beyond) == (64, 36)

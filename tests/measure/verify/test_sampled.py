@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.verify import sampled
-from specserve.measure.verify.greedy import Position
-from specserve.measure.verify.result import Sampling, Verdict
+from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, judge, tally
+from specserve.measure.verify.scores import Position
 from tests.measure.verify.recorded import answers, draws, pool, request, run
 
 T = Sampling(0.7)
@@ -21,7 +21,7 @@ MOST_TOKENS = 15_000
 """What sixty seconds give on the small demo pair."""
 
 
-def verdicts(factor: float, *, runs: int) -> Counter[Verdict]:
+def verdicts(factor: float, *, runs: int) -> Counter[VerifyVerdict]:
     drawn = pool(T, factor=factor)
     return Counter(run(drawn, T, most_tokens=MOST_TOKENS, seed=seed).verdict for seed in range(runs))
 
@@ -36,13 +36,13 @@ def test_the_recorded_server_is_right() -> None:
 
 def test_a_right_server_is_lossy_in_at_most_one_of_200_runs() -> None:
     found = verdicts(1.0, runs=200)
-    assert found[Verdict.LOSSY] <= 1
-    assert found[Verdict.LOSSLESS] >= 190
+    assert found[VerifyVerdict.LOSSY] <= 1
+    assert found[VerifyVerdict.LOSSLESS] >= 190
 
 
 @pytest.mark.parametrize("factor", [0.95, 1.05])
 def test_a_temperature_that_is_wrong_by_5_percent_is_lossy_in_at_least_95_of_100_runs(factor: float) -> None:
-    assert verdicts(factor, runs=100)[Verdict.LOSSY] >= 95
+    assert verdicts(factor, runs=100)[VerifyVerdict.LOSSY] >= 95
 
 
 def test_the_interval_holds_the_truth_in_99_of_100_runs() -> None:
@@ -60,7 +60,7 @@ def test_a_sure_corruption_is_told_with_its_reason() -> None:
     rng = random.Random(1)
     places = [draws(one, T, drawn_at=5.0) for one in answers()[::2]]
     found = judge([request(place, rng) for place in places], T, is_last=False)
-    assert found.verdict is Verdict.LOSSY
+    assert found.verdict is VerifyVerdict.LOSSY
     assert any("too rarely" in reason for reason in found.reasons)
     assert any("higher temperature" in reason for reason in found.reasons)
     assert (found.excluded_points, found.excluded_temperature_percent) == (None, None)
@@ -74,7 +74,7 @@ def test_a_few_tokens_that_the_target_rules_out_are_enough() -> None:
         positions = [Position(99, -20.0, item.top) if rng.random() < 1 / 300 else item for item in one]
         tallies.append(tally(positions, T))
     found = judge(tallies, T)
-    assert found.verdict is Verdict.LOSSY
+    assert found.verdict is VerifyVerdict.LOSSY
     assert [reason for reason in found.reasons if "less likely than" in reason] == list(found.reasons)
 
 
@@ -89,7 +89,7 @@ def test_twelve_hundred_tokens_exclude_a_temperature_that_is_wrong_by_15_percent
     for _ in range(100):
         found = judge([request(rng.choice(places), rng) for _ in range(20)], T)
         bound = found.excluded_temperature_percent
-        counts["within"] += bound is not None and bound < 15 and found.verdict is not Verdict.LOSSY
+        counts["within"] += bound is not None and bound < 15 and found.verdict is not VerifyVerdict.LOSSY
     assert counts["within"] >= within
     assert factor == 1.0 or counts["within"] <= 1
 
@@ -97,7 +97,7 @@ def test_twelve_hundred_tokens_exclude_a_temperature_that_is_wrong_by_15_percent
 def test_few_tokens_find_no_fault_and_say_how_many_are_missing() -> None:
     tallies = [tally(one, T) for one in answers()[:10]]
     found = judge(tallies, T)
-    assert found.verdict is Verdict.NO_FAULT_FOUND
+    assert found.verdict is VerifyVerdict.NO_FAULT_FOUND
     estimate = found.temperature_error_percent
     assert found.excluded_temperature_percent == max(-estimate.low, estimate.high)
     # 7,750 tokens were enough on average in simulations
@@ -106,7 +106,7 @@ def test_few_tokens_find_no_fault_and_say_how_many_are_missing() -> None:
 
 def test_nothing_is_inconclusive() -> None:
     found = judge([], T)
-    assert (found.verdict, found.tokens, found.z) == (Verdict.INCONCLUSIVE, 0, 0.0)
+    assert (found.verdict, found.tokens, found.z) == (VerifyVerdict.INCONCLUSIVE, 0, 0.0)
     assert found.tokens_needed and math.isinf(found.deviation_points.high)
 
 
@@ -150,14 +150,14 @@ def test_any_requests_have_a_verdict(rows: list[tuple[int, float, float, float, 
     found = judge(tallies, T)
     assert found.tokens == sum(row[0] for row in rows)
     assert found.deviation_points.low <= found.deviation_points.value <= found.deviation_points.high
-    assert (found.verdict is Verdict.LOSSY) == bool(found.reasons)
-    if found.verdict is Verdict.LOSSLESS:
+    assert (found.verdict is VerifyVerdict.LOSSY) == bool(found.reasons)
+    if found.verdict is VerifyVerdict.LOSSLESS:
         assert found.deviation_points.low > -sampled.MARGIN_POINTS
         assert found.deviation_points.high < sampled.MARGIN_POINTS
         assert found.tokens_needed == 0
-    if found.verdict in (Verdict.NO_FAULT_FOUND, Verdict.INCONCLUSIVE):
+    if found.verdict in (VerifyVerdict.NO_FAULT_FOUND, VerifyVerdict.INCONCLUSIVE):
         assert found.tokens_needed >= 100
-    assert (found.verdict is Verdict.INCONCLUSIVE) == (len(rows) == 1 and not found.reasons)
+    assert (found.verdict is VerifyVerdict.INCONCLUSIVE) == (len(rows) == 1 and not found.reasons)
     for bound, estimate, most in (
         (found.excluded_points, found.deviation_points, 100),
         (found.excluded_temperature_percent, found.temperature_error_percent, sampled.WIDEST_PERCENT),

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from specserve.measure.verify.result import Outcome, Smoke
-from specserve.measure.verify.session import Session
-from specserve.measure.verify.smoke import stop_string
+from specserve.measure.verify.session import VerifySession
+from specserve.measure.verify.smoke import smoke_test, stop_string
 
 WHOLE = "one two three four five six seven eight"
 """A greedy text, a character a token. The stop string is `hre`: the first of its kind behind the first quarter."""
@@ -20,7 +20,7 @@ class Written:
     def __init__(self, cut: str, reason: str, *, ids: str) -> None:
         self.cut, self.reason, self.ids = cut, reason, ids
 
-    def ask(self, _prompt: object, body: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, _prompt: object, **body: Any) -> dict[str, Any]:
         text, ids, reason = WHOLE, WHOLE, "length"
         if "stop" in body:
             assert body["stop"] == ["hre"]
@@ -30,7 +30,8 @@ class Written:
 
 
 def stopped(cut: str, reason: str, *, ids: str | None = None) -> Smoke:
-    return stop_string(cast(Session, Written(cut, reason, ids=cut if ids is None else ids)))
+    session = cast(VerifySession, Written(cut, reason, ids=cut if ids is None else ids))
+    return smoke_test("stop string", stop_string, session)
 
 
 def test_a_stop_string_ends_the_text_right_before_it() -> None:

@@ -12,14 +12,14 @@ import pytest
 from specserve.errors import TrafficError
 from specserve.measure.watch.exporter import GAUGES, LABELS, Exporter
 from specserve.measure.watch.figures import Stretch, collapses, figures
-from specserve.measure.watch.verdict import State, Verdict, judge
-from specserve.measure.watch.watch import Report
+from specserve.measure.watch.verdict import WatchState, WatchVerdict, judge
+from specserve.measure.watch.watch import WatchReport
 from specserve.metrics.counters import EngineName, Histogram
 
 Series = Callable[..., tuple[Stretch, ...]]
 
 
-def served(report: Report | None) -> dict[str, float]:
+def served(report: WatchReport | None) -> dict[str, float]:
     """What a scraper gets: samples by name and labels."""
     with Exporter(profile="mine", fingerprint="abc") as exporter:
         port = exporter.listen("127.0.0.1", 0)
@@ -31,9 +31,9 @@ def served(report: Report | None) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def report_of(parts: tuple[Stretch, ...]) -> Report:
+def report_of(parts: tuple[Stretch, ...]) -> WatchReport:
     seen, collapsed = figures(parts), collapses(parts)
-    return Report(0.0, judge(seen, collapsed=collapsed), figures=seen, collapsed=collapsed)
+    return WatchReport(0.0, judge(seen, collapsed=collapsed), figures=seen, collapsed=collapsed)
 
 
 def sample(found: dict[str, float], name: str, **labels: str) -> float | None:
@@ -100,7 +100,7 @@ def test_what_is_not_known_is_not_there(stretches: Series) -> None:
 
 
 def test_a_server_that_does_not_answer_is_down_and_has_no_figures() -> None:
-    gone = Report(0.0, Verdict(State.UNSEEN, "gone"), trouble=TrafficError("gone"), restarts=2)
+    gone = WatchReport(0.0, WatchVerdict(WatchState.UNSEEN, "gone"), trouble=TrafficError("gone"), restarts=2)
     found = served(gone)
     assert sample(found, "specserve_up") == 0.0
     assert sample(found, "specserve_server_restarts_total") == 2.0

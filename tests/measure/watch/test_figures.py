@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.watch.figures import (
-    Figures,
     Reading,
     Stretch,
+    WatchFigures,
     between,
     figures,
     groups_of,
@@ -25,7 +25,7 @@ from specserve.measure.watch.figures import (
     request_interval,
 )
 from specserve.metrics.counters import Acceptance, Histogram
-from specserve.metrics.snapshot import read
+from specserve.metrics.prometheus import read
 from tests.measure.watch.conftest import made
 
 Series = Callable[..., tuple[Stretch, ...]]
@@ -175,7 +175,7 @@ def test_more_of_the_same_traffic_narrows_the_interval(
         figures((made(drafts=times * drafts, shares=ordered, finished=times * finished),)) for times in (4, 1)
     )
 
-    def width(seen: Figures) -> float:
+    def width(seen: WatchFigures) -> float:
         low, high = seen.acceptance_rate_interval or (0, 0)
         return high - low
 

@@ -10,10 +10,18 @@ from typing import Any
 import pytest
 
 from specserve.measure.watch.advice import Advice, Case, advise
-from specserve.measure.watch.figures import Figures, Reading, Stretch, between, collapses, figures, joined
-from specserve.measure.watch.verdict import Kept, Promise, State, judge, promises
+from specserve.measure.watch.figures import (
+    Reading,
+    Stretch,
+    WatchFigures,
+    between,
+    collapses,
+    figures,
+    joined,
+)
+from specserve.measure.watch.verdict import JudgedPromise, Kept, WatchState, judge, promises
 from specserve.metrics.counters import Acceptance, Counters, EngineName, Histogram
-from specserve.metrics.snapshot import read
+from specserve.metrics.prometheus import read
 from specserve.profile.schema import Profile
 
 Series = Callable[..., tuple[Stretch, ...]]
@@ -21,7 +29,7 @@ DEAD = (0.02, 0.01, 0.0, 0.0)
 WORKED = Acceptance(1000, 4000, 2000, (800, 600, 400, 200))
 
 
-def state_of(parts: tuple[Stretch, ...], **given: Any) -> State:
+def state_of(parts: tuple[Stretch, ...], **given: Any) -> WatchState:
     return judge(figures(parts), collapsed=collapses(parts), **given).state
 
 
@@ -49,7 +57,7 @@ class TestCollapse:
         found = collapses(parts)
         assert [round(collapse.length, 2) for collapse in found] == [1.03]
         assert found[0].before == pytest.approx(3.3)
-        assert state_of(parts) is State.COLLAPSED
+        assert state_of(parts) is WatchState.COLLAPSED
 
     def test_a_short_odd_moment_of_a_quiet_server_is_none(self, stretches: Series) -> None:
         assert collapses(stretches(9) + stretches(1, began_s=45, drafts=300, shares=DEAD)) == ()
@@ -84,11 +92,11 @@ class TestCollapse:
 
 class TestVerdict:
     def test_names_what_is_the_matter(self, stretches: Series) -> None:
-        assert state_of(stretches(12)) is State.STEADY
-        assert state_of(stretches(12, speculates=False, drafts=0)) is State.OFF
-        assert state_of(stretches(12, drafts=0, finished=0)) is State.IDLE
-        assert state_of(stretches(12, drafts=0, plain_tokens=100)) is State.UNDRAFTED
-        assert state_of(stretches(12, finished=0)) is State.UNDECIDED
+        assert state_of(stretches(12)) is WatchState.STEADY
+        assert state_of(stretches(12, speculates=False, drafts=0)) is WatchState.OFF
+        assert state_of(stretches(12, drafts=0, finished=0)) is WatchState.IDLE
+        assert state_of(stretches(12, drafts=0, plain_tokens=100)) is WatchState.UNDRAFTED
+        assert state_of(stretches(12, finished=0)) is WatchState.UNDECIDED
 
     @pytest.mark.parametrize(("drafts", "finished"), [(20, 1), (60, 3), (5, 1), (50, 2)])
     def test_little_traffic_is_judged_by_its_interval(
@@ -97,7 +105,7 @@ class TestVerdict:
         """The demo makes 240 to 720 drafts a minute."""
         parts = stretches(12, drafts=drafts, finished=finished)
         verdict = judge(figures(parts))
-        assert verdict.state is State.STEADY
+        assert verdict.state is WatchState.STEADY
         assert "(95 % interval: " in verdict.sentence
 
     def test_says_what_is_missing(self, stretches: Series) -> None:
@@ -108,13 +116,13 @@ class TestVerdict:
 
     def test_is_open_only_if_the_interval_holds_the_boundary(self, stretches: Series) -> None:
         weak = judge(figures(stretches(12, drafts=5, finished=1, shares=(0.2, 0.0, 0.0, 0.0))))
-        assert weak.state is State.UNDECIDED
+        assert weak.state is WatchState.UNDECIDED
         assert weak.sentence.startswith(
             "not decided yet: the mean acceptance length is 1.20 (95 % interval: 1.0"
         )
         assert weak.traffic_factor is not None and weak.traffic_factor > 1
         dead = figures(stretches(12, drafts=50, finished=2, shares=(0.0, 0.0, 0.0, 0.0)))
-        assert judge(dead).state is State.COLLAPSED
+        assert judge(dead).state is WatchState.COLLAPSED
 
     def test_claims_no_gain_that_counters_cannot_show(self, stretches: Series) -> None:
         sentence = judge(figures(stretches(12))).sentence
@@ -124,8 +132,8 @@ class TestVerdict:
         )
 
     def test_compares_with_the_time_before(self, stretches: Series) -> None:
-        assert state_of(stretches(12), before=4.2) is State.FALLEN
-        assert state_of(stretches(12), before=3.5) is State.STEADY
+        assert state_of(stretches(12), before=4.2) is WatchState.FALLEN
+        assert state_of(stretches(12), before=3.5) is WatchState.STEADY
 
 
 PROMISING = """
@@ -136,7 +144,7 @@ expect:
 MakeProfile = Callable[[str], Profile]
 
 
-def only(found: tuple[Promise, ...], key: str) -> Promise:
+def only(found: tuple[JudgedPromise, ...], key: str) -> JudgedPromise:
     return next(promise for promise in found if promise.key == key)
 
 
@@ -156,7 +164,7 @@ class TestPromises:
             told = promises(profile(PROMISING % promised), seen)
             found = only(told, "min_mean_acceptance_length")
             assert found.kept == kept
-            assert (judge(seen, promised=told).state is State.UNDECIDED) == (kept == "undecided")
+            assert (judge(seen, promised=told).state is WatchState.UNDECIDED) == (kept == "undecided")
         sentence = judge(seen, promised=promises(profile(PROMISING % 3.31), seen)).sentence
         assert sentence.startswith("not decided yet: `min_mean_acceptance_length` is 3.30 (95 % interval: 3.")
         assert "and 3.31 was promised (" in sentence
@@ -164,7 +172,7 @@ class TestPromises:
     def test_point_to_their_place(self, stretches: Series, profile: MakeProfile) -> None:
         found = promises(profile(PROMISING % 3.9), figures(stretches(12)))
         verdict = judge(figures(stretches(12)), promised=found)
-        assert verdict.state is State.MISSED
+        assert verdict.state is WatchState.MISSED
         assert "`min_mean_acceptance_length` is 3.30, and 3.9 was promised" in verdict.sentence
         assert "p.yaml:5:" in verdict.sentence
 
@@ -209,13 +217,13 @@ class TestPromises:
     def test_of_speed_cannot_be_seen(self, stretches: Series, profile: MakeProfile) -> None:
         found = promises(profile("expect: [{min_speedup: 1.5}]"), figures(stretches(12)))
         assert [promise.kept for promise in found] == [Kept.UNSEEN]
-        assert judge(figures(stretches(12)), promised=found).state is State.STEADY
+        assert judge(figures(stretches(12)), promised=found).state is WatchState.STEADY
 
     def test_that_are_kept_are_the_verdict(self, stretches: Series, profile: MakeProfile) -> None:
         seen = figures(stretches(12))
         found = promises(profile("expect: [{min_acceptance_rate: 0.5, min_speedup: 2}]"), seen)
         verdict = judge(seen, promised=found)
-        assert (verdict.state, verdict.sentence) == (State.KEPT, "1 promise of the profile kept")
+        assert (verdict.state, verdict.sentence) == (WatchState.KEPT, "1 promise of the profile kept")
 
 
 class TestAdvice:
@@ -303,7 +311,7 @@ class TestAdvice:
 
 
 def test_a_window_of_one_stretch_has_an_interval_by_its_requests(stretches: Series) -> None:
-    seen: Figures = figures((joined(stretches(12)),))
+    seen: WatchFigures = figures((joined(stretches(12)),))
     assert seen.mean_acceptance_length == pytest.approx(3.3)
     low, high = seen.mean_acceptance_length_interval or (0, 0)
     tight = figures(stretches(12)).mean_acceptance_length_interval or (0, 0)
@@ -316,5 +324,5 @@ def test_half_a_minute_of_a_real_server_is_judged() -> None:
     stretch = between(Reading(0.0, before), Reading(30.05, now))
     assert stretch is not None
     verdict = judge(figures([stretch]))
-    assert verdict.state is State.STEADY
+    assert verdict.state is WatchState.STEADY
     assert verdict.sentence.startswith("the mean acceptance length is 3.57 (95 % interval: ")

@@ -13,9 +13,9 @@ import pytest
 
 from specserve.errors import FactError, TrafficError
 from specserve.measure.watch.figures import Reading
-from specserve.measure.watch.verdict import State
-from specserve.measure.watch.watch import Report, Source, Watch, looks
-from specserve.metrics.snapshot import read
+from specserve.measure.watch.verdict import WatchState
+from specserve.measure.watch.watch import MetricsSource, Watch, WatchReport, looks
+from specserve.metrics.prometheus import read
 from specserve.profile.load import load_profile
 from specserve.serve.requests import endpoint
 
@@ -41,7 +41,7 @@ class Clocked:
         return Reading(self.at_s, read(self.script.text))
 
 
-def after(watch: Watch, script: Script, *steps: tuple[float, ...], drafts: int = 100) -> Report:
+def after(watch: Watch, script: Script, *steps: tuple[float, ...], drafts: int = 100) -> WatchReport:
     """The report after so many more stretches with this acceptance."""
     report = None
     for shares in steps:
@@ -69,7 +69,7 @@ def watch(source: Clocked) -> Watch:
 def test_a_first_reading_has_no_figures_and_boot_is_never_in_them(watch: Watch, script: Script) -> None:
     script.engines[0].step(10**6, DEAD)
     first = watch.look()
-    assert (first.figures, first.verdict.state) == (None, State.UNDECIDED)
+    assert (first.figures, first.verdict.state) == (None, WatchState.UNDECIDED)
     report = after(watch, script, GOOD, GOOD, GOOD)
     assert report.figures is not None
     assert report.figures.mean_acceptance_length == pytest.approx(3.2)
@@ -78,9 +78,11 @@ def test_a_first_reading_has_no_figures_and_boot_is_never_in_them(watch: Watch, 
 
 def test_a_collapse_is_told_within_a_minute_of_traffic(watch: Watch, script: Script) -> None:
     watch.look()
-    assert after(watch, script, *[GOOD] * 12).verdict.state is State.STEADY
+    assert after(watch, script, *[GOOD] * 12).verdict.state is WatchState.STEADY
     told = next(
-        number for number in itertools.count(1) if after(watch, script, DEAD).verdict.state is State.COLLAPSED
+        number
+        for number in itertools.count(1)
+        if after(watch, script, DEAD).verdict.state is WatchState.COLLAPSED
     )
     assert 5 * told <= 20
     assert watch.whole().has_failed
@@ -94,7 +96,7 @@ def test_thin_traffic_takes_longer_to_tell_a_collapse_and_is_not_passed_over(
     told = next(
         number
         for number in itertools.count(1)
-        if after(watch, script, (0.0, 0.0, 0.0, 0.0), drafts=10).verdict.state is State.COLLAPSED
+        if after(watch, script, (0.0, 0.0, 0.0, 0.0), drafts=10).verdict.state is WatchState.COLLAPSED
     )
     assert 20 <= told <= 21
 
@@ -128,7 +130,11 @@ def test_an_absence_without_a_restart_loses_nothing(watch: Watch, script: Script
     after(watch, script, GOOD, GOOD)
     source.error = TrafficError("nobody there")
     gone = watch.look()
-    assert (gone.verdict.state, gone.verdict.sentence, gone.figures) == (State.UNSEEN, "nobody there", None)
+    assert (gone.verdict.state, gone.verdict.sentence, gone.figures) == (
+        WatchState.UNSEEN,
+        "nobody there",
+        None,
+    )
     source.error = None
     report = after(watch, script, GOOD)
     assert report.figures is not None
@@ -140,7 +146,7 @@ def test_an_absence_without_a_restart_loses_nothing(watch: Watch, script: Script
 def test_a_server_that_fell_behind_its_own_past_is_told(watch: Watch, script: Script) -> None:
     watch.look()
     after(watch, script, *[GOOD] * 30)
-    assert after(watch, script, *[(0.5, 0.3, 0.2, 0.1)] * 13).verdict.state is State.FALLEN
+    assert after(watch, script, *[(0.5, 0.3, 0.2, 0.1)] * 13).verdict.state is WatchState.FALLEN
 
 
 def test_a_profile_that_speculates_and_a_server_that_does_not(
@@ -152,7 +158,7 @@ def test_a_profile_that_speculates_and_a_server_that_does_not(
     script.engines[0].speculates = False
     watch.look()
     report = watch.look()
-    assert report.verdict.state is State.MISSED
+    assert report.verdict.state is WatchState.MISSED
     assert report.has_failed
     assert f"the profile says `speculation` ({file}:2:" in report.verdict.sentence
 
@@ -184,8 +190,8 @@ def test_nothing_grows_with_time(watch: Watch, script: Script) -> None:
         tracemalloc.stop()
 
 
-def over_sockets(url: str, **given: str) -> Source:
-    return Source(lambda: endpoint(url), timeout_s=60, **given)
+def over_sockets(url: str, **given: str) -> MetricsSource:
+    return MetricsSource(lambda: endpoint(url), timeout_s=60, **given)
 
 
 def test_a_server_is_waited_for_and_found_again() -> None:
@@ -195,7 +201,7 @@ def test_a_server_is_waited_for_and_found_again() -> None:
     with serving(script, port=port):
         watch.look()
         assert after(watch, script, GOOD).figures is not None
-    assert watch.look().verdict.state is State.UNSEEN
+    assert watch.look().verdict.state is WatchState.UNSEEN
     script.engines = [Traffic(created_s=1.8e9)]
     with serving(script, port=port):
         assert watch.look().restarted
@@ -207,7 +213,7 @@ def test_a_server_that_comes_back_elsewhere_is_followed() -> None:
     places: Iterator[str] = iter([])
     with serving(script) as first, serving(script) as second:
         places = iter([f"{first}", f"{second}"])
-        source = Source(lambda: endpoint(next(places)))
+        source = MetricsSource(lambda: endpoint(next(places)))
         source.read()
         script.fault = "cut"
         with pytest.raises(TrafficError):
@@ -222,12 +228,12 @@ def test_hostile_answers_are_told_and_outlived(fault: str) -> None:
     script = Script([Traffic()])
     with serving(script) as url:
         # an answer may take its time, except one that never ends
-        patient, hasty = (Source(lambda: endpoint(url), timeout_s=limit_s) for limit_s in (60, 0.1))
+        patient, hasty = (MetricsSource(lambda: endpoint(url), timeout_s=limit_s) for limit_s in (60, 0.1))
         watch = Watch(lambda: (hasty if script.fault in {"drip", "trickle", "silent"} else patient).read())
         watch.look()
         after(watch, script, GOOD, GOOD)
         script.fault = fault
-        assert watch.look().verdict.state is State.UNSEEN
+        assert watch.look().verdict.state is WatchState.UNSEEN
         script.fault = None
         report = after(watch, script, GOOD)
         assert report.figures is not None
@@ -263,7 +269,7 @@ def test_several_served_models_need_a_name() -> None:
             over_sockets(url).read()
         with pytest.raises(FactError, match="no model `c`"):
             over_sockets(url, model="c").read()
-        assert over_sockets(url, model="b").read().snapshot.models == ("b",)
+        assert over_sockets(url, model="b").read().metrics.models == ("b",)
 
 
 def test_looks_come_in_time_and_the_last_one_when_it_is_over(watch: Watch) -> None:

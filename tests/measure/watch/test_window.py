@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specserve.measure.watch.figures import Reading, Stretch, between, figures, joined
 from specserve.measure.watch.watch import MOST, Window
 from specserve.metrics.counters import Acceptance, Counters, EngineName
-from specserve.metrics.snapshot import Engine, Snapshot
+from specserve.metrics.prometheus import EngineMetrics, Metrics
 
 Series = Callable[..., tuple[Stretch, ...]]
 NAME = EngineName("demo", "0")
@@ -33,10 +33,10 @@ def readings(steps: list[tuple[float, int, int]], *, start: int = 0) -> list[Rea
 
 def _reading(at_s: float, drafts: int, accepted: int, *, created_s: float | None = 1.0) -> Reading:
     counted = Acceptance(drafts, 4 * drafts, accepted, (accepted,))
-    engine = Engine(
+    engine = EngineMetrics(
         Counters(counted, generation_tokens=drafts + accepted), running_requests=1, created_s=created_s
     )
-    return Reading(at_s, Snapshot({NAME: engine}))
+    return Reading(at_s, Metrics({NAME: engine}))
 
 
 def stretches_of(found: list[Reading]) -> list[Stretch]:
@@ -51,7 +51,7 @@ def test_the_sum_of_the_stretches_is_the_gain_from_the_first_reading_to_the_last
 ) -> None:
     found = readings(steps, start=start)
     whole = joined(stretches_of(found))
-    first, last = (reading.snapshot.engines[NAME].counters.acceptance for reading in (found[0], found[-1]))
+    first, last = (reading.metrics.engines[NAME].counters.acceptance for reading in (found[0], found[-1]))
     assert whole.counters.acceptance.drafts == last.drafts - first.drafts
     assert whole.counters.acceptance.accepted_tokens == last.accepted_tokens - first.accepted_tokens
     assert whole.seconds == pytest.approx(found[-1].at_s - found[0].at_s)
@@ -115,10 +115,10 @@ def test_new_counters_that_overtook_the_old_ones_are_told_by_their_time_of_birth
 def test_an_engine_that_came_counts_from_its_second_reading_and_one_that_went_ends_nothing() -> None:
     def both(at_s: float, names: dict[str, int]) -> Reading:
         engines = {
-            EngineName("demo", name): Engine(Counters(Acceptance(drafts, drafts, 0, (0,))))
+            EngineName("demo", name): EngineMetrics(Counters(Acceptance(drafts, drafts, 0, (0,))))
             for name, drafts in names.items()
         }
-        return Reading(at_s, Snapshot(engines))
+        return Reading(at_s, Metrics(engines))
 
     found = between(both(0, {"0": 10, "1": 70}), both(5, {"0": 15, "2": 900}))
     assert found is not None

@@ -77,11 +77,6 @@ def test_a_question_stays_behind_a_document_that_was_cut() -> None:
     assert cut.content.splitlines()[0] == whole.content.splitlines()[0]
 
 
-def test_the_targets_own_tokenizer_counts_where_there_is_one() -> None:
-    by_words = load("long", max_model_len=2048, count_tokens=lambda text: len(text.split()))
-    assert len(by_words.prompts[0].content) > len(load("long", max_model_len=2048).prompts[0].content)
-
-
 def test_a_context_that_no_prompt_fits_is_an_error_with_a_way_out() -> None:
     with pytest.raises(UsageError, match="no prompt of `long` fits max_model_len 64") as raised:
         load("long", max_model_len=64)
@@ -129,9 +124,6 @@ def test_fewer_prompts_and_shorter_answers_can_be_asked_for() -> None:
 
 def test_random_words_and_ignored_ends_are_marked_as_no_measure_of_acceptance() -> None:
     assert load("random:64").note == "random words: its acceptance says nothing about real traffic"
-    both = load("random", ignore_eos=True).note
-    assert both is not None and "random words" in both and "ignore_eos" in both
-    assert (load("chat", ignore_eos=True).note or "").startswith("ignore_eos")
 
 
 @pytest.mark.parametrize("name", ["random:0", "random:9999999"])

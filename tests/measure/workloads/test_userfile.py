@@ -191,7 +191,7 @@ def test_a_limit_that_a_client_left_open_does_not_hide_the_other(
     assert prompt.max_tokens == limit
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(lines=st.lists(NEARLY | JSON, max_size=4), tail=st.binary(max_size=20))
 def test_no_file_makes_anything_but_prompts_or_an_error_with_words(
     tmp_path_factory: pytest.TempPathFactory, lines: list[Any], tail: bytes

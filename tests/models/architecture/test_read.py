@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from specserve.errors import FactError
 from specserve.models.architecture import read_mtp, read_shape
 from specserve.models.config import UnknownArchitecture, family
+from specserve.models.facts import Tensor
 from specserve.models.quantized import as_stored
 from specserve.models.shape import Attention, Latent, Shape, State
 from specserve.models.tensors import expected_tensors
@@ -176,6 +177,7 @@ def test_a_model_type_that_does_not_fit_the_usual_keys_is_refused(model_type: st
         ({"num_attention_heads": 5000}, "`num_attention_heads` in config.json of `org/model` is more than"),
         ({"tie_word_embeddings": 1}, "`tie_word_embeddings` in config.json of `org/model` is 1: expected true"),
         ({"layer_types": ["sliding_attention"], "sliding_window": 5}, "names the kinds of 1 layers of 32"),
+        ({"model_type": "llama4_text", "no_rope_layers": [1]}, "`no_rope_layers` in config.json of `org/model` names"),
         ({"layer_types": "full"}, "`layer_types` in config.json of `org/model` is 'full': expected a list of names"),
         ({"model_type": 3}, "`model_type` in config.json of `org/model` is 3: expected text"),
         ({"model_type": "gemma3", "text_config": []}, "`text_config` in config.json of `org/model` is []: expected"),
@@ -197,6 +199,33 @@ def test_a_target_without_prediction_layers_has_no_mtp() -> None:
         read_mtp("org/model", stored("llama"))
 
 
+@pytest.mark.parametrize(
+    ("quantization", "expected"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]},
+         {"a.weight": ("F8_E4M3", (130, 320)), "a.weight_scale_inv": ("F32", (2, 3))}),
+        ({"quant_method": "fp8"}, {"a.weight": ("F8_E4M3", (130, 320)), "a.weight_scale": ("F32", (1,))}),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128},
+         {"a.qweight": ("I32", (40, 130)), "a.scales": ("F16", (3, 130)), "a.qzeros": ("I32", (3, 16))}),
+        ({"quant_method": "compressed-tensors",
+          "config_groups": {"g": {"weights": {"num_bits": 8, "type": "int", "strategy": "channel"}}}},
+         {"a.weight": ("I8", (130, 320)), "a.weight_scale": ("F32", (130, 1))}),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "type": "float"}}}},
+         {"a.weight_packed": ("U8", (130, 160)), "a.weight_scale": ("F8_E4M3", (130, 20)),
+          "a.weight_global_scale": ("F32", (1,))}),
+        ({"quant_method": "fp8", "ignore": ["re:a.*"]}, {"a.weight": ("BF16", (130, 320))}),
+        ({"quant_method": "of tomorrow"}, None),
+    ],
+)  # fmt: skip
+def test_a_quantised_weight_is_stored_as_its_format_packs_it(
+    quantization: dict[str, Any], expected: dict[str, tuple[str, tuple[int, ...]]] | None
+) -> None:
+    config = {"quantization_config": quantization}
+    found = as_stored({"a.weight": (130, 320)}, model="m", config=config, online=None)
+    made = {name: Tensor(*tensor) for name, tensor in expected.items()} if expected else None
+    assert found == made
+
+
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
@@ -205,7 +234,7 @@ _VALUES = st.recursive(
 _NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(_NAMES), st.data())
 def test_any_value_at_any_key_gives_a_shape_or_an_error_that_says_what_is_wrong(
     name: str, data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.tokenizercompare import Difference, compare
+from specserve.models.tokenizercompare import TokenDifference, compare
 from tests.models.tokenizers.made import document, swapped, tokens_of
 
 Make = Callable[..., ModelFacts]
@@ -85,7 +85,7 @@ def test_a_reserved_token_with_another_name_is_a_special_difference(model: Make)
         model(document(specials=renamed), tokenizer_config__json=CONFIG), model(document(specials=LLAMA))
     )
     assert result.verdict == "special_tokens_differ"
-    assert result.first_difference == Difference(802, "<|finetune_pad|>", "<|reserved_0|>")
+    assert result.first_difference == TokenDifference(802, "<|finetune_pad|>", "<|reserved_0|>")
     assert (result.differing_ids, result.mismatch_by_occurrence, result.template_ids) == (1, 0.0, ())
 
 
@@ -95,9 +95,9 @@ def test_special_ids_of_the_chat_template_are_named(model: Make) -> None:
         model(document(specials=LLAMA), tokenizer_config__json=CONFIG), model(document(specials=other))
     )
     assert result.template_ids == (
-        Difference(800, "<|begin_of_text|>", "<s>"),
-        Difference(803, "<|start_header_id|>", "<user>"),
-        Difference(805, "<|eot_id|>", None),
+        TokenDifference(800, "<|begin_of_text|>", "<s>"),
+        TokenDifference(803, "<|start_header_id|>", "<user>"),
+        TokenDifference(805, "<|eot_id|>", None),
     )
 
 
@@ -128,6 +128,18 @@ def test_a_smaller_vocabulary_of_the_same_kind_overlaps(model: Make) -> None:
     assert result.verdict == "overlap"
     assert result.overlap == 1.0 and result.shared_tokens == 500
     assert result.kept_by_occurrence is not None and 0.1 < result.kept_by_occurrence < 1
+
+
+def test_a_draft_that_has_rare_tokens_alone_still_overlaps(model: Make) -> None:
+    made = document(size=1000)
+    rare = sorted(made["model"]["vocab"], key=made["model"]["vocab"].__getitem__)[-200:]
+    other = {
+        **made,
+        "model": {**made["model"], "vocab": {text: n for n, text in enumerate(rare)}, "merges": []},
+    }
+    result = compare(model(made), model(other))
+    assert (result.verdict, result.overlap) == ("overlap", 1.0)
+    assert result.kept_by_occurrence is not None and result.kept_by_occurrence < 0.5
 
 
 def test_scripts_that_share_no_token_are_incompatible(model: Make) -> None:

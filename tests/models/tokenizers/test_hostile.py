@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specserve.models import sample, vocabulary
 from specserve.models.facts import ModelFacts, ModelFile
-from specserve.models.tokenizercompare import Difference, compare
+from specserve.models.tokenizercompare import TokenDifference, compare
 from tests.models.tokenizers.made import document, special
 
 Make = Callable[..., ModelFacts]
@@ -61,7 +61,7 @@ def test_any_json_gets_a_verdict(model: Make, made: Any, config: Any, decoder: A
 @fresh
 @given(
     data=st.binary(max_size=200),
-    name=st.sampled_from(["tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt"]),
+    name=st.sampled_from(["tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"]),
 )
 def test_any_bytes_get_a_verdict(model: Make, data: bytes, name: str) -> None:
     hostile = model(**{name.replace(".", "__"): data})
@@ -196,6 +196,6 @@ def test_half_a_character_and_an_endless_token_can_be_printed(model: Make) -> No
     }
     data = json.dumps(hostile).encode()
     result = compare(model(made), model(tokenizer__json=data))
-    assert result.first_difference == Difference(300, None, "?")
+    assert result.first_difference == TokenDifference(300, None, "?")
     assert max(map(len, result.reasons)) < 200
     "".join(result.reasons).encode()

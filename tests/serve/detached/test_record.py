@@ -73,6 +73,8 @@ def test_a_text_that_was_cut_short_is_no_record(cut: int) -> None:
         ("traces", [7]),
         ("name", 7),
         ("port", "8000"),
+        ("port", True),
+        ("port", 65536),
         ("started_at_s", True),
         ("version", 2),
         ("ended", {"at_s": 1}),

@@ -1,0 +1,47 @@
+"""How a child in vLLM's interpreter speaks: JSON lines on private copies of its standard streams."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+_LONGEST_ERROR = 600
+
+
+class JsonLines:
+    """The two private ends of the pipe. Everything else in this process sees /dev/null and stderr instead."""
+
+    def __init__(self) -> None:
+        # private descriptors: vLLM prints to stdout, and a forked engine closes sys.stdin under the reader
+        self._input: IO[bytes] = os.fdopen(os.dup(0), "rb", buffering=0)
+        self._output: IO[str] = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The messages of the parent, as they come, until it closes its end."""
+        unread = b""
+        while chunk := self._input.read(1 << 16):
+            *lines, unread = (unread + chunk).split(b"\n")
+            yield from map(json.loads, lines)
+
+    def write(self, message: dict[str, Any], *, default: Callable[[Any], Any] | None = None) -> None:
+        """One message; a parent that no longer reads is gone, and the end of the input says so."""
+        with contextlib.suppress(BrokenPipeError):
+            self._output.write(json.dumps(message, default=default) + "\n")
+            self._output.flush()
+
+    def send(self, event: str, **fields: object) -> None:
+        """A message about what happened."""
+        self.write({"event": event, **fields})
+
+
+def error_text(error: BaseException | str) -> str:
+    """What an error says, on one line that is not too long; its class if it says nothing."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}…"

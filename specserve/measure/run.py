@@ -1,0 +1,315 @@
+"""The measuring engine: starts servers, warms them up, sends passes, keeps them in a run directory, resumes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from specserve.diagnostics import Notices
+from specserve.errors import Interrupted, SpecserveError, UsageError
+from specserve.measure.bench import rundir
+from specserve.measure.bench.arms import Arm, host_load
+from specserve.measure.bench.driver import Driver, Pass
+from specserve.measure.bench.result import Point
+from specserve.measure.bench.rundir import RunDirectory
+from specserve.measure.bench.schedule import Block
+from specserve.measure.bench.server import Running, connect
+from specserve.measure.workloads.load import load, load_warm_up
+from specserve.measure.workloads.workload import Prompt, Workload, digest
+from specserve.plan.launch import with_port
+from specserve.serve import events
+from specserve.serve.causes import signal_name
+from specserve.serve.process import free_port
+from specserve.serve.server import running
+from specserve.serve.signals import StopRequest
+
+_WARM_UP_TOKENS = 32
+_WARM_UP_LOADS = (4, 64)
+"""Concurrency of the warm-up, at least and at most."""
+_BUSY_SHARE = 0.25
+"""Share of the host that others may use before the result says so."""
+_STOLEN_PERCENT = 2.0
+GENERATOR = "load generator"
+
+
+@dataclass(frozen=True, slots=True)
+class Outlet:
+    """Where a run reports progress, and how its result becomes files."""
+
+    notices: Notices
+    open_view: Callable[[], AbstractContextManager[rundir.OnNews]]
+    files: Callable[[Any], Mapping[str, str]]
+    """Text by file name."""
+
+
+class Measurement:
+    """Passes on servers. What an earlier session of the same run directory measured is there from the start."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        on_news: rundir.OnNews,
+        stop: StopRequest,
+        *,
+        points: Sequence[Point],
+        sources: Mapping[str, str],
+        max_tokens: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """`sources`: what a workload is loaded from, by its name. `limit`: prompts of a workload, at most."""
+        content = directory.content
+        self.directory, self.on_news, self._stop = directory, on_news, stop
+        self.points, self._sources, self._max_tokens, self._limit = points, sources, max_tokens, limit
+        self.passes: list[Pass] = directory.passes()
+        self.notes: list[str] = list(content.get("notes", ()))
+        self.models: dict[str, str] = dict(content.get("models", {}))
+        """By arm, what its server serves."""
+        self.kv_tokens: dict[str, int] = dict(content.get("kv_tokens", {}))
+        """By arm, tokens of its KV cache."""
+        self.launches = int(content.get("launches", 0))
+        self.versions: dict[str, str] = (
+            {GENERATOR: content["load_generator"]} if "load_generator" in content else {}
+        )
+        self.workloads: dict[str, Workload] = {}
+        self.expected: Counter[tuple[str, Point]] = Counter()
+        """Passes that are still to come, by arm and point."""
+        self.launches_left = 0
+        self._counted: dict[str, int | None] | None = content.get("tokens")
+        """Tokens of prompts by the first servers' count; None if one of them cannot count."""
+        self._took_s: dict[tuple[str, Point], list[float]] = defaultdict(list)
+        self._starts_s: list[float] = []
+        self._has_begun = False
+        if "room" in content:
+            self._load({}, **content["room"])
+
+    def note(self, text: str) -> None:
+        """Keep a note for the result, and report it now."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.directory.update(notes=list(self.notes))
+            self.on_news(rundir.Noted(text))
+
+    @property
+    def host(self) -> dict[str, str]:
+        """The machine that the run began on, and how busy it was then."""
+        content = self.directory.content
+        load = {"load before": content["load"]} if "load" in content else {}
+        return {**content.get("host", {}), **load}
+
+    def has(self, launch: int, block: Block, arm: str) -> bool:
+        """Whether this pass is there already."""
+        return any((each.launch, each.block, each.arm) == (launch, block.number, arm) for each in self.passes)
+
+    @contextmanager
+    def session(
+        self,
+        arms: Sequence[Arm],
+        *,
+        label: str,
+        devices: Mapping[str, tuple[str, ...]] | None = None,
+        beside: Mapping[str, Running] | None = None,
+    ) -> Iterator[tuple[dict[str, Running], Driver]]:
+        """Servers by arm, warmed up, and the load generator. `beside`: those that run already, and run on after it."""
+        self._begin()
+        servers = dict(beside or {})
+        with ExitStack() as stack:
+            driver = Driver(
+                log_path=self.directory.log(f"load-generator-{label}"),
+                on_tick=lambda: self._tick(servers),
+                key_variables=[arm.api_key_env for arm in arms if arm.api_key_env],
+            )
+            # entered first and ended first: with their clients gone, the servers have nothing to drain
+            stack.callback(driver.close)
+            for arm in arms:
+                if arm.name not in servers:
+                    own = (devices or {}).get(arm.name)
+                    servers[arm.name] = stack.enter_context(self.server(arm, label=label, devices=own))
+            stack.callback(driver.close)
+            stack.callback(self.on_news, rundir.Stopping(tuple(servers)))
+            driver.wait_ready()
+            self._refuse_other_generator(f"vLLM {driver.vllm}")
+            self._prepare(servers)
+            for name, server in servers.items():
+                self.on_news(rundir.WarmingUp(name))
+                self._warm_up(server, driver)
+            yield servers, driver
+
+    @contextmanager
+    def server(self, arm: Arm, *, label: str, devices: tuple[str, ...] | None = None) -> Iterator[Running]:
+        """The arm's server: started here, or the one at its URL."""
+        self._begin()
+        if arm.plan is None:
+            assert arm.url is not None
+            with self._connected(arm, arm.url, check=lambda: None) as connected:
+                yield connected
+            return
+        plan = with_port(arm.plan, free_port(arm.plan.host))
+        if devices is not None:
+            plan = replace(plan, env={**plan.env, "CUDA_VISIBLE_DEVICES": ",".join(devices)})
+        log_path, began = self.directory.log(f"{_file_name(arm.name)}-{label}"), time.monotonic()
+
+        def on_event(event: events.Event) -> None:
+            if isinstance(event, events.PhaseStarted):
+                self.on_news(rundir.Starting(arm.name, str(event.phase), str(log_path)))
+
+        self.launches += 1
+        self.launches_left -= 1
+        self.directory.update(launches=self.launches)
+        with running(plan, log_path=log_path, on_event=on_event, stop=self._stop) as server:
+            self._starts_s.append(time.monotonic() - began)
+            self.on_news(rundir.Ready(arm.name, self._starts_s[-1]))
+            if server.figures.kv_cache_tokens:
+                self.kv_tokens[arm.name] = server.figures.kv_cache_tokens
+                self.directory.update(kv_tokens=self.kv_tokens)
+            with self._connected(arm, server.url, check=server.check) as connected:
+                yield connected
+
+    def send_block(self, server: Running, driver: Driver, block: Block, *, launch: int) -> Pass:
+        """Send a block to a server, and keep the pass; it replaces an earlier one of the same block."""
+        began, key = time.monotonic(), (server.arm.name, block.point)
+        done = server.run(driver, block, launch=launch)
+        self.directory.append(done)
+        self.passes = [each for each in self.passes if each.key != done.key] + [done]
+        self._took_s[key].append(time.monotonic() - began)
+        self.expected[key] -= 1
+        rate = done.output_tokens / done.duration_s if done.duration_s else 0.0
+        left = sum((+self.expected).values())
+        total = len(self.passes) + left
+        self.on_news(
+            rundir.Passed(
+                done.arm, done.point, rate, len(self.passes), total, self._left_s() if left else 0.0
+            )
+        )
+        return done
+
+    def _left_s(self) -> float:
+        """Estimated from this session's passes at the same point, those of other points if there is none yet."""
+        every = fmean(took_s for each in self._took_s.values() for took_s in each)
+        left_s = 0.0
+        for (arm, point), count in (+self.expected).items():
+            own = self._took_s.get((arm, point)) or [
+                took_s for (_, other), each in self._took_s.items() if other == point for took_s in each
+            ]
+            left_s += count * (fmean(own) if own else every)
+        starts_s = fmean(self._starts_s) if self._starts_s else 0.0
+        return left_s + max(0, self.launches_left) * starts_s
+
+    def _begin(self) -> None:
+        """Count a resumption, and record the host's load once, before the first server is started."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        content = self.directory.content
+        if self.passes:
+            self.directory.update(resumed=int(content.get("resumed", 0)) + 1)
+        if "load" not in content:
+            load = host_load()
+            self.directory.update(load=load.text)
+            if load.busy_share > _BUSY_SHARE or load.stolen_percent > _STOLEN_PERCENT:
+                self.note(f"the host was busy before the first server started: {load.text}")
+
+    def _refuse_other_generator(self, found: str) -> None:
+        """Raises UsageError if passes were sent by another version; else it is kept."""
+        before = self.versions.get(GENERATOR)
+        if self.passes and before not in (None, found):
+            raise UsageError(
+                f"the load generator is that of {found}, and the run began with that of {before}",
+                hint=f"install {before} again, or start over: their figures cannot be compared",
+            )
+        self.versions[GENERATOR] = found
+        self.directory.update(load_generator=found)
+
+    def _connected(self, arm: Arm, url: str, *, check: Callable[[], None]) -> Running:
+        server = connect(arm, url, check=check)
+        if self.models.get(arm.name) != server.arm.model:
+            self.models[arm.name] = server.arm.model
+            self.directory.update(models=self.models)
+        if not server.abilities.takes_salt:
+            self.note(
+                f"`{arm.name}` does not take `cache_salt`: its prefix cache may hold prompts of earlier blocks"
+            )
+        return server
+
+    def _prepare(self, servers: Mapping[str, Running]) -> None:
+        """Make the workloads fit these servers: once, so that every later session sends the same prompts."""
+        if self.workloads:
+            return
+        abilities = [each.abilities for each in servers.values()]
+        lengths = [each.max_model_len for each in abilities if each.max_model_len is not None]
+        chat, most = all(each.has_chat for each in abilities), min(lengths, default=None)
+        if all(each.can_count for each in abilities):
+            self._counted = {}
+        self._load(servers, chat=chat, max_model_len=most)
+        self.directory.update(
+            room={"chat": chat, "max_model_len": most},
+            sha256={name: workload.sha256 for name, workload in self.workloads.items()},
+            tokens=self._counted,
+        )
+
+    def _load(self, servers: Mapping[str, Running], *, chat: bool, max_model_len: int | None) -> None:
+        def count(prompt: Prompt) -> int | None:
+            """By the server that makes most of it; asked once, so that a resumed run sends the same."""
+            assert self._counted is not None
+            key = digest([prompt])[:16]
+            if key not in self._counted:
+                counts = [server.count(prompt) for server in servers.values()]
+                known = [each for each in counts if each is not None]
+                self._counted[key] = max(known) if counts and len(known) == len(counts) else None
+            return self._counted[key]
+
+        for name in dict.fromkeys(point.workload for point in self.points):
+            workload = load(
+                self._sources.get(name, name),
+                chat=chat,
+                max_model_len=max_model_len,
+                count_prompt=count if self._counted is not None else None,
+                max_tokens=self._max_tokens,
+                limit=self._limit,
+            )
+            known = self.directory.content.get("sha256", {}).get(name)
+            if known not in (None, workload.sha256):
+                raise SpecserveError(
+                    f"the prompts of `{name}` are not those that the run began with",
+                    hint="start over: what was measured cannot be compared with them",
+                )
+            self.workloads[name] = workload
+            for remark in workload.remarks:
+                self.note(f"{name}: {remark}")
+
+    def _warm_up(self, server: Running, driver: Driver) -> None:
+        """Eight other prompts at the highest load, at each temperature: graphs and caches are made by them."""
+        most = max((point.concurrency or 1 for point in self.points), default=1)
+        least, limit = _WARM_UP_LOADS
+        for workload in {each.is_chat: each for each in self.workloads.values()}.values():
+            warm = load_warm_up(workload, max_model_len=server.abilities.max_model_len)
+            prompts = [
+                replace(each, max_tokens=min(each.max_tokens, _WARM_UP_TOKENS)) for each in warm.prompts
+            ]
+            for temperature in dict.fromkeys(point.temperature for point in self.points):
+                server.warm_up(
+                    driver, prompts, concurrency=min(max(most, least), limit), temperature=temperature
+                )
+
+    def _tick(self, servers: Mapping[str, Running]) -> None:
+        """A few times a second while the load generator works."""
+        if self._stop.count:
+            number = self._stop.signal or 15
+            raise Interrupted(f"stopped by {signal_name(number)}", signal_number=number)
+        for server in servers.values():
+            server.check()
+
+
+def spend(directory: RunDirectory, began_s: float) -> float:
+    """Add the time since `began_s` (monotonic) to that of earlier sessions, and return the sum."""
+    spent_s = float(directory.content.get("spent_s", 0.0)) + time.monotonic() - began_s
+    directory.update(spent_s=spent_s)
+    return spent_s
+
+
+def _file_name(name: str) -> str:
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:60]

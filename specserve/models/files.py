@@ -1,0 +1,202 @@
+"""Files of strangers: read up to a limit, never a pipe or a device; and which files of a model are what."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from specserve.errors import FactError, ModelNotFound
+from specserve.models.facts import ModelFile, is_file_name
+
+MAX_DEPTH = 64
+"""Of nested JSON."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_TOO_DEEP = "it is nested too deep"
+
+
+def read_regular(path: Path, *, limit_bytes: int, where: str | None = None) -> bytes:
+    """A regular file's bytes. Raises FactError for anything else, and for one that is larger than the limit.
+
+    `where`: its name in messages, by default its path.
+    """
+    try:
+        with os.fdopen(open_regular(path), "rb") as stream:
+            data = stream.read(limit_bytes + 1)
+    except OSError as error:
+        raise FactError(f"cannot read `{where or path}`: {reason(error)}") from error
+    if len(data) > limit_bytes:
+        raise FactError(f"`{where or path}` is larger than {limit_bytes >> 20} MiB")
+    return data
+
+
+def open_regular(path: Path) -> int:
+    """A descriptor of a regular file. Raises OSError; a pipe without a writer must not hang the program."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(0, "not a regular file")
+    return handle
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, in lower case."""
+    return (error.strerror or str(error)).lower()
+
+
+def parse_object(data: bytes, *, where: str) -> dict[str, Any]:
+    """A JSON object. Raises FactError for other JSON, for no JSON, and for nesting without end."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FactError(f"`{where}` is not valid JSON: {json_problem(error, data)}") from error
+    if not isinstance(value, dict):
+        names = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+        raise FactError(f"`{where}` holds no JSON object but {names.get(type(value), 'null')}")
+    if _is_deep(value):
+        raise FactError(f"`{where}` is not valid JSON: {_TOO_DEEP}")
+    return value
+
+
+def _is_deep(value: object) -> bool:
+    """Whether it is nested deeper than anybody means it, and than it could be written again."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def json_problem(error: Exception, data: bytes) -> str:
+    """What is wrong with it, in a few words."""
+    if data.startswith(LFS_POINTER):
+        return "it is a pointer of Git LFS, and the file itself was not downloaded"
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.lower()} at line {error.lineno} column {error.colno}"
+    if isinstance(error, RecursionError):
+        return _TOO_DEEP
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return "it has a number of too many digits"
+
+
+CONFIG, PARAMS, GENERATION = "config.json", "params.json", "generation_config.json"
+MAX_SMALL_BYTES = 128 << 20
+"""A larger tokenizer.json is listed, and not fetched from the Hub."""
+_MAX_OBJECT_BYTES = 16 << 20
+_MAX_INDEX_BYTES = 64 << 20
+_INDEX = {
+    "*.safetensors": "model.safetensors.index.json",
+    "consolidated*.safetensors": "consolidated.safetensors.index.json",
+}
+_NOT_FOR_INFERENCE = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
+_SMALL = (
+    "*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+_NOT_SMALL = (
+    "trainer_state.json", "training_args*", "all_results.json", "train_results.json", "eval_results.json",
+)  # fmt: skip
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+
+
+def read_object(path: Path, *, where: str) -> dict[str, Any]:
+    """The JSON object in a file of a model, which is called `where` in messages. Raises FactError."""
+    limit = _MAX_INDEX_BYTES if path.name in _INDEX.values() else _MAX_OBJECT_BYTES
+    return parse_object(read_regular(path, limit_bytes=limit, where=where), where=where)
+
+
+def is_small(name: str) -> bool:
+    """Whether it is a file of the configuration or the tokenizer, which is read as a whole."""
+    if any(fnmatchcase(name, pattern) for pattern in _NOT_SMALL):
+        return False
+    return any(fnmatchcase(name, pattern) and ("/" in pattern or "/" not in name) for pattern in _SMALL)
+
+
+def weight_files(names: Iterable[str], *, read_index: Callable[[str], Mapping[str, Any]]) -> tuple[str, ...]:
+    """The safetensors files, else the .bin or .pt files, that vLLM loads; those of an index even if they are absent.
+
+    `read_index` gives the JSON object of an index file. Raises FactError for an index that is none.
+    """
+    top = sorted(name for name in names if "/" not in name)
+    for pattern in ("consolidated*.safetensors", "*.safetensors"):
+        index = _INDEX[pattern]
+        found = [name for name in top if fnmatchcase(name, pattern)]
+        if index in top and (found or pattern == "*.safetensors"):
+            return _of_index(read_index(index), index=index)
+        if found:
+            return tuple(_with_missing_shards(found))
+    for suffix in (".bin", ".pt"):
+        found = [name for name in top if name.endswith(suffix) and not name.endswith(_NOT_FOR_INFERENCE)]
+        if found:
+            return tuple(found)
+    return ()
+
+
+def _of_index(content: Mapping[str, Any], *, index: str) -> tuple[str, ...]:
+    mapping = content.get("weight_map")
+    files = list(mapping.values()) if isinstance(mapping, dict) else []
+    if not files or not all(is_file_name(file) and "/" not in file for file in files):
+        raise FactError(f"`{index}` has no `weight_map` of tensors to files beside it")
+    return tuple(sorted(set(files)))
+
+
+def _with_missing_shards(found: list[str]) -> list[str]:
+    """`model-00001-of-00003.safetensors` alone promises two more."""
+    complete = set(found)
+    for name in found:
+        match = _SHARD.search(name)
+        count = int(match[2]) if match else 0
+        if match and count <= 10_000:
+            stem = name[: match.start()]
+            complete |= {f"{stem}-{n:05d}-of-{match[2]}.safetensors" for n in range(1, count + 1)}
+    return sorted(complete)
+
+
+MAX_FILES = 20_000
+_TEMPLATES = "additional_chat_templates"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def list_files(folder: Path) -> dict[str, ModelFile]:
+    """The regular files of a directory by name, and the chat templates below it. Raises FactError."""
+    files = dict(_entries(folder, prefix=""))
+    if (folder / _TEMPLATES).is_dir():
+        files.update(_entries(folder / _TEMPLATES, prefix=f"{_TEMPLATES}/"))
+    return dict(sorted(files.items()))
+
+
+def _entries(folder: Path, *, prefix: str) -> Iterator[tuple[str, ModelFile]]:
+    try:
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count >= MAX_FILES:
+                    raise FactError(f"`{folder}` holds more than {MAX_FILES} files")
+                found = _file(entry)
+                if found:
+                    yield prefix + entry.name, found
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ModelNotFound(f"there is no directory `{folder}`") from error
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        raise FactError(f"cannot read the directory `{folder}`: {why}") from error
+
+
+def _file(entry: os.DirEntry[str]) -> ModelFile | None:
+    """None for what is no file, for links that lead nowhere or in circles, and for names that are no text."""
+    try:
+        status = entry.stat()
+        # the Hub cache names a large file's blob by the file's sha256
+        blob = Path(entry.path).readlink().name if entry.is_symlink() else ""
+        entry.name.encode()
+    except (OSError, UnicodeEncodeError):
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    return ModelFile(status.st_size, blob if _SHA256.fullmatch(blob) else None, Path(entry.path))

@@ -1,0 +1,175 @@
+"""A report as blocks, in reading order: what it says is written once, and becomes text, markdown or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from specserve.errors import without_user
+from specserve.report.charts import Chart
+from specserve.report.console import filled, in_one_line, styled
+from specserve.report.table import TONES, Table, code, markdown, markdown_sentence, toned
+
+_LABEL = 24
+"""Columns of a label whose neighbours line up with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A sentence or more; names stand in backticks."""
+
+    text: str
+    is_muted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Lines of a label and what is said of it; a verdict's word as label has its colour."""
+
+    lines: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Lines that stand as they were written."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The most important figure of one thing, with a line for each thing to know about it."""
+
+    title: str
+    figure: str
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Cards side by side."""
+
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """Pictures, on a page only; the legend names the series of the first one."""
+
+    charts: Sequence[Chart]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Blocks that a page and markdown hold folded, and text leaves out."""
+
+    summary: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a heading."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = Paragraph | Items | Verbatim | Cards | Charts | Details | Section | Table
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report. `kind`: what it is of, such as `benchmark`."""
+
+    kind: str
+    title: str
+    blocks: Sequence[Block]
+
+    @property
+    def heading(self) -> str:
+        """`Benchmark of demo`."""
+        return f"{self.kind[:1].upper()}{self.kind[1:]} of {self.title}"
+
+    def text(self, stream: TextIO) -> str:
+        """Returns the report at 80 columns, coloured if the stream is a terminal."""
+        parts = ["\n".join(lines) for block in self.blocks if (lines := list(_text(block, stream)))]
+        return without_user("\n\n".join([in_one_line(self.heading), *parts]) + "\n")
+
+    def markdown(self) -> str:
+        """Returns the report for a pull request; everything from outside is escaped."""
+        parts = ["\n".join(lines) for block in self.blocks if (lines := list(_markdown(block)))]
+        return "\n\n".join([f"### {markdown(self.heading)}", *parts]) + "\n"
+
+
+def _text(block: Block, stream: TextIO) -> Iterator[str]:
+    match block:
+        case Paragraph():
+            yield filled(in_one_line(block.text), lead="", stream=stream)
+        case Items():
+            yield from _items(block, stream)
+        case Verbatim():
+            yield from (f"  {in_one_line(line)}" for line in block.text.splitlines())
+        case Cards():
+            for card in block.cards:
+                told = in_one_line(f"{card.title}: {card.figure}; {'; '.join(card.lines)}")
+                yield filled(told, lead="", stream=stream)
+        case Table():
+            if block.rows:
+                yield from (
+                    [filled(in_one_line(block.caption), lead="  ", stream=stream)] if block.caption else []
+                )
+                yield from block.text(stream=stream)
+        case Section():
+            title = filled(in_one_line(block.title), lead="", stream=stream)
+            yield styled(title, "bold", stream=stream)
+            parts = [lines for each in block.blocks if (lines := list(_text(each, stream)))]
+            for index, lines in enumerate(parts):
+                yield from ["", *lines] if index else lines
+
+
+def _items(block: Items, stream: TextIO) -> Iterator[str]:
+    labels = [in_one_line(label) for label, _ in block.lines]
+    width = max((len(label) for label in labels if len(label) <= _LABEL), default=0)
+    for label, (_, words) in zip(labels, block.lines, strict=True):
+        pad = " " * (width - len(label) + 2) if label else ""
+        lead = f"  {label}{pad}"
+        yield filled(
+            in_one_line(words), lead=lead, shown=f"  {toned(label, stream=stream)}{pad}", stream=stream
+        )
+
+
+def _markdown(block: Block) -> Iterator[str]:
+    match block:
+        case Paragraph():
+            yield markdown_sentence(block.text)
+        case Items():
+            for label, words in block.lines:
+                bold = (
+                    f"**{markdown(label)}**: " if label in TONES else f"{markdown(label)}: " if label else ""
+                )
+                yield f"- {bold}{markdown_sentence(words)}"
+        case Verbatim():
+            yield "  \n".join(map(code, block.text.splitlines()))
+        case Cards():
+            for card in block.cards:
+                told = "; ".join([card.figure, *card.lines])
+                yield f"- **{markdown(card.title)}**: {markdown_sentence(told)}"
+        case Table():
+            if block.rows:
+                yield from [f"{markdown_sentence(block.caption)}", ""] if block.caption else []
+                yield block.markdown()
+        case Details():
+            yield from ["<details>", f"<summary>{markdown(block.summary)}</summary>"]
+            yield from _apart(block.blocks)
+            yield from ["", "</details>"]
+        case Section():
+            yield f"**{markdown(block.title)}**"
+            yield from _apart(block.blocks)
+
+
+def _apart(blocks: Sequence[Block]) -> Iterator[str]:
+    for block in blocks:
+        lines = list(_markdown(block))
+        yield from ["", *lines] if lines else []
