@@ -158,22 +158,32 @@ def why(log: str) -> str:
 
 def run(argv: list[str], tick: Callable[[], None]) -> int:
     """Run with the output in LOG, calling `tick` every second; the exit status."""
-    with LOG.open("a", encoding="utf-8") as out:
-        print(f"$ {shlex.join(argv)}", file=out, flush=True)
-        env = {**os.environ, "PIP_USER": "0"}
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=ROOT, env=env
-        ) as child:
-            try:
+    ends = {signal.SIGTERM, signal.SIGINT}
+    # An exception raised by a signal inside subprocess leaves pip behind or a lock held; the loop asks for signals.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ends, signal.SIGCHLD})
+    try:
+        with LOG.open("a", encoding="utf-8") as out:
+            print(f"$ {shlex.join(argv)}", file=out, flush=True)
+            with subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env={**os.environ, "PIP_USER": "0"},
+                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),  # noqa: PLW1509  # no threads
+            ) as child:
                 while child.poll() is None:
-                    try:
-                        child.wait(timeout=1)
-                    except subprocess.TimeoutExpired:
+                    seen = signal.sigtimedwait({*ends, signal.SIGCHLD}, 1)
+                    if seen is None:
                         tick()
-            except BaseException:  # Ctrl-C, or SIGTERM from make: leave no pip behind
-                child.terminate()
-                raise
-        return child.returncode
+                    elif seen.si_signo in ends:  # Ctrl-C, or SIGTERM from make: leave no pip behind
+                        child.terminate()
+                        child.wait()
+                        signal.raise_signal(seen.si_signo)
+            return child.returncode
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def perform(title: str, commands: list[list[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -113,11 +113,9 @@ def up(
     specserve up configs/demo.yaml --detach
     specserve up big.yaml --node-rank 1 --master-addr 10.0.0.1
     """
-    _refuse_contradictions(
-        name=name, detach=detach, exec_=exec_, verify=verify, format=format if not dry_run else None
-    )
+    shown = None if dry_run else format
+    _refuse_contradictions(name=name, detach=detach, exec_=exec_, verify=verify, format=shown)
     node = _node(node_rank, master_addr, is_left=detach, is_verified=verify)
-    notices = StderrNotices()
     source, plan = cleared(
         profile,
         settings=settings or (),
@@ -131,30 +129,35 @@ def up(
         locked=locked,
         passed=("SD108",) if insecure else (),
         node=node,
-        notices=notices,
+        notices=(notices := StderrNotices()),
     )
     if dry_run:
         out(json.dumps(as_json(plan), indent=2) if format is PlanFormat.JSON else shell(plan))
         return
     from specserve.serve.detached.observe import room_beside
     from specserve.serve.detached.registry import arm_of, default_name
-    from specserve.serve.server import become
 
     refuse_exposed(source, insecure=insecure, notices=notices)
-    called = (
-        (name or default_name(plan.name, arm="baseline" if baseline else alternative)) if detach else None
-    )
+    arm = "baseline" if baseline else alternative
+    called = (name or default_name(plan.name, arm=arm)) if detach else None
     room = None if no_check else room_beside(source, plan, name=called, notices=notices)
     if exec_:
-        if "NOTIFY_SOCKET" in os.environ:
-            say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
-        become(plan)
+        _become_vllm(plan)
     options: dict[str, Any] = {"warms_up": not no_warm_up}
     if verify:
         options["gate"] = verification_gate(source, plan, as_json=log_format is LogFormat.JSON)
     if detach:
         options |= {"profile": source.file, "arm": arm_of(alternative, settings or ()), "room": room}
     start(plan, name=called, log_format=log_format, **options)
+
+
+def _become_vllm(plan: LaunchPlan) -> NoReturn:
+    """Put vLLM in the place of this process."""
+    from specserve.serve.server import become
+
+    if "NOTIFY_SOCKET" in os.environ:
+        say("note: vLLM does not tell systemd when it is ready; without `--exec` specserve does")
+    become(plan)
 
 
 def _refuse_contradictions(

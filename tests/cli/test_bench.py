@@ -59,7 +59,7 @@ def test_a_dry_run_says_arms_launches_points_and_minutes(
     assert "nothing is started" in text
     for word in ("baseline", "profile", "lookup", "ngram K=3", "no speculation"):
         assert word in text
-    assert "chat, 1 request at once, temperature 0: 18 requests" in text
+    assert "chat, concurrency 1, temperature 0: 18 requests" in text
     assert "assumed, not measured" in text
     assert max(map(len, text.splitlines())) <= 120
 

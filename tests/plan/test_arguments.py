@@ -169,7 +169,7 @@ def test_the_parser_of_the_installed_vllm_reads_back_what_each_plan_says(write: 
     lines = [json.dumps({"id": at, "argv": plan.argv[2:]}) for at, (_, plan) in enumerate(made)]
     child = subprocess.run(
         [sys.executable, "-P", "-m", "specserve.engine.oracle"],
-        input="\n".join(lines),
+        input="".join(f"{line}\n" for line in lines),
         capture_output=True,
         text=True,
         timeout=300,

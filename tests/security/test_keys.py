@@ -298,7 +298,7 @@ def test_a_key_that_no_header_can_hold_is_refused_without_a_word_of_it(
 
 PASS_IT_ON = {
     "serve/process.py": "to vLLM",
-    "models/download.py": "to the child that downloads",
+    "models/hub.py": "to the child that asks the Hub",
     "models/sample.py": "to the child that compares",
     "checks/oraclechild.py": "to the child that asks vLLM",
     "engine/judging.py": "keeps it while one question changes it, in the child that asks vLLM",

@@ -240,7 +240,7 @@ def test_another_kind_of_server() -> None:
             "max_tokens is too large",
         ),
         (Script(status=422, body='{"detail": "what?"}'), "does not take this request: what?"),
-        (Script(status=302, body=""), r"elsewhere \(302\)"),
+        (Script(status=302, body=""), r"redirects \(302\)"),
         (Script(breaks="error"), r"failed in the middle of the answer: engine \?\[31m dead"),
         (Script(breaks="cut"), "broke off"),
         (Script(breaks="rubbish"), "sent what is no answer"),

@@ -75,7 +75,7 @@ def test_node_0_notices_that_another_is_gone(store: socket.socket) -> None:
         error = until_lost(links, here)
     assert "another node is gone" in error.message
     assert "0 of 2" in error.message
-    assert "start all nodes anew" in (error.hint or "")
+    assert "restart all nodes" in (error.hint or "")
 
 
 @pytest.mark.parametrize("complete", [False, True])

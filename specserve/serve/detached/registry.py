@@ -174,7 +174,7 @@ def _fits(value: object, kind: Any) -> bool:
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
         return len(kinds) == len(value) and all(map(_fits, value, kinds))
     if kind is float:  # NaN is no number, nor is what a float cannot hold
-        return type(value) in (int, float) and abs(value) < _FARTHEST  # type: ignore[operator, arg-type]
+        return type(value) in (int, float) and abs(value) < _FARTHEST  # type: ignore[arg-type]
     return type(value) is kind
 
 
