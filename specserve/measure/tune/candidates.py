@@ -126,8 +126,7 @@ def arm(
     Raises ProfileError, UsageError, FactError.
     """
     from specserve.checks.prepare import prepare
-    from specserve.measure.bench.arms import Arm, memory_bytes
-    from specserve.profile.schema import world_size
+    from specserve.measure.bench.arms import planned_arm
 
     profile, plan = prepare(
         path,
@@ -138,18 +137,7 @@ def arm(
         starts=starts,
         notices=notices,
     )
-    named = profile.hardware.devices if profile.hardware else None
-    planned = Arm(
-        name=name,
-        plan=plan,
-        is_baseline=baseline,
-        model=profile.target.model,
-        api_key_env=plan.api_key_env,
-        ranks=world_size(profile),
-        devices=tuple(map(str, named)) if named else None,
-        memory_bytes=memory_bytes(profile, plan) if plan.platform == "cpu" else None,
-    )
-    return planned, profile
+    return planned_arm(profile, plan, name=name, is_baseline=baseline), profile
 
 
 def tuned(path: str, asked: TuneRequest, choice: Choice, *, name: str, notices: Notices) -> Arm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
@@ -11,10 +12,10 @@ from specserve.errors import FactError, HubUnreachable, UsageError
 from specserve.hardware.accelerators import CPU, Machine, entries
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import roofline, schedule
+from specserve.measure.tune import roofline
 from specserve.measure.tune.plan import OPTIONS, TuneRequest
 from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
-from specserve.measure.tune.schedule import Schedule, build
+from specserve.measure.tune.schedule import Schedule, Situation, build, follows_schedule
 from specserve.measure.tune.walk import geometric, geometric_rate
 from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.memory.judge import assess
@@ -111,7 +112,9 @@ def estimate(
     Raises UsageError for an accelerator of which no rates are known, FactError if a model's facts do not suffice.
     """
     rates, pair = _rates(s.machine), roofline.pair(s, context_tokens=context_tokens)
-    alpha, at_once, why = chance.value, _at_once(s, context_tokens), _why_constant(s)
+    alpha, at_once = chance.value, _at_once(s, context_tokens)
+    there = Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    why = follows_schedule(there)
     loads = tuple(
         roofline.estimate(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates)
         for load in sorted(set(concurrency))
@@ -143,7 +146,7 @@ def estimate(
         why_constant=why,
         memory=assess(s),
         requests_at_once=at_once,
-        free_tokens=roofline.free_tokens(weight_bytes=2, rates=rates),
+        free_tokens=rates.free_tokens,
         basis=_basis(s, pair, ranks=ranks),
     )
 
@@ -166,12 +169,6 @@ def _at_once(s: MemorySituation, context_tokens: float) -> Bounds | None:
         return None
     low, high = (max(0, r.demand.blocks(kv) - 1) // needed for kv in (r.low, r.high))
     return Bounds(low, high)
-
-
-def _why_constant(s: MemorySituation) -> str | None:
-    """Why the drafter would follow no schedule on the runner that the launch gets; None if it would."""
-    there = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
-    return schedule.follows_schedule(there)
 
 
 def _basis(s: MemorySituation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
@@ -277,30 +274,24 @@ def chance_of(text: str | None) -> Chance:
     """
     if text is None:
         raise UsageError("`--estimate` needs the chance of a draft token to be accepted", hint=_FORMS)
-    value, at, count = text.partition("@")
-    length, tokens = _number(value), _number(count)
-    if not at and 0 <= length <= 1:
-        return Chance(length)
-    if not at:
+    form = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)(?:@([0-9]{1,3}))?", text)
+    value = float(form[1]) if form else math.nan
+    if form is None or form[2] is None:
+        if 0 <= value <= 1:
+            return Chance(value)
         raise UsageError(f"`--acceptance {text}` is no chance from 0 to 1", hint=_FORMS)
-    if not (1 <= tokens <= LONGEST and tokens.is_integer()):
+    tokens = int(form[2])
+    if not 1 <= tokens <= LONGEST:
         raise UsageError(f"`--acceptance {text}`: K is a whole number from 1 to {LONGEST}", hint=_FORMS)
-    if 1 <= length <= tokens + 1:
-        return Chance(geometric_rate(length, tokens=int(tokens)), length, int(tokens))
+    if 1 <= value <= tokens + 1:
+        return Chance(geometric_rate(value, tokens=tokens), value, tokens)
     hint = _FORMS
-    if 0 <= length < 1:  # the other figure that `watch` shows
-        hint = f"a rate of {length:g} is a length of 1 + {length:g} x K: `--acceptance {1 + length * tokens:g}@{count}`"
+    if value < 1:  # the other figure that `watch` shows
+        length = 1 + value * tokens
+        hint = f"a rate of {value:g} is a length of 1 + {value:g} x K: `--acceptance {length:g}@{tokens}`"
     raise UsageError(
-        f"`--acceptance {text}`: a step with K = {tokens:g} makes 1 to {tokens + 1:g} tokens", hint=hint
+        f"`--acceptance {text}`: a step with K = {tokens} makes 1 to {tokens + 1} tokens", hint=hint
     )
-
-
-def _number(text: str) -> float:
-    """NaN, which is in no range, if it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def _loads(asked: TuneRequest, profile: Profile, *, most: int) -> Sequence[int]:
