@@ -39,8 +39,6 @@ class Idea:
     name: str
     keys: Mapping[str, Any]
     is_own: bool = False
-    most_tokens: int | None = None
-    """K_max of a run that is gone on with."""
 
 
 def ideas(profile: Profile, asked: TuneRequest, *, temperatures: Sequence[float]) -> list[Idea]:
@@ -120,8 +118,8 @@ def arm(
     baseline: bool = False,
     starts: bool = True,
     notices: Notices,
-) -> tuple[Arm, Profile]:
-    """One planned server, and the profile that it serves, at its lock; `starts`: by the vLLM that is here.
+) -> Arm:
+    """One planned server, at its lock; `starts`: by the vLLM that is here.
 
     Raises ProfileError, UsageError, FactError.
     """
@@ -137,13 +135,13 @@ def arm(
         starts=starts,
         notices=notices,
     )
-    return planned_arm(profile, plan, name=name, is_baseline=baseline), profile
+    return planned_arm(profile, plan, name=name, is_baseline=baseline)
 
 
 def tuned(path: str, asked: TuneRequest, choice: Choice, *, name: str, notices: Notices) -> Arm:
     """The chosen server, as the profile would serve it."""
     assert choice.speculation is not None
-    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation)], notices=notices)[0]
+    return arm(path, asked, name=name, settings=[_as_setting(choice.speculation)], notices=notices)
 
 
 def candidates(
@@ -188,18 +186,16 @@ def _planned(
     there = situation(profile, idea.keys, plan=plan)
     rungs, reason = ladder_of(there, loads=loads, most_tokens=most, most_requests=most_requests(profile))
 
-    def launch(name: str, keys: Mapping[str, Any]) -> tuple[Arm, Profile]:
+    def launch(name: str, keys: Mapping[str, Any]) -> Arm:
         settings = [_as_setting(keys), _DETAILED]
         return arm(asked.profile, asked, name=name, settings=settings, starts=starts, notices=notices)
 
     keys = {**without_k(idea.keys), "num_speculative_tokens": most}
     ladder = {"num_speculative_tokens_per_batch_size": as_ranges(rungs)} if rungs else {}
-    first, served = launch(idea.name, {**keys, **ladder})
     whole = Candidate(
         name=idea.name,
-        arm=first,
+        arm=launch(idea.name, {**keys, **ladder}),
         keys=keys,
-        mark=_mark(served),
         runner=there.runner,
         most_tokens=most,
         rungs=rungs,
@@ -210,31 +206,17 @@ def _planned(
         return [whole]
     few = small_tokens(most)
     name = f"{idea.name}-k{few}"
-    second, _ = launch(name, {**keys, "num_speculative_tokens": few})
+    second = launch(name, {**keys, "num_speculative_tokens": few})
     return [whole, replace(whole, name=name, arm=second, most_tokens=few, small=True)]
 
 
 def most_tokens(asked: TuneRequest, idea: Idea) -> int:
-    """K_max: of the run that is gone on with; what was given; else 8, or the block of a head that drafts in blocks.
-
-    A run that measured less than the profile's own K is none to go on with.
-    """
+    """K_max: what was given, else 8 or the profile's own K; of a head that drafts in blocks at most its block."""
     own = idea.keys.get("num_speculative_tokens")
     own = int(own) if isinstance(own, int | str) and str(own).isdigit() else 0
-    if idea.most_tokens is not None and idea.most_tokens >= own:
-        return idea.most_tokens
     if idea.keys["method"] in ("dflash", "dspark", "mtp") or idea.keys.get("parallel_drafting"):
         return min(asked.most_tokens or own or 1, own or 1)
     return asked.most_tokens or max(own, _MOST_TOKENS)
-
-
-def _mark(profile: Profile) -> str:
-    """The fingerprint of a profile without its K."""
-    from specserve.profile.fingerprint import fingerprint
-
-    assert profile.speculation is not None
-    bare = replace(profile.speculation, keys=without_k(profile.speculation.keys))
-    return fingerprint(replace(profile, speculation=bare))
 
 
 def _objection(asked: TuneRequest, idea: Idea, *, starts: bool, notices: Notices) -> str | None:

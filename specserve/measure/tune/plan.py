@@ -117,8 +117,6 @@ class Candidate:
     why_no_ladder: str | None = None
     """Why it has one K at every load; None: it follows a schedule by batch size."""
     is_own: bool = False
-    mark: str = ""
-    """Fingerprint of its launch without a K: the same whatever K and schedule the profile says."""
     runner: str = "v1"
     """vLLM's model runner."""
     small: bool = False
@@ -164,25 +162,19 @@ class Wish:
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
     budget_s: float | None = None
-    most_tokens: int | None = None
-    """K_max as given; None: by candidate."""
 
     @property
     def digest(self) -> str:
-        """What tells commands apart; K and schedule of the profile, which `--write` changes, are not in it."""
-        plan = self.baseline.plan
-        return _hashed(
-            plan.fingerprint if plan is not None else "",
-            [(each.name, each.mark) for each in self.candidates if not each.small],
-            self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens,
-            self.most_tokens, self.platform, self.vllm, dict(self.marks),
-        )  # fmt: skip
-
-    @property
-    def layout(self) -> str:
-        """What else tells runs apart whose passes must not be mixed: K by candidate and load, loads between."""
-        laid = [(each.name, dict(each.keys), dict(each.rungs), each.most_tokens) for each in self.candidates]
-        return _hashed(laid, self.between)
+        """What tells runs apart whose passes must not be mixed."""
+        laid = [
+            (each.name, _fingerprint(each.arm), dict(each.keys), dict(each.rungs), each.most_tokens)
+            for each in self.candidates
+        ]
+        content = [
+            _fingerprint(self.baseline), laid, self.workloads, self.temperatures, self.loads, self.between,
+            self.prompts, self.max_tokens, self.platform, self.vllm, dict(self.marks),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def extras(self, candidate: Candidate | None) -> Mapping[int, int]:
         """K by load, of loads at which only a step is timed. `candidate`: None is the server without speculation."""
@@ -199,8 +191,8 @@ class Wish:
         ]
 
 
-def _hashed(*content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+def _fingerprint(arm: Arm) -> str:
+    return arm.plan.fingerprint if arm.plan is not None else ""
 
 
 @dataclass(frozen=True, slots=True)

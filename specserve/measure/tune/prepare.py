@@ -49,13 +49,8 @@ class Prepared:
         return self.asked.confirm and TUNED in self.fitted.kept
 
 
-def prepared(
-    asked: TuneRequest, *, starts: bool, notices: Notices, most_tokens: Mapping[str, int] | None = None
-) -> Prepared:
-    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
-
-    `most_tokens`: K_max by candidate, of a run that is resumed.
-    """
+def prepared(asked: TuneRequest, *, starts: bool, notices: Notices) -> Prepared:
+    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError."""
     from specserve.measure.bench.arms import fit
     from specserve.measure.bench.plan import prompts_of, sources
     from specserve.measure.tune.candidates import arm, candidates, ideas, not_tried
@@ -66,10 +61,7 @@ def prepared(
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = [
-        dataclasses.replace(each, most_tokens=(most_tokens or {}).get(each.name))
-        for each in ideas(own, asked, temperatures=temperatures)
-    ]
+    wanted = ideas(own, asked, temperatures=temperatures)
     found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
@@ -77,7 +69,7 @@ def prepared(
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
-        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices)[0],
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices),
         candidates=tuple(found),
         left_out=(*left_out, *not_tried(own, asked)),
         workloads=workloads,
@@ -94,7 +86,6 @@ def prepared(
         prompts=_PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
-        most_tokens=asked.most_tokens,
     )
     wish = dataclasses.replace(wish, objective=_objective(asked, wish))
     rooms = [fit([wish.baseline, each.arm]) for each in found]  # beside each of them the baseline stays up

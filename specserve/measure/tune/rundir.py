@@ -56,20 +56,12 @@ def asked_json(request: TuneRequest) -> dict[str, Any]:
 def placed(
     asked: TuneRequest, *, output: str | None, starts: bool, notices: Notices
 ) -> tuple[Prepared, Found | None]:
-    """What is to be done, with the K_max of the run of the same command, and that run if there is one.
+    """What is to be done, and the run of the same command if there is one.
 
     Raises UsageError if `output` holds another run, and what `prepared` raises.
     """
     ready = prepared(asked, starts=starts, notices=notices)
-    found = _found(ready, output)
-    if found is None or found.content.get("layout") == ready.wish.layout:
-        return ready, found
-    again = prepared(asked, starts=starts, notices=notices, most_tokens=found.content.get("most_tokens", {}))
-    if again.wish.layout == found.content.get("layout"):
-        return again, found
-    if output is not None:
-        raise UsageError(f"`{output}` holds a run that drafted other numbers of tokens", hint=_WAY_OUT)
-    return ready, None
+    return ready, _found(ready, output)
 
 
 def open_directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
@@ -80,8 +72,6 @@ def open_directory(ready: Prepared, found: Found | None, output: str | None) -> 
     content = {
         "kind": KIND,
         "digest": wish.digest,
-        "layout": wish.layout,
-        "most_tokens": {each.name: each.most_tokens for each in wish.candidates if not each.small},
         "name": wish.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host(platform_of_arms=wish.platform),
@@ -151,6 +141,6 @@ def _content(path: Path) -> dict[str, Any] | None:
         content = read_run(path)
     except UsageError:
         return None
-    kinds = {"kind": str, "created": str, "asked": dict, "most_tokens": dict}
+    kinds = {"kind": str, "created": str, "asked": dict}
     is_whole = all(isinstance(content.get(name), kind) for name, kind in kinds.items())
     return content if is_whole and content["kind"] == KIND else None

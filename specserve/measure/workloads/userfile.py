@@ -130,8 +130,11 @@ _HINT = 'a line is {"prompt": "…"} or {"messages": [{"role": "user", "content"
 _SHOWN = 3
 
 
-def read(path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """The prompts of a file, and what was left out of a log. Raises FactError with file and line."""
+def read(path: Path, *, may_mix: bool = False) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts of a file, and what was left out of a log. Raises FactError with file and line.
+
+    `may_mix`: texts and chats may stand in one file.
+    """
     lines = _lines(path)
     if not lines:
         raise FactError(f"`{path}` has no lines", hint=_HINT)
@@ -139,10 +142,10 @@ def read(path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
         is_log = any(key in _object(lines[0][1]) for key in ("model", *_BODIES))
     except ValueError:
         is_log = False
-    return _of_log(lines, path) if is_log else (_of_prompts(lines, path), ())
+    return _of_log(lines, path) if is_log else (_of_prompts(lines, path, may_mix=may_mix), ())
 
 
-def _of_prompts(lines: Sequence[_Line], path: Path) -> tuple[Prompt, ...]:
+def _of_prompts(lines: Sequence[_Line], path: Path, *, may_mix: bool) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
     lines_of: dict[str, int] = {}
     for number, line in lines:
@@ -150,7 +153,7 @@ def _of_prompts(lines: Sequence[_Line], path: Path) -> tuple[Prompt, ...]:
             prompt = _prompt(_object(line), number)
             if prompt.id in lines_of:
                 raise ValueError(f"the id {quoted(prompt.id)} stands in line {lines_of[prompt.id]} already")
-            if prompts and (prompt.messages is None) != (prompts[0].messages is None):
+            if not may_mix and prompts and (prompt.messages is None) != (prompts[0].messages is None):
                 raise ValueError("`prompt` and `messages` in one file: a workload has one of them")
         except ValueError as error:
             raise FactError(f"{path}:{number}: {error}", hint=_HINT) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
 from specserve.measure.tune.rundir import Found, asked_json, open_directory, placed
-from specserve.measure.tune.write import write_choice
-from specserve.profile.load import load_profile
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_result import example
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
@@ -75,23 +69,6 @@ def test_the_same_command_finds_its_run(asked: TuneRequest) -> None:
     assert begun(asked) == path
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 8])
-def test_what_write_changes_in_the_profile_is_no_other_run(asked: TuneRequest, tokens: int) -> None:
-    before, path = ending(asked), begun(asked)
-    result = example()
-    speculation = {
-        "method": "draft_model",
-        "model": "small",
-        "num_speculative_tokens": tokens,
-        "num_speculative_tokens_per_batch_size": [[1, 2, tokens], [3, 16, 0]],
-    }
-    write_choice(asked.profile, replace(result, choice=replace(result.choice, speculation=speculation)))
-    own = load_profile(asked.profile).speculation
-    assert own is not None and own.keys["num_speculative_tokens_per_batch_size"][1][2] == 0
-    assert ending(asked) == before
-    assert begun(asked) == path
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -112,31 +89,16 @@ def test_another_candidate_is_another_run(asked: TuneRequest) -> None:
     assert ending(asked) != ending(replace(asked, candidates=("ngram",)))
 
 
-def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(asked: TuneRequest) -> None:
-    """By default K_max is the profile's own K where that is more than 8."""
-    path = begun(changed(asked, "tokens: 5", "tokens: 12"))
-    ready, there = found(changed(asked, "tokens: 5", "tokens: 3"))
-    assert there is not None and there.path == path
-    assert ready.kept[0].most_tokens == 12
-    assert begun(asked) == path
-
-
-def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: TuneRequest) -> None:
+def test_another_k_of_the_profile_is_another_run_only_if_it_changes_what_is_measured(
+    asked: TuneRequest,
+) -> None:
     path = begun(asked)
+    assert begun(changed(asked, "tokens: 5", "tokens: 3")) == path
     ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
     assert there is None
     assert ready.kept[0].most_tokens == 12
     with open_directory(ready, None, None) as directory:
-        assert directory.path == path.with_name(f"{path.name}-2")
-
-
-def test_the_head_of_a_model_keeps_its_block(asked: TuneRequest) -> None:
-    mtp = "speculation: {method: mtp, num_speculative_tokens: "
-    own = "speculation: {method: draft_model, model: small, num_speculative_tokens: "
-    path = begun(changed(asked, f"{own}5", f"{mtp}3"))
-    ready, there = found(changed(asked, f"{own}5", f"{mtp}1"))
-    assert there is not None and there.path == path
-    assert ready.kept[0].most_tokens == 3
+        assert directory.path.parent == path.parent
 
 
 def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: TuneRequest) -> None:
