@@ -7,12 +7,13 @@
   scripts/sweep_demo.py compare scripts/sweep_demo.json RESULT.json …    tunes against it
 
 A few servers run at the same time as the one without speculation and take turns of a few seconds: a block is the same
-prompts on every server, right after one another. What a server does is taken to be what it does on the calm machine
-(scripts/sweepcalm.py), and half-widths are those of passes drawn anew. Prompts are those that a tune of these files
-chooses by, twelve of each workload, sent as they are, without a chat template; the figures are for these: every server
-answers them at least once at every load, by which its steps are counted. Blocks of short prompts only time steps; a K
-that is behind the best by more than 3 % and the half-widths gets no more of them, the others get them until their
-half-widths over all workloads are 2 %. `--workloads steps` sends nothing else; runs in one folder count together.
+prompts on every server, right after one another, and a step is compared with that of the server without speculation in
+the same block (scripts/sweepsteps.py). Half-widths are those of passes drawn with replacement. Prompts are those that
+a tune of these files chooses by, twelve of each workload, sent as they are, without a chat template; the figures are
+for these: every server answers them at least once at every load, by which its steps are counted. Blocks of short
+prompts only time steps; a K that is behind the best by more than 3 % and the half-widths gets no more of them, the
+others get them until their half-widths over all workloads are 2 %. `--workloads steps` sends nothing else; runs in one
+folder count together.
 """
 
 from __future__ import annotations

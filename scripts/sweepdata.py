@@ -10,7 +10,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from sweepcalm import SEPARATOR, Calm, Load, Place, Taken, calm, rates, taken
+from sweepsteps import SEPARATOR, Load, Medians, Place, Taken, medians, plain_steps_s, rates, taken
 
 from specserve.measure.bench.arms import BASELINE
 from specserve.measure.bench.driver import Pass
@@ -43,13 +43,14 @@ def place(point: Point) -> Place:
 
 
 def told(passes: Sequence[Pass]) -> dict[Place, list[Row]]:
-    """The rows of every place and of all workloads together, K = 0 first, on the calm machine.
+    """The rows of every place and of all workloads together, K = 0 first.
 
-    Half-widths are those of tokens/s: by the times of steps, in which servers differ, and with what prefills take, one
-    figure for all of them. Passes are drawn anew, of each server at each load as many as there were.
+    Half-widths are those of tokens/s against the server without speculation: by the times of steps, in which servers
+    differ, and with what prefills take, one figure for all of them. Passes are drawn with replacement, of each server
+    at each load as many as there were.
     """
     held = taken(passes)
-    known = calm(held)
+    known = medians(held)
     measured, found = _as_measured(held), _with_all(rates(held, known))
     every = list(_drawn(held))
     steps = [_with_all(rates(held, replace(known, step_s=each.step_s))) for each in every]
@@ -93,12 +94,12 @@ def _in_all(held: Sequence[Mapping[str, float]]) -> set[str]:
 
 
 def _as_measured(held: Sequence[Taken]) -> dict[Place, dict[str, float]]:
-    """Speedups by blocks, machine as it was: the geometric mean of passes right after one another."""
-    plain = {(each.group, each.block): each.tokens / each.whole_s for each in held if each.arm == BASELINE}
+    """Speedups by blocks: the geometric mean of passes right after one another."""
+    plain = {(each.group, each.block): each.tokens / each.busy_s for each in held if each.arm == BASELINE}
     ratios: dict[Place, dict[str, list[float]]] = {}
     for each in held:
         if (each.group, each.block) in plain and each.place[0] != STEPS:
-            gain = each.tokens / each.whole_s / plain[each.group, each.block]
+            gain = each.tokens / each.busy_s / plain[each.group, each.block]
             ratios.setdefault(each.place, {}).setdefault(each.arm, []).append(gain)
     found = {
         at: {arm: statistics.geometric_mean(some) for arm, some in by_arm.items()}
@@ -107,8 +108,9 @@ def _as_measured(held: Sequence[Taken]) -> dict[Place, dict[str, float]]:
     return found | _over_all(found)
 
 
-def _drawn(held: Sequence[Taken]) -> Iterator[Calm]:
-    """Steps by passes of each server at each load drawn anew, prefills by those of each group."""
+def _drawn(held: Sequence[Taken]) -> Iterator[Medians]:
+    """Steps by passes of each server at each load, drawn with replacement, prefills by those of each group."""
+    plain_s = plain_steps_s(held)
     servers: dict[tuple[str, Load], list[Taken]] = {}
     groups: dict[str, list[Taken]] = {}
     for each in held:
@@ -117,7 +119,9 @@ def _drawn(held: Sequence[Taken]) -> Iterator[Calm]:
     rng = Random(0)
     for _ in range(_DRAWS):
         steps, waits = (
-            calm([each for some in of.values() for each in rng.choices(some, k=len(some))])
+            medians(
+                [each for some in of.values() for each in rng.choices(some, k=len(some))], plain_s=plain_s
+            )
             for of in (servers, groups)
         )
         yield replace(steps, held_up_s=waits.held_up_s)

@@ -68,7 +68,7 @@ def _commands(target: Target) -> dict[str, dict[str, tuple[str, ...]]]:
         },
         "tune": {
             "tune": (
-                "specserve", "tune", name, "--k-max", "4" if small else "8", "--prompts", "6" if small else "12",
+                "specserve", "tune", name, "--k-max", "4" if small else "8",
                 "--no-confirm", *load,
             )
         },

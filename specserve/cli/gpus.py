@@ -8,7 +8,7 @@ from specserve.cli.options import Format, TextOrJson
 def gpus(*, format: Format = TextOrJson.TEXT) -> None:
     """Show this machine's accelerators, and the names for --assume.
 
-    `specserve tune --estimate --accelerator` takes the same names.
+    `specserve tune --estimate` takes the same names.
 
     \b
     specserve gpus

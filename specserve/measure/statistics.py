@@ -7,78 +7,30 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
+from specserve.errors import FactError
 from specserve.measure.bench.result import Interval, Verdict
-
-_TINY = 1e-300
 
 
 @lru_cache(maxsize=4096)
 def quantile(probability: float, *, freedom: float) -> float:
     """The value below which a t variable lies with this probability. `freedom` may be a fraction, above 0.
 
-    Raises ValueError outside of 0 to 1.
+    Raises ValueError outside of 0 to 1, FactError without scipy.
     """
     if not (0.0 < probability < 1.0 and freedom > 0.0):
         raise ValueError(f"no quantile at {probability} with {freedom} degrees of freedom")
-    if probability < 0.5:
-        return -quantile(1.0 - probability, freedom=freedom)
-    low, high = 0.0, 1.0
-    while cumulative(high, freedom=freedom) < probability:
-        low, high = high, high * 2.0
-        if high > 1e150:
-            return math.inf
-    for _ in range(200):
-        middle = (low + high) / 2.0
-        if middle in (low, high):
-            break
-        if cumulative(middle, freedom=freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2.0
+    return float(scipy("special").stdtrit(freedom, probability))
 
 
-def cumulative(value: float, *, freedom: float) -> float:
-    """The probability that a t variable is at most `value`."""
-    square = value * value
-    if square < freedom:  # near the middle the tail would lose half of its digits
-        half = 0.5 * _beta(square / (freedom + square), 0.5, freedom / 2.0)
-        return 0.5 + half if value >= 0 else 0.5 - half
-    tail = 0.5 * _beta(freedom / (freedom + square), freedom / 2.0, 0.5)
-    return 1.0 - tail if value >= 0 else tail
-
-
-def _beta(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function."""
-    if x <= 0.0 or x >= 1.0:
-        return 0.0 if x <= 0.0 else 1.0
-    front = math.exp(
-        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    )
-    if x < (a + 1.0) / (a + b + 2.0):
-        return front * _fraction(x, a, b) / a
-    return 1.0 - front * _fraction(1.0 - x, b, a) / b
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """Its continued fraction (Lentz), which converges fast below (a + 1) / (a + b + 2)."""
-    c, d = 1.0, 1.0 / _away(1.0 - (a + b) * x / (a + 1.0))
-    result = d
-    for m in range(1, 500):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        d, c = 1.0 / _away(1.0 + even * d), _away(1.0 + even / c)
-        result *= c * d
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        d, c = 1.0 / _away(1.0 + odd * d), _away(1.0 + odd / c)
-        result *= c * d
-        if abs(c * d - 1.0) < 1e-15:
-            break
-    return result
-
-
-def _away(value: float) -> float:
-    return value if abs(value) > _TINY else _TINY
+def scipy(module: str) -> Any:
+    """A module of scipy, imported when it is first needed. Raises FactError if it is not installed."""
+    try:
+        return import_module(f"scipy.{module}")
+    except ImportError as error:
+        raise FactError("scipy is not installed", hint="pip install 'specserve[measure]'") from error
 
 
 CONFIDENCE = 0.95
@@ -116,7 +68,7 @@ class Estimate:
         return math.exp(self.log)
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Of its interval; 0 and infinity where nothing was repeated."""
+        """Of its interval; 0 and infinity if nothing was repeated."""
         half = self.half(confidence)
         return (math.exp(self.log - half), math.exp(self.log + half)) if half < 300 else (0.0, math.inf)
 
@@ -149,7 +101,7 @@ class _Spread:
 
 
 def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
-    """Rate of one arm over that of another, each all amounts over all costs; None where a rate is not positive.
+    """Rate of one arm over that of another, each all amounts over all costs; None if a rate is not positive.
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
     """
@@ -159,7 +111,7 @@ def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
 
 
 def rate(shares: Sequence[Share]) -> Estimate | None:
-    """One rate, all amounts over all costs; None where it is not positive."""
+    """One rate, all amounts over all costs; None if it is not positive."""
     parts: dict[_Key, _Part] = defaultdict(_Part)
     found = _add(shares, parts, sign=1.0)
     return None if found is None else _clustered(found, parts)

@@ -36,7 +36,7 @@ def whole_numbers(text: str | None, option: str, *, least: int, most: int) -> tu
 
 
 def refuse_given(given: Mapping[str, object], *, command: str) -> None:
-    """Raises UsageError where an option of a profile was given, and what is asked is a server that runs."""
+    """Raises UsageError if an option of a profile was given, and what is asked is a server that runs."""
     for option, value in given.items():
         if value:
             hint = f"`specserve {command} PROFILE` starts one"
@@ -47,7 +47,7 @@ _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def seconds(text: str, *, option: str, least_s: float, most_s: float = 365 * 86400.0) -> float:
-    """The time in seconds. Raises UsageError where it is none, or not within the limits."""
+    """The time in seconds. Raises UsageError if it is none, or not within the limits."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)(ms|[smhd]?)", text.strip())
     if found is None:
         raise UsageError(f"`{option}` is no time: {text!r}", hint="such as 30s, 5m, 1h")

@@ -30,7 +30,7 @@ _MISS = 0.10
 """The share by which a prediction may be off before the report warns."""
 _SETTINGS = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_sample_method")
 _LEGEND = (
-    "m: measured, at the full load of a calm machine; p: predicted from one launch without speculation and one with "
+    "m: measured, at full load; p: predicted from one launch without speculation and one with "
     "the largest K; p~m: both; *: chosen; in brackets: the share of requests within the profile's limits"
 )
 
@@ -78,9 +78,7 @@ def _choice(found: TuneResult) -> Iterator[Block]:
         [Card("Choice", str(choice.candidate), [f"by {found.objective}", f"predicted {choice.reason}"])]
     )
     lines = [f"{name}: {json.dumps(speculation[name])}" for name in _SETTINGS if name in speculation]
-    yield Verbatim(
-        "\n".join([*lines, *(f"env.{name}: {json.dumps(value)}" for name, value in choice.env.items())])
-    )
+    yield Verbatim("\n".join(lines))
     yield Items([line for load, k in sorted(choice.by_load.items()) for line in _chosen(found, load, k)])
 
 
@@ -260,7 +258,7 @@ def as_json_text(found: TuneResult) -> str:
         "duration_s": round(found.duration_s, 1),
         **picked(found, "versions", "host", "runner", "platform", "objective", "launches"),
         "choice": {
-            **picked(choice, "speculates", "reason", "candidate", "speculation", "env"),
+            **picked(choice, "speculates", "reason", "candidate", "speculation"),
             "num_speculative_tokens_by_concurrency": dict(sorted(choice.by_load.items())),
             "num_speculative_tokens_per_batch_size": choice.schedule,
         },

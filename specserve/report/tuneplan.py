@@ -10,10 +10,9 @@ from typing import Any
 
 from specserve.checks.memory import capacity, gib
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune.choose import LONGEST
 from specserve.measure.tune.estimated import Estimate, Given
 from specserve.measure.tune.plan import TUNED, duration, in_words
-from specserve.measure.tune.roofline import Estimated
+from specserve.measure.tune.roofline import LONGEST, Estimated
 from specserve.measure.tune.schedule import as_ranges
 from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.report.console import clean, filled
@@ -110,7 +109,6 @@ def launches(ready: Any) -> list[tuple[str, tuple[str, ...], str]]:
             why = f"K by batch size in one launch: {json.dumps(as_ranges(each.rungs))}"
         else:
             why = f"K = {each.most_tokens} at every load ({each.why_no_ladder})"
-        why += "".join(f", with {name}={value}" for name, value in each.env.items())
         found.append((each.name, each.arm.plan.argv, why))
     if TUNED in ready.fitted.kept and ready.confirms:
         beside = "turn by turn with the baseline" if ready.room.at_once >= 2 else "after the others"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from specserve.cli.app import _run
 from specserve.errors import UsageError
-from specserve.measure.tune.estimation import chance_of
+from specserve.measure.tune.estimated import chance_of
 from specserve.measure.tune.walk import geometric
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
@@ -24,7 +24,7 @@ from hub_server import HubServer
 from tests.cli.pair import PROFILE, laid_out
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
-H100 = ("--accelerator", "H100-80GB")
+H100 = ("--estimate", "H100-80GB")
 HALF = ("--acceptance", "0.5")
 
 
@@ -43,12 +43,12 @@ def refused(capsys: pytest.CaptureFixture[str], profile: Path, *arguments: str) 
 
 def points(capsys: pytest.CaptureFixture[str], profile: Path, *arguments: str) -> Any:
     """The JSON document of an estimate."""
-    assert _run(["tune", str(profile), "--estimate", *arguments, "--format", "json"]) == 0
+    assert _run(["tune", str(profile), *arguments, "--format", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, profile: Path) -> None:
-    done = specserve("tune", profile, "--estimate", *H100, "--acceptance", "0.7")
+    done = specserve("tune", profile, *H100, "--acceptance", "0.7")
     assert done.returncode == 0, done.stderr
     told = done.stdout.decode()
     assert told.startswith("Estimated, nothing was measured: p (draft_model) on 1x H100-80GB,\n")
@@ -60,7 +60,7 @@ def test_an_estimate_says_that_it_is_one_and_what_it_rests_on(specserve: Run, pr
 
 def test_an_estimate_as_json_has_every_load_and_calls_it_estimated(specserve: Run, profile: Path) -> None:
     done = specserve(
-        "tune", profile, "--estimate", "--accelerator", "2xA100-80GB", "--acceptance", "3.6@4", "-c", "1,8",
+        "tune", profile, "--estimate", "2xA100-80GB", "--acceptance", "3.6@4", "-c", "1,8",
         "--format", "json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
     specserve: Run, profile: Path, empty_hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    done = specserve("tune", profile, "--set", "target.model=org/m", "--estimate", *H100, *HALF)
+    done = specserve("tune", profile, "--set", "target.model=org/m", *H100, *HALF)
     assert done.returncode == 2
     assert b"cannot be asked" in done.stderr and b"HF_HUB_OFFLINE=1" in done.stderr
     assert b"--offline" not in done.stderr
@@ -96,24 +96,22 @@ def test_an_unreachable_hub_has_a_way_out_that_tune_takes(
 @pytest.mark.parametrize(
     ("arguments", "cause", "way_out"),
     [
-        (["--estimate", *H100], "needs the chance of a draft token", "--acceptance 0.7"),
-        (["--estimate", *H100, "--acceptance", "3.6"], "is no chance from 0 to 1", "`3.6@4`"),
-        (["--estimate", *HALF], "needs an accelerator", "--accelerator H100-80GB"),
-        (["--estimate", *HALF, "--accelerator", "cpu"], "nothing can be estimated for `cpu`", "measures"),
+        ([*H100], "needs the chance of a draft token", "--acceptance 0.7"),
+        ([*H100, "--acceptance", "3.6"], "is no chance from 0 to 1", "`3.6@4`"),
+        (["--estimate", "cpu", *HALF], "nothing can be estimated for `cpu`", "measures"),
         (
-            ["--estimate", *HALF, "--accelerator", "H1000"],
+            ["--estimate", "H1000", *HALF],
             "no accelerator is called",
             "did you mean `H100-80GB`",
         ),
-        (["--estimate", *HALF, "--accelerator", "DGX-Spark-128GB"], "are not known", "`specserve gpus`"),
-        (["--estimate", *HALF, *H100, "-c", "4,64"], "max_num_seqs is 16: more requests", "--concurrency"),
+        (["--estimate", "DGX-Spark-128GB", *HALF], "are not known", "`specserve gpus`"),
+        ([*HALF, *H100, "-c", "4,64"], "max_num_seqs is 16: more requests", "--concurrency"),
         (
-            ["--estimate", *HALF, "--accelerator", "2xH100-80GB", "--set", "target.tensor_parallel_size=4"],
+            ["--estimate", "2xH100-80GB", *HALF, "--set", "target.tensor_parallel_size=4"],
             "has 2, and the profile's parallel sizes take 4",
-            "`--accelerator 4xH100-80GB`",
+            "`--estimate 4xH100-80GB`",
         ),
-        (["--acceptance", "0.7"], "only `--estimate` takes `--acceptance`", "add `--estimate`"),
-        ([*HALF, *H100], "takes `--accelerator` and `--acceptance`", "leave them out"),
+        (["--acceptance", "0.7"], "only `--estimate` takes `--acceptance`", "add `--estimate NAME`"),
     ],
 )
 def test_what_cannot_be_estimated_is_said_with_its_way_out(
@@ -128,7 +126,7 @@ def test_a_load_above_what_vllm_runs_at_once_by_default_is_refused(
     capsys: pytest.CaptureFixture[str], profile: Path
 ) -> None:
     profile.write_text(PROFILE.replace("max_num_seqs: 16, ", ""), encoding="utf-8")
-    told = refused(capsys, profile, "--estimate", *H100, *HALF, "-c", "4096")
+    told = refused(capsys, profile, *H100, *HALF, "-c", "4096")
     assert "(assumed): more requests at once would wait" in told
 
 
@@ -138,29 +136,20 @@ def test_a_load_above_what_vllm_runs_at_once_by_default_is_refused(
         (["--workload", "code"], "leave it out"),
         (["--temperature", "0"], "leave it out"),
         (["--objective", "tpot"], "leave it out"),
-        (["--draft", "org/m"], "`--set speculation.model=MODEL`"),
-        (["--method", "ngram"], "`--alternative NAME`"),
-        (["--runner", "v1"], "VLLM_USE_V2_MODEL_RUNNER"),
-        (["--prompts", "4"], "leave it out"),
+        (["--candidate", "ngram"], "leave it out"),
         (["--max-tokens", "64"], "leave it out"),
         (["--budget", "20m"], "leave it out"),
-        (["--max-launches", "3"], "leave it out"),
         (["--no-confirm"], "leave it out"),
         (["--write"], "leave it out"),
-        (["--explain"], "leave it out"),
         (["--dry-run"], "leave it out"),
         (["--output", "there"], "leave it out"),
-        (["--fresh"], "leave it out"),
-        (["--seed", "3"], "leave it out"),
-        (["--devices", "0"], "leave it out"),
-        (["--no-check"], "leave it out"),
-        (["--draft", "org/m", "--write"], "else leave them out, or measure without `--estimate`"),
+        (["--candidate", "org/m", "--write"], "leave them out, or measure without `--estimate`"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_by_name(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], way_out: str
 ) -> None:
-    told = refused(capsys, tmp_path / "p.yaml", "--estimate", *H100, *HALF, *arguments)
+    told = refused(capsys, tmp_path / "p.yaml", *H100, *HALF, *arguments)
     assert all(f"`{each}`" in told for each in arguments if each.startswith("--"))
     assert way_out in told
 

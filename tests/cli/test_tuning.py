@@ -53,9 +53,7 @@ class Command:
         self.asked, self.folder = asked, folder
         self._monkeypatch = monkeypatch
 
-    def __call__(
-        self, wish: Wish | None = None, *, write: bool = False, anew: bool = False, **asked: Any
-    ) -> None:
+    def __call__(self, wish: Wish | None = None, *, write: bool = False, **asked: Any) -> None:
         now = replace(self.asked, **asked)
         wish = wish or wanted()
         kept = fitted(replace(wish, budget_s=None), confirms=now.confirm)
@@ -63,7 +61,7 @@ class Command:
         there = Found(self.folder, self.content) if self.folder.exists() else None
         self._monkeypatch.setattr("specserve.measure.tune.rundir.placed", lambda *_, **__: (ready, there))
         output = str(self.folder)
-        run(now, output=output, anew=anew, dry_run=False, write=write, explain=False, as_json=True)
+        run(now, output=output, dry_run=False, write=write, as_json=True)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -103,7 +101,7 @@ def test_a_complete_run_is_told_again_word_for_word_and_nothing_is_started(
     for _ in range(2):
         command(others(late(), "ngram"), budget="10s")
         again = capsys.readouterr()
-        assert "already; `-o` measures again" in again.err
+        assert "already; `-o` with another folder measures again" in again.err
         assert again.out == first.out
     assert world.started == []
     assert command.result == before
@@ -165,23 +163,17 @@ def test_without_a_confirmation_the_choice_is_written_as_predicted(world: World,
 def test_a_confirmation_that_fails_is_an_error_without_write_too(world: World, command: Command) -> None:
     world.broken = {TUNED}
     with pytest.raises(LaunchError) as raised:
-        command(anew=True)
-    assert "the same command without `--fresh` tries it again, `--no-confirm` does" in (
-        raised.value.hint or ""
-    )
+        command()
+    assert "the same command tries it again, `--no-confirm` does" in (raised.value.hint or "")
 
 
 def test_what_is_interrupted_is_gone_on_with_by_the_same_command(
     world: World, command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for anew, told in (
-        (False, "the same command goes on"),
-        (True, "the same command without `--fresh` goes"),
-    ):
-        world.interrupt_after = world.sent + 2
-        with pytest.raises(Interrupted) as raised:
-            command(anew=anew)
-        assert told in (raised.value.hint or "")
+    world.interrupt_after = world.sent + 2
+    with pytest.raises(Interrupted) as raised:
+        command()
+    assert "the same command goes on" in (raised.value.hint or "")
     world.interrupt_after = None
     command()
     assert "resumes the run of" in capsys.readouterr().err
@@ -197,10 +189,8 @@ def test_what_does_not_fit_is_refused_with_the_least_there_is(world: World, comm
             run(
                 command.asked,
                 output=None,
-                anew=False,
                 dry_run=False,
                 write=False,
-                explain=False,
                 as_json=False,
             )
     assert world.started == []
@@ -217,6 +207,6 @@ def test_where_the_profiles_own_way_does_not_start_another_may_be_chosen(
 
 
 def test_a_confirmation_that_is_left_out_is_called_so(world: World, command: Command) -> None:
-    command(replace(wanted(), most_launches=2))
-    assert "the confirmation was left out: --max-launches 2" in command.result["notes"]
+    command(replace(wanted(), budget_s=None), confirm=False)
+    assert not command.result["confirmed"]
     assert world.started == [BASELINE, "draft_model"]

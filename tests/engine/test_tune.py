@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.engine,
     pytest.mark.soak,
 ]  # minutes; test_bench_traffic.py interrupts the same code in CI
-QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--prompts", "2", "--max-tokens", "12"]
+QUICK = ["-w", "code", "-c", "1,2", "--k-max", "3", "--max-tokens", "12"]
 LIMIT_S = 600.0
 
 

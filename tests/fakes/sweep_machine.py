@@ -1,4 +1,4 @@
-"""Passes of a sweep on a machine whose calm steps and prefills are known, beside neighbours."""
+"""Passes of a sweep on a machine whose steps and prefills are known, beside neighbours."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Sweep:
     draft_prefill: float = 1.0
     """What a prefill takes with a draft, over what it takes without."""
     calm: float = 0.25
-    """The share of the time in which there are no neighbours."""
+    """The share of the blocks without neighbours; beside them all servers of a block are slower."""
     noise: float = 0.01
-    """Of a step."""
+    """Of a step; of a pass twice as much."""
     workload: str = "code"
     load: int = 1
 
@@ -43,22 +43,22 @@ class Sweep:
         return Point(sweepdata.group_name(self.workload, self.load, group), 0.0, self.load)
 
     def step_s(self, tokens: int) -> float:
-        """On the calm machine."""
+        """Without neighbours."""
         return STEP_S * (tokens + 1) / (GAINS[tokens] if tokens else 1.0)
 
     def block(self, number: int, arms: Collection[str], *, rng: random.Random) -> Iterator[Pass]:
         """One turn of these servers."""
+        mood = 1.0 if rng.random() < self.calm else rng.uniform(1.05, 1.5)
         for arm in sorted(arms):
             tokens = 0 if arm == BASELINE else int(arm[1:])
-            yield self._pass(number, arm, tokens, rng=rng)
+            yield self._pass(number, arm, tokens, mood * rng.gauss(1, 2 * self.noise), rng=rng)
 
     def blocks(self, count: int, *, seed: int = 0) -> list[Pass]:
         """So many turns of all servers."""
         rng = random.Random(seed)
         return [each for number in range(count) for each in self.block(number, EVERY, rng=rng)]
 
-    def _pass(self, number: int, arm: str, tokens: int, *, rng: random.Random) -> Pass:
-        mood = 1.0 if rng.random() < self.calm else rng.uniform(1.05, 1.5)
+    def _pass(self, number: int, arm: str, tokens: int, mood: float, *, rng: random.Random) -> Pass:
         steps = round(TOKENS / (tokens + 1))
         gaps_ms = tuple(1000 * self.step_s(tokens) * mood * rng.gauss(1, self.noise) for _ in range(steps))
         ttft_s = self.prefill_s * mood * (self.draft_prefill if tokens else 1.0)

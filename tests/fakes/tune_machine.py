@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.schedule import Block
-from specserve.measure.tune.observe import steady
+from specserve.measure.tune.observe import observed
 from specserve.measure.tune.plan import BASELINE, Candidate, Wish, cells
-from specserve.measure.tune.steptime import StepModel
 from specserve.measure.workloads.workload import Prompt
 
 _BEHIND = 16
@@ -41,11 +41,18 @@ class _Running:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
 
+class StepTimes(Protocol):
+    """Such as a StepModel."""
+
+    def at(self, batch: int, tokens: int) -> float:
+        """Seconds of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """Truth. `at(batch, K)` of `steps` are seconds; each prefill adds `prefill_s` to the step that it falls in."""
 
-    steps: StepModel
+    steps: StepTimes
     texts: Mapping[str, Sequence[bool]]
     prefill_s: float = 0.02
     zero_range_cost: float = 0.9
@@ -145,10 +152,10 @@ def swept(
     for cell in cells(wanted, chosen, candidate=None):
         for tokens in range(wanted.candidates[0].most_tokens + 1):
             always = partial(_always, tokens)
-            done = steady(machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0))
-            found.setdefault(cell.block.point.concurrency or 1, {})[tokens] = (
-                done.output_tokens / done.duration_s
-            )
+            done = machine.run(cell.block, arm="k", launch=0, tokens_at=always, speculates=tokens > 0)
+            seen = observed([done], tokens=tokens)
+            assert seen is not None
+            found.setdefault(seen.concurrency, {})[tokens] = seen.tokens_per_s
     return found
 
 

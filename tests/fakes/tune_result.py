@@ -5,15 +5,15 @@ from __future__ import annotations
 from tune_machine import Machine, measured, prompts, texts, wish
 
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.assemble import Known, known_of, plain_of, plain_rows_of
-from specserve.measure.tune.choose import choose
+from specserve.measure.tune.choose import Known, choose
 from specserve.measure.tune.outcome import causes
 from specserve.measure.tune.plan import ladder_of
+from specserve.measure.tune.predict import known_of, plain_of, plain_rows_of
 from specserve.measure.tune.result import CandidateInfo, Confirmed, TuneResult
 from specserve.measure.tune.schedule import Situation
 from specserve.measure.tune.steptime import StepModel
 
-TRUTH = StepModel(0.02, 0.001, 16.0, 0.001, 0.001, 0.0025, 0.0003)
+TRUTH = StepModel(0.02, 0.001, ((16, 0.001),), 0.001, 0.0025, 0.0003)
 
 
 def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True) -> TuneResult:
@@ -26,7 +26,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
     machine = Machine(TRUTH, texts(prompts=chosen["code"], chance=chance if speculates else 0.0))
     passes = measured(machine, wanted, chosen)
     known = known_of(wanted, passes, wanted.candidates[0], launches=[1])
-    choice = choose([known.ready], objective="throughput")
+    choice = choose([known], objective="throughput")
     plain = plain_of(wanted, passes)
     zero = plain_rows_of(wanted, passes)
     row = next(row for row in known.rows if row.concurrency == 1 and row.tokens == choice.by_load.get(1, 1))
@@ -34,7 +34,7 @@ def example(*, chance: float = 0.75, name: str = "demo", speculates: bool = True
         name=name, fingerprint="f" * 64, created="2026-11-21T12:00:00+00:00", duration_s=312.0,
         versions={"specserve": "0.1.0", "vllm": "0.32.0+cpu", "python": "3.11.9"},
         host={"accelerator": "cpu", "cores": "2"}, runner="v1", platform="cpu", objective="throughput", launches=3,
-        candidates=(known.info, CandidateInfo("ngram", "ngram", left_out="needs another launch: `--method ngram`")),
+        candidates=(known.info, CandidateInfo("ngram", "ngram", left_out="needs another launch: `--candidate ngram`")),
         rows=known.rows,
         baseline={place: {load: seen.tokens_per_s for load, seen in by.items()} for place, by in plain.items()},
         choice=choice, plain_rows=zero,

@@ -23,7 +23,7 @@ from specserve.plan.launchplan import LaunchPlan
 from specserve.serve.signals import StopRequest
 from tests.measure.bench.making import Connected
 
-MEMORY_BOUND = StepModel(0.027, 0.0004, 0.0, 0.0, 0.001, 0.0025, 0.0001)
+MEMORY_BOUND = StepModel(0.027, 0.0004, (), 0.001, 0.0025, 0.0001)
 RUNGS = {1: 4, 2: 2, 3: 1}
 PLAN = LaunchPlan(
     "p", "f" * 64, "0.32.0", "cpu", ("vllm", "serve", "m", "--port", "0"), {}, {}, "127.0.0.1", 0, "m", 60, 5

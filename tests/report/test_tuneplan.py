@@ -32,7 +32,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def planned(file: Path, **options: Any) -> Any:
-    asked = TuneRequest(str(file), workloads=("code",), concurrency="1,4", check=False, **options)
+    asked = TuneRequest(str(file), workloads=("code",), concurrency="1,4", **options)
     return prepared(asked, starts=False, notices=NoNotices())
 
 
@@ -52,15 +52,15 @@ def test_loads_at_which_only_the_server_without_speculation_is_timed_are_named(f
 
 def test_prompts_to_confirm_are_told_only_where_the_choice_is_confirmed(file: Path) -> None:
     assert "12 prompts each to choose by, the others to confirm\n" in plan_text(planned(file))
-    for ready in (planned(file, confirm=False), planned(file, most_launches=2)):
+    for ready in (planned(file, confirm=False), planned(file, budget="3m")):
         assert "to confirm" not in plan_text(ready)
         assert not content(ready)["confirms"]
 
 
 def test_a_confirmation_that_is_left_out_is_called_so(file: Path) -> None:
-    ready = planned(file, most_launches=2)
-    assert "Left out: the confirmation: --max-launches 2" in plan_text(ready)
-    assert {"name": "the confirmation", "reason": "--max-launches 2"} in content(ready)["left_out"]
+    ready = planned(file, budget="3m")
+    assert "Left out: the confirmation: --budget 3m" in plan_text(ready)
+    assert {"name": "the confirmation", "reason": "--budget 3m"} in content(ready)["left_out"]
     assert "tuned" not in plan_text(ready)
 
 
@@ -70,7 +70,6 @@ def test_what_does_not_fit_names_its_limit_and_the_least_there_is(file: Path) ->
     last = plan_text(ready).splitlines()[-1]
     assert last.startswith("That is more than `--budget 30s`: ")
     assert last.endswith(" is the least (a guess).")
-    assert "--max-launches" not in last
     assert content(ready)["exceeded"] == last.removeprefix("That is more than ").removesuffix(".")
     assert content(planned(file))["exceeded"] is None
 

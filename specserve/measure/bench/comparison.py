@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Interval, Point, Result, Verdict
+from specserve.measure.bench.result import Comparison, Interval, Point, Result, Verdict
 
-_Z95 = 1.959964
 _ARM_KEYS = ("model", "method", "draft_model", "num_speculative_tokens", "fingerprint", "url")
 
 
@@ -69,9 +67,8 @@ def compare(old: Result, new: Result) -> RunComparison:
     changes = tuple(_changes(old, new))
     targets = [sorted({arm.model for arm in run.arms if arm.model}) for run in (old, new)]
     if all(targets) and targets[0] != targets[1]:
-        return RunComparison(
-            old, new, changes, (), f"the targets differ: {_names(targets[0])} and {_names(targets[1])}"
-        )
+        names = [", ".join(f"`{model}`" for model in models) for models in targets]
+        return RunComparison(old, new, changes, (), f"the targets differ: {names[0]} and {names[1]}")
     points = tuple(_points(old, new))
     if not points:
         return RunComparison(old, new, changes, (), "no arm was measured at the same point in both runs")
@@ -79,53 +76,43 @@ def compare(old: Result, new: Result) -> RunComparison:
 
 
 def _points(old: Result, new: Result) -> Iterator[PointChange]:
-    before = {(cell.arm, cell.point): cell for cell in old.cells}
-    same_machine = _machine(old) == _machine(new)
     sums = {item.name: item.sha256 for item in old.workloads}
     other = {item.name for item in new.workloads if sums.get(item.name, item.sha256) != item.sha256}
-    speedups = [{(item.arm, item.point): item for item in run.comparisons} for run in (old, new)]
-    for cell in new.cells:
-        key = (cell.arm, cell.point)
-        if key in before:
-            refused = (
-                "the prompts or their max_tokens differ"
-                if cell.point.workload in other
-                else _invalid(before[key], cell)
+    before, after = ({(cell.arm, cell.point): cell for cell in run.cells} for run in (old, new))
+    compared = [{(item.arm, item.point): item for item in run.comparisons} for run in (old, new)]
+    for key in after:
+        if key not in before:
+            continue
+        cells = {"old": before[key], "new": after[key]}
+        wrong = {word: cell for word, cell in cells.items() if cell.invalid or cell.figures is None}
+        if key[1].workload in other:
+            yield PointChange(*key, refused="the prompts or their max_tokens differ")
+        elif wrong:
+            word, cell = next(iter(wrong.items()))
+            yield PointChange(*key, refused=f"invalid in the {word} run: {cell.invalid or 'not measured'}")
+        else:
+            rates = [cell.figures.output_tokens_per_s if cell.figures else 0.0 for cell in cells.values()]
+            is_same = _machine(old) == _machine(new) and min(rates) > 0
+            ratio = rates[1] / rates[0] if is_same else None
+            first, second = (found.get(key) for found in compared)
+            yield PointChange(
+                *key,
+                old_tokens_per_s=rates[0],
+                new_tokens_per_s=rates[1],
+                tokens_per_s_ratio=ratio,
+                old_speedup=first.speedup if first else None,
+                new_speedup=second.speedup if second else None,
+                speedup_ratio=_ratio(first, second),
+                old_verdict=first.verdict if first else None,
+                new_verdict=second.verdict if second else None,
             )
-            if refused:
-                yield PointChange(cell.arm, cell.point, refused=refused)
-            else:
-                change = _change(before[key], cell, speedups[0].get(key), speedups[1].get(key))
-                yield change if same_machine else dataclasses.replace(change, tokens_per_s_ratio=None)
 
 
-def _invalid(old: Cell, new: Cell) -> str | None:
-    for word, cell in (("old", old), ("new", new)):
-        if cell.invalid is not None or cell.figures is None:
-            return f"invalid in the {word} run: {cell.invalid or 'not measured'}"
-    return None
-
-
-def _change(old: Cell, new: Cell, before: Comparison | None, after: Comparison | None) -> PointChange:
-    assert old.figures is not None and new.figures is not None
-    rates = (old.figures.output_tokens_per_s, new.figures.output_tokens_per_s)
-    same_rival = before is not None and after is not None and before.against == after.against
-    return PointChange(
-        arm=new.arm,
-        point=new.point,
-        old_tokens_per_s=rates[0],
-        new_tokens_per_s=rates[1],
-        tokens_per_s_ratio=rates[1] / rates[0] if min(rates) > 0 else None,
-        old_speedup=before.speedup if before else None,
-        new_speedup=after.speedup if after else None,
-        speedup_ratio=_ratio(before.speedup, after.speedup) if before and after and same_rival else None,
-        old_verdict=before.verdict if before else None,
-        new_verdict=after.verdict if after else None,
-    )
-
-
-def _ratio(old: Interval | None, new: Interval | None) -> Interval | None:
+def _ratio(before: Comparison | None, after: Comparison | None) -> Interval | None:
     """New over old: the errors of two runs are independent, and add up as squares on the log scale."""
+    if before is None or after is None or before.against != after.against:
+        return None
+    old, new = before.speedup, after.speedup
     if old is None or new is None:
         return None
     numbers = (old.value, old.low, old.high, new.value, new.low, new.high)
@@ -138,35 +125,24 @@ def _ratio(old: Interval | None, new: Interval | None) -> Interval | None:
 
 
 def _changes(old: Result, new: Result) -> Iterator[Change]:
-    for name in ("versions", "host", "settings"):
-        yield from _of_mapping(getattr(old, name), getattr(new, name))
-    if old.launches != new.launches:
-        yield Change("launches of each arm", str(old.launches), str(new.launches))
-    arms = [{arm.name: arm for arm in run.arms} for run in (old, new)]
-    for name in dict.fromkeys([*arms[0], *arms[1]]):
-        yield from _of_arms(name, arms[0].get(name), arms[1].get(name))
-    sums = [{item.name: item.sha256[:12] for item in run.workloads} for run in (old, new)]
-    for name in dict.fromkeys([*sums[0], *sums[1]]):
-        found = [one.get(name, "-") for one in sums]
-        if found[0] != found[1]:
-            yield Change(f"prompts of {name}", *found)
+    """All that has a name and another value, in the order of a result."""
+    both = {arm.name for arm in old.arms} & {arm.name for arm in new.arms}
+    before, after = (_facts(run, detailed=both) for run in (old, new))
+    for name in dict.fromkeys([*before, *after]):
+        values = before.get(name, "-"), after.get(name, "-")
+        if values[0] != values[1]:
+            yield Change(name, *values)
 
 
-def _of_mapping(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[Change]:
-    for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
-            yield Change(key, old.get(key, "-"), new.get(key, "-"))
-
-
-def _of_arms(name: str, old: ArmInfo | None, new: ArmInfo | None) -> Iterator[Change]:
-    if old is None or new is None:
-        yield Change(f"arm {name}", "there" if old else "-", "there" if new else "-")
-        return
-    for key in _ARM_KEYS:
-        found = [str(value)[:12] if key == "fingerprint" and value else str(value or "-")
-                 for value in (getattr(old, key), getattr(new, key))]  # fmt: skip
-        if found[0] != found[1]:
-            yield Change(f"{name}: {key}", *found)
+def _facts(run: Result, *, detailed: Collection[str]) -> dict[str, str]:
+    """By name. `detailed`: the arms of which more is told than that they are there."""
+    facts = {**run.versions, **run.host, **run.settings, "launches of each arm": str(run.launches)}
+    for arm in run.arms:
+        facts[f"arm {arm.name}"] = "there"
+        for key in _ARM_KEYS if arm.name in detailed else ():
+            value = str(getattr(arm, key) or "-")
+            facts[f"{arm.name}: {key}"] = value[:12] if key == "fingerprint" else value
+    return facts | {f"prompts of {item.name}": item.sha256[:12] for item in run.workloads}
 
 
 def _machine(result: Result) -> dict[str, str]:
@@ -180,7 +156,3 @@ def _notes(old: Result, new: Result) -> Iterator[str]:
         yield "a run of one launch: a change of some per cent can come from another start alone"
     if not (old.is_complete and new.is_complete):
         yield "a run is not complete: its figures may still change"
-
-
-def _names(models: list[str]) -> str:
-    return ", ".join(f"`{model}`" for model in models)

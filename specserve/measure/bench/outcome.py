@@ -21,7 +21,7 @@ from specserve.measure.bench.figures import (
 from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Cell, Interval, Point, Promise, Result, Verdict
 from specserve.measure.bench.schedule import seeded
-from specserve.measure.statistics import Estimate, interval, point, rate
+from specserve.measure.statistics import Estimate, interval, point, rate, scipy
 from specserve.profile.schema import Expectation, Profile
 
 _RESAMPLES = 1000
@@ -131,24 +131,14 @@ def tail(
 
 def order_bounds(values: Sequence[float], at: float) -> tuple[float, float]:
     """Order statistics between which a quantile lies with 95 %, whatever the distribution; sorted values in."""
-    count = len(values)
-    below, low, high = 0.0, values[0], math.inf
-    for rank in range(count):
-        # so many values lie below the quantile: binomial
-        term = math.exp(
-            math.lgamma(count + 1)
-            - math.lgamma(rank + 1)
-            - math.lgamma(count - rank + 1)
-            + rank * math.log(at)
-            + (count - rank) * math.log1p(-at)
-        )
-        below += term
-        if below <= 0.025:
-            low = values[rank]
-        if below >= 0.975:
-            high = values[rank]
-            break
-    return low, high
+    special, count = scipy("special"), len(values)
+    # by rank: the chance that no more values lie below the quantile
+    below = [float(special.bdtr(rank, count, at)) for rank in range(count)]
+    low = max(
+        (value for value, share in zip(values, below, strict=True) if share <= 0.025), default=values[0]
+    )
+    high = (value for value, share in zip(values, below, strict=True) if share >= 0.975)
+    return low, next(high, math.inf)
 
 
 _MOSTLY = 0.5

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from specserve.errors import FactError, UsageError
-from specserve.measure.bench.result import ArmInfo, Cell, Comparison, Point, Result, WorkloadInfo, result_text
+from specserve.measure.bench.result import ArmInfo, Cell, Figures, Point, Result, WorkloadInfo, result_text
 
 HOST_KEYS = ("accelerator", "cpu", "cores", "memory")
 VERSION_KEYS = ("specserve", "vllm", "torch", "python")
@@ -47,9 +47,12 @@ def redacted(result: Result) -> Result:
 
     Done twice it changes nothing: a file that others send is checked by that.
     """
-    arms = _arm_names(result.arms)
-    workloads = _workload_names(result.workloads)
+    arms, workloads = _arm_names(result.arms), _workload_names(result.workloads)
     day = _DATE.match(result.created)
+
+    def at(point: Point) -> Point:
+        return dataclasses.replace(point, workload=workloads.get(point.workload, "own"))
+
     return Result(
         name=_name(result),
         fingerprint=_hex(result.fingerprint),
@@ -58,11 +61,23 @@ def redacted(result: Result) -> Result:
         versions=_kept(result.versions, VERSION_KEYS),
         host=_kept(result.host, HOST_KEYS),
         launches=result.launches,
-        arms=tuple(_arm(arm, arms) for arm in result.arms),
-        workloads=tuple(_workload(item, workloads) for item in result.workloads),
-        cells=tuple(_cell(item, arms, workloads) for item in result.cells if item.arm in arms),
+        arms=tuple(_arm(arm, arms[arm.name]) for arm in result.arms),
+        workloads=tuple(_workload(item, workloads.get(item.name, "own")) for item in result.workloads),
+        cells=tuple(
+            Cell(
+                arms[item.arm], at(item.point), _figures(item), INVALID if item.invalid is not None else None
+            )
+            for item in result.cells
+            if item.arm in arms
+        ),
         comparisons=tuple(
-            _comparison(item, arms, workloads)
+            dataclasses.replace(
+                item,
+                arm=arms[item.arm],
+                against=arms[item.against],
+                point=at(item.point),
+                needed=_plain(item.needed),
+            )
             for item in result.comparisons
             if item.arm in arms and item.against in arms
         ),
@@ -99,9 +114,9 @@ def _workload_names(workloads: tuple[WorkloadInfo, ...]) -> dict[str, str]:
     }
 
 
-def _arm(arm: ArmInfo, names: Mapping[str, str]) -> ArmInfo:
+def _arm(arm: ArmInfo, name: str) -> ArmInfo:
     return ArmInfo(
-        name=names[arm.name],
+        name=name,
         is_baseline=arm.is_baseline,
         model=SERVED if arm.url is not None else _model(arm.model, local=arm.local_models) or "",
         method=_plain(arm.method),
@@ -111,37 +126,15 @@ def _arm(arm: ArmInfo, names: Mapping[str, str]) -> ArmInfo:
     )
 
 
-def _workload(item: WorkloadInfo, names: Mapping[str, str]) -> WorkloadInfo:
-    is_shipped = item.source == _SHIPPED
-    return WorkloadInfo(
-        names.get(item.name, "own"),
-        item.prompts,
-        _SHIPPED if is_shipped else "own",
-        (_hex(item.sha256) or "") if is_shipped else "",
-        _plain(item.note),
-    )
+def _workload(item: WorkloadInfo, name: str) -> WorkloadInfo:
+    source, sha256 = (_SHIPPED, _hex(item.sha256) or "") if item.source == _SHIPPED else ("own", "")
+    return WorkloadInfo(name, item.prompts, source, sha256, _plain(item.note))
 
 
-def _cell(cell: Cell, arms: Mapping[str, str], workloads: Mapping[str, str]) -> Cell:
-    place = arms[cell.arm], _point(cell.point, workloads)
-    if cell.invalid is not None:
-        return Cell(*place, None, INVALID)
-    figures = dataclasses.replace(cell.figures, cost_per_million_tokens=None) if cell.figures else None
-    return Cell(*place, figures)
-
-
-def _comparison(item: Comparison, arms: Mapping[str, str], workloads: Mapping[str, str]) -> Comparison:
-    return dataclasses.replace(
-        item,
-        arm=arms[item.arm],
-        against=arms[item.against],
-        point=_point(item.point, workloads),
-        needed=_plain(item.needed),
-    )
-
-
-def _point(point: Point, workloads: Mapping[str, str]) -> Point:
-    return dataclasses.replace(point, workload=workloads.get(point.workload, "own"))
+def _figures(cell: Cell) -> Figures | None:
+    if cell.invalid is not None or cell.figures is None:
+        return None
+    return dataclasses.replace(cell.figures, cost_per_million_tokens=None)
 
 
 def _model(model: str | None, *, local: Collection[str]) -> str | None:

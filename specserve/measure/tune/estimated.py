@@ -1,25 +1,38 @@
-"""What speculation would give on accelerators that are not here, for several loads. Starts and measures nothing."""
+"""What speculation would give on accelerators that are not here, from models' facts. Starts and measures nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
-from specserve.errors import UsageError
-from specserve.hardware.accelerators import Machine, entries
+from specserve.errors import FactError, HubUnreachable, UsageError
+from specserve.hardware.accelerators import CPU, Machine, entries
+from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import roofline, schedule
-from specserve.measure.tune.roofline import WITHOUT_MODEL, Estimated, Pair, Rates
-from specserve.measure.tune.schedule import Schedule, build
-from specserve.measure.tune.walk import geometric
+from specserve.measure.tune import roofline
+from specserve.measure.tune.plan import OPTIONS, TuneRequest
+from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
+from specserve.measure.tune.schedule import Schedule, Situation, build, follows_schedule
+from specserve.measure.tune.walk import geometric, geometric_rate
 from specserve.memory.estimate import Bounds, MemoryEstimate
 from specserve.memory.judge import assess
 from specserve.memory.reckoning import reckon
-from specserve.memory.situation import MemorySituation as Situation
+from specserve.memory.situation import MemorySituation
+from specserve.profile.schema import Profile, world_size
 
 DEFAULT_CONTEXT = 1024
+DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
+DEFAULT_TOKENS = 8
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
+_TAKEN = ("concurrency", "k-max", "set")
+"""Options of a tune that say something to an estimate."""
+_FORMS = (
+    "`--acceptance 0.7` is that of each draft token, given the one before; `3.6@4` a mean acceptance length at "
+    "K = 4, as `specserve watch` and `specserve ask` show it of a running server"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,7 @@ class Given:
 
     tokens: int
     speedup: Interval
-    """Under 1 where a K for all loads costs more here than it brings."""
+    """Under 1 if a K for all loads costs more here than it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +67,11 @@ class Estimate:
     most_tokens: int
     loads: tuple[Estimated, ...]
     schedule: Schedule | None
-    """Of the loads that may fit; None where speculation gains nothing at any of them."""
+    """Of the loads that may fit; None if speculation gains nothing at any of them."""
     recommended: tuple[Given, ...]
     """By that schedule, load by load, those that do not fit too; empty without one."""
     why_constant: str | None
-    """Why K cannot follow the load, as a clause; None where it can."""
+    """Why K cannot follow the load, as a clause; None if it can."""
     memory: MemoryEstimate
     requests_at_once: Bounds | None
     """Of this context, that the KV cache holds; None without a KV cache."""
@@ -67,26 +80,26 @@ class Estimate:
     basis: tuple[str, ...]
 
     def fits(self, concurrency: int) -> bool | None:
-        """Whether the KV cache holds so many requests at once; None where it is not sure."""
+        """Whether the KV cache holds so many requests at once; None if it is not sure."""
         if self.requests_at_once is None or concurrency <= self.requests_at_once.low:
             return True
         return False if concurrency > self.requests_at_once.high else None
 
     @property
     def served(self) -> tuple[Estimated, ...]:
-        """The loads that may fit; all of them where none does."""
+        """The loads that may fit; all of them if none does."""
         return tuple(load for load in self.loads if self.fits(load.concurrency) is not False) or self.loads
 
     @property
     def mean_gain(self) -> float | None:
-        """The geometric mean of what the recommended setting gives over these; None where none is recommended."""
+        """The geometric mean of what the recommended setting gives over these; None if none is recommended."""
         given = zip(self.loads, self.recommended, strict=False)
         gains = [each.speedup.value for load, each in given if load in self.served]
-        return math.exp(math.fsum(map(math.log, gains)) / len(gains)) if gains else None
+        return geometric_mean(gains) if gains else None
 
 
 def estimate(
-    s: Situation,
+    s: MemorySituation,
     *,
     chance: Chance,
     concurrency: Sequence[int],
@@ -94,26 +107,30 @@ def estimate(
     context_tokens: float,
     ranks: int,
 ) -> Estimate:
-    """The best K at each load where each draft token is accepted with this chance. `ranks`: accelerators in use.
+    """The best K at each load if each draft token is accepted with this chance. `ranks`: accelerators in use.
 
-    Raises UsageError for an accelerator of which no rates are known, FactError where a model's facts do not suffice.
+    Raises UsageError for an accelerator of which no rates are known, FactError if a model's facts do not suffice.
     """
     rates, pair = _rates(s.machine), roofline.pair(s, context_tokens=context_tokens)
-    alpha, at_once, why = chance.value, _at_once(s, context_tokens), _why_constant(s)
+    alpha, at_once = chance.value, _at_once(s, context_tokens)
+    there = Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
+    why = follows_schedule(there)
     loads = tuple(
         roofline.estimate(pair, acceptance=alpha, batch=load, most_tokens=most_tokens, rates=rates)
         for load in sorted(set(concurrency))
     )
     served = [load for load in loads if at_once is None or load.concurrency <= at_once.high]
-    gaining = [load.concurrency for load in served or loads if load.tokens]
-    schedule = (
-        build(
-            _table(pair, gaining, acceptance=alpha, most_tokens=most_tokens, rates=rates),
-            may_vary=why is None,
-        )
-        if gaining
-        else None
-    )
+    table = {
+        load.concurrency: {
+            tokens: geometric(alpha, tokens=tokens)
+            / roofline.step_s(pair, batch=load.concurrency, tokens=tokens, rates=rates)
+            for tokens in range(1, most_tokens + 1)
+        }
+        for load in served or loads
+        if load.tokens
+    }
+    schedule = build(table, may_vary=why is None) if table else None
+    chosen = [(load.concurrency, schedule.at(load.concurrency)) for load in loads] if schedule else []
     return Estimate(
         machine=s.machine,
         method=pair.method,
@@ -122,11 +139,14 @@ def estimate(
         most_tokens=most_tokens,
         loads=loads,
         schedule=schedule,
-        recommended=_recommended(pair, schedule, loads, acceptance=alpha, rates=rates),
+        recommended=tuple(
+            Given(k, roofline.speedup(pair, acceptance=alpha, batch=load, tokens=k, rates=rates))
+            for load, k in chosen
+        ),
         why_constant=why,
         memory=assess(s),
         requests_at_once=at_once,
-        free_tokens=roofline.free_tokens(weight_bytes=2, rates=rates),
+        free_tokens=rates.free_tokens,
         basis=_basis(s, pair, ranks=ranks),
     )
 
@@ -136,12 +156,12 @@ def _rates(machine: Machine) -> Rates:
     if known.bandwidth_bytes_per_s is None or known.flops is None:
         raise UsageError(
             f"bandwidth and FLOP/s of `{known.name}` are not known, so nothing can be estimated",
-            hint="`specserve gpus` shows which are; without `--estimate` a tune measures, where one is at hand",
+            hint="`specserve gpus` shows which are; without `--estimate` a tune measures, if one is at hand",
         )
     return Rates(known.bandwidth_bytes_per_s, known.flops)
 
 
-def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
+def _at_once(s: MemorySituation, context_tokens: float) -> Bounds | None:
     """Requests of so many tokens that the KV cache holds, drafts included."""
     r = reckon(s)
     needed = r.demand.blocks_per_request(math.ceil(context_tokens) + r.demand.lookahead_tokens)
@@ -151,41 +171,7 @@ def _at_once(s: Situation, context_tokens: float) -> Bounds | None:
     return Bounds(low, high)
 
 
-def _table(
-    pair: Pair, loads: Sequence[int], *, acceptance: float, most_tokens: int, rates: Rates
-) -> dict[int, dict[int, float]]:
-    """Tokens/s by load and K."""
-    return {
-        load: {
-            tokens: load
-            * geometric(acceptance, tokens=tokens)
-            / roofline.step_s(pair, batch=load, tokens=tokens, rates=rates)
-            for tokens in range(1, most_tokens + 1)
-        }
-        for load in loads
-    }
-
-
-def _recommended(
-    pair: Pair, schedule: Schedule | None, loads: Sequence[Estimated], *, acceptance: float, rates: Rates
-) -> tuple[Given, ...]:
-    if schedule is None:
-        return ()
-    found = []
-    for load in loads:
-        batch, tokens = load.concurrency, schedule.at(load.concurrency)
-        gain = roofline.speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, rates=rates)
-        found.append(Given(tokens, gain))
-    return tuple(found)
-
-
-def _why_constant(s: Situation) -> str | None:
-    """Why the drafter would follow no schedule on the runner that the launch gets; None where it would."""
-    where = schedule.Situation(s.method or "", s.runner, "cuda", s.settings.data_parallel_size)
-    return schedule.follows_schedule(where)
-
-
-def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
+def _basis(s: MemorySituation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
     machine, known = s.machine, s.machine.accelerator
     entry = next((each for each in entries() if each.accelerator == known), None)
     gbs, tflops = (known.bandwidth_bytes_per_s or 0) / 1e9, (known.flops or 0) / 1e12
@@ -217,3 +203,133 @@ def _basis(s: Situation, pair: Pair, *, ranks: int) -> tuple[str, ...]:
 
 def _gb(value: float) -> str:
     return f"{value / 1e9:,.2f} GB"
+
+
+def estimate_request(
+    asked: TuneRequest, *, accelerator: str, acceptance: str | None, others: Mapping[str, object]
+) -> tuple[str, Estimate]:
+    """The profile's name and the estimate. `others`: further options of a measurement, as they were given.
+
+    Raises UsageError, and FactError if a model cannot be read.
+    """
+    from specserve.checks.gather import Wanted, gather
+    from specserve.memory.situation import situation
+    from specserve.profile.load import load_profile
+    from specserve.vllm.versions import known_versions
+
+    _refuse_measuring(asked, others)
+    chance = chance_of(acceptance)
+    profile = load_profile(asked.profile, settings=asked.settings)
+    machine = _machine(profile, accelerator)
+    known = gather(profile, wanted=Wanted(machine=machine, here=False, tell=lambda _: None))
+    for unread in known.unread:
+        if not unread.path.startswith("alternatives."):
+            if isinstance(unread.error, HubUnreachable):
+                unread.error.hint = (
+                    "check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 for what is here"
+                )
+            raise unread.error
+    context = known.context
+    arm = next((arm for arm in context.arms if arm.path == "speculation"), None)
+    if arm is None:
+        raise UsageError("the profile does not speculate", hint="give it a `speculation` section")
+    if context.target is None:
+        raise FactError(f"`{profile.target.model}` could not be read")
+    s = situation(
+        profile,
+        target=context.target,
+        machine=machine,
+        version=(context.versions or known_versions())[-1],
+        speculation=arm.speculation,
+        draft=arm.draft,
+    )
+    return profile.name, estimate(
+        s,
+        chance=chance,
+        concurrency=_loads(asked, profile, most=s.settings.max_num_seqs),
+        most_tokens=asked.most_tokens or DEFAULT_TOKENS,
+        context_tokens=_context(profile, s.settings.max_model_len),
+        ranks=world_size(profile),
+    )
+
+
+def _refuse_measuring(asked: TuneRequest, others: Mapping[str, object]) -> None:
+    """Raises UsageError with all options that were given and would do nothing."""
+    unset = TuneRequest(asked.profile)
+    options = [OPTIONS[name] for name in OPTIONS if getattr(asked, name) != getattr(unset, name)]
+    options += [name for name, value in others.items() if value]
+    given = [f"`--{name}`" for name in options if name not in _TAKEN]
+    if given:
+        them = "them" if len(given) > 1 else "it"
+        raise UsageError(
+            f"`--estimate` measures nothing, and has no use for {', '.join(given)}",
+            hint=f"leave {them} out, or measure without `--estimate`",
+        )
+
+
+def chance_of(text: str | None) -> Chance:
+    """`0.7`: of each draft token, given the one before; `3.6@4`: the one that gives 3.6 tokens a step at K = 4.
+
+    Raises UsageError for other forms, and for what cannot be.
+    """
+    if text is None:
+        raise UsageError("`--estimate` needs the chance of a draft token to be accepted", hint=_FORMS)
+    form = re.fullmatch(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)(?:@([0-9]{1,3}))?", text)
+    value = float(form[1]) if form else math.nan
+    if form is None or form[2] is None:
+        if 0 <= value <= 1:
+            return Chance(value)
+        raise UsageError(f"`--acceptance {text}` is no chance from 0 to 1", hint=_FORMS)
+    tokens = int(form[2])
+    if not 1 <= tokens <= LONGEST:
+        raise UsageError(f"`--acceptance {text}`: K is a whole number from 1 to {LONGEST}", hint=_FORMS)
+    if 1 <= value <= tokens + 1:
+        return Chance(geometric_rate(value, tokens=tokens), value, tokens)
+    hint = _FORMS
+    if value < 1:  # the other figure that `watch` shows
+        length = 1 + value * tokens
+        hint = f"a rate of {value:g} is a length of 1 + {value:g} x K: `--acceptance {length:g}@{tokens}`"
+    raise UsageError(
+        f"`--acceptance {text}`: a step with K = {tokens} makes 1 to {tokens + 1} tokens", hint=hint
+    )
+
+
+def _loads(asked: TuneRequest, profile: Profile, *, most: int) -> Sequence[int]:
+    """As asked, else the defaults that are served. Raises UsageError for more than run at once."""
+    from specserve.measure.values import whole_numbers
+
+    loads = whole_numbers(asked.concurrency, "--concurrency", least=1, most=65536)
+    if any(load > most for load in loads):
+        assumed = "" if "max_num_seqs" in profile.engine else " (assumed)"
+        raise UsageError(
+            f"max_num_seqs is {most}{assumed}: more requests at once would wait",
+            hint="lower `--concurrency`, or set `engine.max_num_seqs`",
+        )
+    return loads or [load for load in DEFAULT_LOADS if load <= most]
+
+
+def _machine(profile: Profile, accelerator: str) -> Machine:
+    """What was named, as many as the profile's parallel sizes take if no count was given."""
+    machine = machine_of(accelerator)
+    if machine.accelerator.name == CPU:
+        raise UsageError(
+            "nothing can be estimated for `cpu`: what its memory and cores do is not in the catalogue",
+            hint="`specserve tune` without `--estimate` measures here",
+        )
+    ranks, there = world_size(profile), machine.count * machine.nodes
+    if accelerator.strip()[:1].isdigit() and there < ranks:
+        raise UsageError(
+            f"`--estimate {accelerator}` has {there}, and the profile's parallel sizes take {ranks}",
+            hint=f"`--estimate {ranks}x{machine.accelerator.name}`, or smaller sizes, such as "
+            "`--set target.tensor_parallel_size=1`",
+        )
+    return replace(machine, count=ranks) if there < ranks else machine
+
+
+def _context(profile: Profile, limit: int) -> float:
+    """Tokens of a request on average: its prompt and half of its output, as promised, else a thousand."""
+    for promise in profile.expect:
+        prompt, output = promise.prompt_tokens or {}, promise.output_tokens or {}
+        if "p50" in prompt and "p50" in output:
+            return min(limit, prompt["p50"] + output["p50"] / 2)
+    return min(limit, DEFAULT_CONTEXT)

@@ -13,7 +13,7 @@ from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.result import Point
 from specserve.measure.bench.schedule import Block, Item
 from specserve.measure.tune import schedule
-from specserve.measure.tune.choose import Objective
+from specserve.measure.tune.result import Objective
 from specserve.measure.workloads.workload import Prompt
 from specserve.profile.schema import Expectation
 
@@ -44,54 +44,38 @@ class Fitted:
     share: float
     """Of the requests, 0 to 1."""
     seconds: float
-    fits: bool = True
-    """False: even what is needed takes longer."""
     exceeded: str | None = None
-    """The limit that it does not fit, as it was asked for, and the least there is."""
+    """The budget as it was given, with the least there is, if even what is needed takes longer."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether what is needed fits the budget."""
+        return self.exceeded is None
 
 
-def fit(wanted: Sequence[Wanted], *, budget_s: float | None, most_launches: int | None) -> Fitted:
+def fit(wanted: Sequence[Wanted], *, budget_s: float | None) -> Fitted:
     """The first of the wanted launches (they come in order of use) with as many requests as the time allows.
 
     Needed ones stay in any case; of the others the last goes first.
     """
-    kept = list(wanted)
-    left_out: list[tuple[str, str]] = []
-    while most_launches is not None and len(kept) > most_launches:
-        last = _last_optional(kept)
-        if last is None:
-            exceeded = f"`--max-launches {most_launches}`: {len(kept)} are needed"
-            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
-        left_out.append((kept.pop(last).name, f"--max-launches {most_launches}"))
-    while budget_s is not None and _seconds(kept, LEAST_SHARE) > budget_s:
-        last = _last_optional(kept)
-        if last is None:
-            least = duration(math.ceil(_seconds(kept, LEAST_SHARE)))
-            exceeded = f"`--budget {duration(budget_s)}`: {least} is the least (a guess)"
-            return _told(kept, left_out, LEAST_SHARE, exceeded=exceeded)
-        left_out.append((kept.pop(last).name, f"--budget {duration(budget_s)}"))
-    share = 1.0
-    if budget_s is not None:
-        measuring = math.fsum(each.measure_s for each in kept)
-        starting = math.fsum(each.start_s for each in kept)
-        share = min(1.0, max(LEAST_SHARE, (budget_s - starting) / measuring)) if measuring else 1.0
-    return _told(kept, left_out, share)
-
-
-def _last_optional(kept: Sequence[Wanted]) -> int | None:
-    places = [index for index, each in enumerate(kept) if not each.is_needed]
-    return places[-1] if places else None
+    kept, left_out, exceeded = list(wanted), [], None
+    while budget_s is not None and (least_s := _seconds(kept, LEAST_SHARE)) > budget_s:
+        given = f"--budget {duration(budget_s)}"
+        optional = [each for each in kept if not each.is_needed]
+        if not optional:
+            exceeded = f"`{given}`: {duration(math.ceil(least_s))} is the least (a guess)"
+            break
+        kept.remove(optional[-1])
+        left_out.append((optional[-1].name, given))
+    share, measuring_s = 1.0, math.fsum(each.measure_s for each in kept)
+    if budget_s is not None and measuring_s:
+        share = min(1.0, max(LEAST_SHARE, (budget_s - _seconds(kept, 0.0)) / measuring_s))
+    names = tuple(each.name for each in kept)
+    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded)
 
 
 def _seconds(kept: Sequence[Wanted], share: float) -> float:
     return math.fsum(each.start_s + each.measure_s * share for each in kept)
-
-
-def _told(
-    kept: Sequence[Wanted], left_out: Sequence[tuple[str, str]], share: float, *, exceeded: str | None = None
-) -> Fitted:
-    names = tuple(each.name for each in kept)
-    return Fitted(names, tuple(left_out), share, _seconds(kept, share), exceeded is None, exceeded)
 
 
 def duration(seconds: float) -> str:
@@ -109,11 +93,12 @@ _GUESSED_TOKENS_PER_S = {"cpu": 8.0, "cuda": 30.0}
 
 On the CPU: what two launches of the demo took on two cores; on CUDA: assumed.
 """
-_CONFIRMING_BLOCKS = 3
+ROUNDS, LEAST_ROUNDS = 3, 2
+"""Of the confirmation over all points; with a single one there is no interval."""
 _WAVES = 3
 """Requests for each that runs at once, at least: while the last ones run, the load is not what it should be."""
 _EXTRA_TOKENS = 48
-"""Of an answer where only the time of a step is wanted."""
+"""Of an answer of which only the time of a step is wanted."""
 EXTRA, AGAIN, CONFIRMING = 1000, 2000, 5000
 """Numbers of blocks: of loads between, of these another time, and of the confirmation; below are those to choose by."""
 
@@ -128,18 +113,14 @@ class Candidate:
     """The `speculation` block that it stands for, without what only the measurement adds."""
     most_tokens: int
     rungs: Mapping[int, int] = field(default_factory=dict)
-    """K by batch size, where several are measured in this launch; else K_max at all."""
+    """K by batch size, if several are measured in this launch; else K_max at all."""
     why_no_ladder: str | None = None
     """Why it has one K at every load; None: it follows a schedule by batch size."""
     is_own: bool = False
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What its launch has beside the profile's."""
-    mark: str = ""
-    """Fingerprint of its launch without a K: the same whatever K and schedule the profile says."""
     runner: str = "v1"
     """vLLM's model runner."""
     small: bool = False
-    """A second launch with a small K, where one launch has only one K."""
+    """A second launch with a small K, if one launch has only one K."""
 
     @property
     def follows_schedule(self) -> bool:
@@ -168,7 +149,7 @@ class Wish:
     runner: str
     platform: str
     sources: Mapping[str, str] = field(default_factory=dict)
-    """What a workload is loaded from, by its name, where that is a file."""
+    """What a workload is loaded from, by its name, if that is a file."""
     expect: tuple[Expectation, ...] = ()
     """The profile's promises."""
     vllm: str = ""
@@ -181,27 +162,19 @@ class Wish:
     """Of a workload, to choose by; the others confirm."""
     max_tokens: int = 128
     budget_s: float | None = None
-    most_launches: int | None = None
-    most_tokens: int | None = None
-    """K_max as asked for; None: by candidate."""
-    seed: int = 0
 
     @property
     def digest(self) -> str:
-        """What tells commands apart; K and schedule of the profile, which `--write` changes, are not in it."""
-        plan = self.baseline.plan
-        return _hashed(
-            plan.fingerprint if plan is not None else "",
-            [(each.name, each.mark) for each in self.candidates if not each.small],
-            self.workloads, self.temperatures, self.loads, self.prompts, self.max_tokens, self.seed,
-            self.most_tokens, self.platform, self.vllm, dict(self.marks),
-        )  # fmt: skip
-
-    @property
-    def layout(self) -> str:
-        """What else tells runs apart whose passes must not be mixed: K by candidate and load, loads between."""
-        laid = [(each.name, dict(each.keys), dict(each.rungs), each.most_tokens) for each in self.candidates]
-        return _hashed(laid, self.between)
+        """What tells runs apart whose passes must not be mixed."""
+        laid = [
+            (each.name, _fingerprint(each.arm), dict(each.keys), dict(each.rungs), each.most_tokens)
+            for each in self.candidates
+        ]
+        content = [
+            _fingerprint(self.baseline), laid, self.workloads, self.temperatures, self.loads, self.between,
+            self.prompts, self.max_tokens, self.platform, self.vllm, dict(self.marks),
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def extras(self, candidate: Candidate | None) -> Mapping[int, int]:
         """K by load, of loads at which only a step is timed. `candidate`: None is the server without speculation."""
@@ -218,8 +191,8 @@ class Wish:
         ]
 
 
-def _hashed(*content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+def _fingerprint(arm: Arm) -> str:
+    return arm.plan.fingerprint if arm.plan is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +233,7 @@ def cells(
     for number, point in enumerate(wish.points()):
         load = point.concurrency or 1
         some = list(prompts[point.workload])[: max(2, round(len(prompts[point.workload]) * share))]
-        block = Block(number, point, items(some, least=_WAVES * load), wish.seed + number)
+        block = Block(number, point, items(some, least=_WAVES * load), number)
         found.append(Cell(block, candidate.tokens_at(load) if candidate else 0))
     return found + _extras(wish, prompts, candidate, first=AGAIN)
 
@@ -276,26 +249,28 @@ def _extras(
     for load, tokens in wish.extras(candidate).items():
         count = load + max(2, load // 4)
         some = items(short, least=count)[:count]
-        block = Block(first + load, Point(workload, temperature, load), some, wish.seed + load)
+        block = Block(first + load, Point(workload, temperature, load), some, load)
         found.append(Cell(block, tokens, is_extra=True))
     return found
 
 
-def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]]) -> list[Block]:
-    """Rounds over all points, with prompts that nothing was chosen by."""
+def confirming(wish: Wish, held_out: Mapping[str, Sequence[Prompt]], *, share: float = 1.0) -> list[Block]:
+    """Rounds over all points, with prompts that nothing was chosen by. `share`: of the requests, by the budget."""
     found = []
-    for place in range(_CONFIRMING_BLOCKS):
+    for place in range(ROUNDS):
         for number, point in enumerate(wish.points()):
             prompts = list(held_out[point.workload])
             turned = prompts[place % len(prompts) :] + prompts[: place % len(prompts)]
-            least = _WAVES * (point.concurrency or 1)
-            some = turned[: max(least, -(-len(prompts) // _CONFIRMING_BLOCKS), 4)]
-            found.append(
-                Block(
-                    CONFIRMING + place * 500 + number, point, items(some, least=least), wish.seed + 77 + place
-                )
-            )
+            least = max(4, 2 * (point.concurrency or 1))
+            count = max(least, round(share * _confirming_requests(len(prompts), point.concurrency or 1)))
+            some = items(turned[:count], least=count)
+            found.append(Block(CONFIRMING + place * 500 + number, point, some, 77 + place))
     return found
+
+
+def _confirming_requests(prompts: int, load: int) -> int:
+    """In one round at one load."""
+    return max(_WAVES * load, -(-prompts // ROUNDS), 4)
 
 
 def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
@@ -313,23 +288,18 @@ def fitted(wish: Wish, *, confirms: bool = True) -> Fitted:
     own = [each for each in wanted if each.is_needed]
     confirming_s = confirmation_s(wish, tokens_per_s=rate)
     confirm = [Wanted(TUNED, start_s, confirming_s, is_needed=False)] if confirms else []
-    return fit(
-        [*own, *confirm, *(each for each in wanted if not each.is_needed)],
-        budget_s=wish.budget_s,
-        most_launches=wish.most_launches,
-    )
+    return fit([*own, *confirm, *(each for each in wanted if not each.is_needed)], budget_s=wish.budget_s)
 
 
 def measuring_s(wish: Wish, *, tokens_per_s: float) -> float:
-    """Seconds of one launch's passes, where a request makes so many tokens/s at every load."""
+    """Seconds of one launch's passes, if a request makes so many tokens/s at every load."""
     requests = [max(wish.prompts, _WAVES * load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
 
 
 def confirmation_s(wish: Wish, *, tokens_per_s: float) -> float:
     """Seconds of the confirmation's passes, of both servers."""
-    least = max(-(-wish.prompts // _CONFIRMING_BLOCKS), 4)
-    requests = [2 * _CONFIRMING_BLOCKS * max(least, _WAVES * load) / load for load in wish.loads]
+    requests = [2 * ROUNDS * _confirming_requests(wish.prompts, load) / load for load in wish.loads]
     return sum(requests) * wish.max_tokens / tokens_per_s * len(wish.workloads) * len(wish.temperatures)
 
 
@@ -359,25 +329,25 @@ def ladder_of(
 
 @dataclass(frozen=True, slots=True)
 class TuneRequest:
-    """What the command line says."""
+    """What the command line says, as `run.json` keeps it."""
 
     profile: str
     workloads: tuple[str, ...] = ()
     concurrency: str | None = None
     temperature: str | None = None
     objective: str | None = None
-    drafts: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    runner: str | None = None
+    candidates: tuple[str, ...] = ()
+    """Beside the profile's own: `ngram`, `suffix`, an alternative of the profile, or a draft model."""
     most_tokens: int | None = None
-    prompts: int | None = None
     max_tokens: int | None = None
     budget: str | None = None
-    most_launches: int | None = None
     confirm: bool = True
-    seed: int = 0
     settings: tuple[str, ...] = ()
-    alternative: str | None = None
-    devices: str | None = None
-    check: bool = True
-    use_lock: bool = True
+
+
+OPTIONS = {
+    "workloads": "workload", "concurrency": "concurrency", "temperature": "temperature", "objective": "objective",
+    "candidates": "candidate", "most_tokens": "k-max", "max_tokens": "max-tokens", "budget": "budget",
+    "confirm": "no-confirm", "settings": "set",
+}  # fmt: skip
+"""The command line's name for each."""

@@ -49,16 +49,11 @@ class Prepared:
         return self.asked.confirm and TUNED in self.fitted.kept
 
 
-def prepared(
-    asked: TuneRequest, *, starts: bool, notices: Notices, most_tokens: Mapping[str, int] | None = None
-) -> Prepared:
-    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError.
-
-    `most_tokens`: K_max by candidate, of a run that is resumed.
-    """
+def prepared(asked: TuneRequest, *, starts: bool, notices: Notices) -> Prepared:
+    """Candidates, points, launches. Raises ProfileError, CheckFailed, UsageError, FactError."""
     from specserve.measure.bench.arms import fit
     from specserve.measure.bench.plan import prompts_of, sources
-    from specserve.measure.tune.candidates import arm, candidates, ideas, unasked
+    from specserve.measure.tune.candidates import arm, candidates, ideas, not_tried
     from specserve.measure.tune.plan import BASELINE, Wish, fitted
     from specserve.measure.values import seconds
 
@@ -66,10 +61,7 @@ def prepared(
     names = sources(asked.workloads)
     workloads, temperatures, loads = _points(asked, own, tuple(names), platform=plan.platform)
     prompts_of(workloads, names)  # one that is none is refused before any launch
-    wanted = [
-        dataclasses.replace(each, most_tokens=(most_tokens or {}).get(each.name))
-        for each in ideas(own, asked, temperatures=temperatures, plan=plan)
-    ]
+    wanted = ideas(own, asked, temperatures=temperatures)
     found, left_out = candidates(own, asked, wanted, loads=loads, plan=plan, starts=starts, notices=notices)
     if not found:
         raise UsageError("no candidate can be launched", hint="; ".join(reason for _, _, reason in left_out))
@@ -77,9 +69,9 @@ def prepared(
     wish = Wish(
         name=own.name,
         fingerprint=plan.fingerprint,
-        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices)[0],
+        baseline=arm(asked.profile, asked, name=BASELINE, baseline=True, starts=starts, notices=notices),
         candidates=tuple(found),
-        left_out=(*left_out, *unasked(own, asked, plan=plan)),
+        left_out=(*left_out, *not_tried(own, asked)),
         workloads=workloads,
         temperatures=temperatures,
         loads=loads,
@@ -91,12 +83,9 @@ def prepared(
         vllm=plan.vllm,
         marks=_marks(names),
         between=between(loads, most_tokens=most, most_requests=most_requests(own)),
-        prompts=asked.prompts or _PROMPTS,
+        prompts=_PROMPTS,
         max_tokens=asked.max_tokens or _MAX_TOKENS[plan.platform],
         budget_s=seconds(asked.budget, option="--budget", least_s=10.0) if asked.budget else None,
-        most_launches=asked.most_launches,
-        most_tokens=asked.most_tokens,
-        seed=asked.seed,
     )
     wish = dataclasses.replace(wish, objective=_objective(asked, wish))
     rooms = [fit([wish.baseline, each.arm]) for each in found]  # beside each of them the baseline stays up
@@ -107,22 +96,11 @@ def prepared(
 def _launched(asked: TuneRequest, *, starts: bool, notices: Notices) -> tuple[Profile, LaunchPlan]:
     """The profile as it is written, and its plan; checked if it is to start."""
     from specserve.checks.preflight import cleared
-    from specserve.profile.load import load_profile, with_alternative
+    from specserve.profile.load import load_profile
 
-    _, plan = cleared(
-        asked.profile,
-        settings=asked.settings,
-        port=0,
-        devices=asked.devices,
-        alternative=asked.alternative,
-        check=asked.check,
-        starts=starts,
-        use_lock=asked.use_lock,
-        notices=notices,
-    )
+    _, plan = cleared(asked.profile, settings=asked.settings, port=0, starts=starts, notices=notices)
     _refuse_old(plan.vllm)
-    written = load_profile(asked.profile, settings=asked.settings)
-    return with_alternative(written, asked.alternative, baseline=False), plan
+    return load_profile(asked.profile, settings=asked.settings), plan
 
 
 def _marks(sources: Mapping[str, str]) -> dict[str, str]:

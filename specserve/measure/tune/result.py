@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specserve.measure.bench.result import Comparison, Interval, Point
+
+Objective = Literal["tpot", "throughput", "goodput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class CandidateInfo:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One K of one candidate at one load of one workload: predicted, and measured where it was."""
+    """One K of one candidate at one load of one workload: predicted, and measured if it was."""
 
     candidate: str
     workload: str
@@ -43,7 +45,7 @@ class Row:
     concurrency: int
     tokens: int
     mean_length: Interval | None
-    """Tokens a step; its bounds by drawing requests anew."""
+    """Tokens a step; its bounds by a bootstrap over prompts."""
     length_basis: str
     """`measured`, `stitched`, `counters`."""
     step_ms: float
@@ -60,9 +62,9 @@ class Row:
     speedup: Interval
     """Predicted, over no speculation at this load."""
     measured_tokens_per_s: float | None = None
-    """At the full load, in calm steps."""
+    """At full load."""
     measured_tpot_ms: float | None = None
-    """The mean over requests, in calm steps."""
+    """The mean over requests, at full load."""
     within_limits: float | None = None
     """Share of requests within the profile's limits, predicted; None without limits."""
     plain_within_limits: float | None = None
@@ -90,12 +92,10 @@ class Choice:
     candidate: str | None = None
     speculation: Mapping[str, Any] | None = None
     """The whole block for the profile; None: run without."""
-    env: Mapping[str, str] = field(default_factory=dict)
-    """What the profile's `env` must have for it: the model runner, where that is not the usual one."""
     by_load: Mapping[int, int] = field(default_factory=dict)
     """K by concurrency."""
     schedule: tuple[tuple[int, int, int], ...] | None = None
-    """None where one K serves all loads."""
+    """None if one K serves all loads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,6 @@ class TuneResult:
         return chosen.candidate == row.candidate and chosen.by_load.get(row.concurrency) == row.tokens
 
     def place(self, of: Row | Point, *, lead: str = "temperature ") -> str:
-        """A workload, and its temperature where there are several."""
+        """A workload, and its temperature if there are several."""
         several = len({row.temperature for row in self.rows}) > 1
         return f"{of.workload}, {lead}{of.temperature:g}" if several else of.workload

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specserve.errors import FactError
 from specserve.measure.bench.result import Interval
-from specserve.measure.tune import choose
 from specserve.measure.tune.walk import geometric
 from specserve.memory.compose import compose
 from specserve.memory.defaults import language_part, served_bytes
@@ -17,10 +16,12 @@ from specserve.memory.parts import tallied
 from specserve.memory.settings import HEADS, Settings, Speculative
 from specserve.memory.situation import MemorySituation as Situation
 from specserve.memory.weights import weigh
-from specserve.models.architecture import read_shape
+from specserve.models.architecture import Shape, read_shape
 from specserve.models.facts import ModelFacts
 from specserve.models.tensors import expected_tensors
 
+LONGEST = 64
+"""No more draft tokens are looked at."""
 PARALLEL = frozenset({"dflash", "dspark"})
 """Methods whose draft makes all its tokens in one step."""
 WITHOUT_MODEL = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -74,6 +75,11 @@ class Rates:
         """Where an engine reaches more."""
         return Rates(self.bandwidth_bytes_per_s, self.operations_per_s, 0.9, 0.85, 0.5e-3, 10e-6, 8e-6)
 
+    @property
+    def free_tokens(self) -> float:
+        """Tokens in a step from which computing takes longer than reading 16-bit weights: the roofline's ridge."""
+        return self.operations_per_s / self.bandwidth_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -113,14 +119,14 @@ def draft_s(pair: Pair, *, batch: int, tokens: int, rates: Rates) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """One load: the best K where each draft token is accepted with the given chance, and what it gives."""
+    """One load: the best K if each draft token is accepted with the given chance, and what it gives."""
 
     concurrency: int
     tokens: int
     """0: none is faster than none."""
     mean_length: float
     break_even: float
-    """At these tokens (or at one, where 0 are best)."""
+    """At these tokens (or at one, if 0 are best)."""
     step_ms: float
     plain_step_ms: float
     tpot_ms: float
@@ -134,160 +140,115 @@ class Estimated:
 def estimate(pair: Pair, *, acceptance: float, batch: int, most_tokens: int, rates: Rates) -> Estimated:
     """The best K of 0 to `most_tokens` at one load."""
 
-    def gain(tokens: int) -> float:
-        return _speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, by=rates)
+    def gain(tokens: int) -> Interval:
+        return speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, rates=rates)
 
-    best = max(range(most_tokens + 1), key=gain)
+    best = max(range(most_tokens + 1), key=lambda tokens: gain(tokens).value)
     shown = best or 1
-    plain = step_s(pair, batch=batch, tokens=0, rates=rates)
-    taken = step_s(pair, batch=batch, tokens=best, rates=rates)
+    plain_s, taken_s, shown_s = (
+        step_s(pair, batch=batch, tokens=tokens, rates=rates) for tokens in (0, best, shown)
+    )
     length = geometric(acceptance, tokens=best)
     return Estimated(
         concurrency=batch,
         tokens=best,
         mean_length=geometric(acceptance, tokens=shown),
-        break_even=choose.break_even(
-            step_s(pair, batch=batch, tokens=shown, rates=rates), plain_step_s=plain
-        ),
-        step_ms=taken * 1000,
-        plain_step_ms=plain * 1000,
-        tpot_ms=choose.time_per_token_s(length, step_s=taken) * 1000,
-        tokens_per_s=choose.tokens_per_s(batch, mean_length=length, step_s=taken),
-        speedup=speedup(pair, acceptance=acceptance, batch=batch, tokens=shown, rates=rates),
-        draft_share=draft_s(pair, batch=batch, tokens=shown, rates=rates)
-        / step_s(pair, batch=batch, tokens=shown, rates=rates),
+        break_even=shown_s / plain_s,
+        step_ms=taken_s * 1000,
+        plain_step_ms=plain_s * 1000,
+        tpot_ms=taken_s / length * 1000,
+        tokens_per_s=batch * length / taken_s,
+        speedup=gain(shown),
+        draft_share=draft_s(pair, batch=batch, tokens=shown, rates=rates) / shown_s,
     )
 
 
 def speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, rates: Rates) -> Interval:
     """Of decoding with so many draft tokens, by the range of what engines reach; no interval of a measurement."""
     worse, value, better = (
-        _speedup(pair, acceptance=acceptance, batch=batch, tokens=tokens, by=by)
+        geometric(acceptance, tokens=tokens)
+        * step_s(pair, batch=batch, tokens=0, rates=by)
+        / step_s(pair, batch=batch, tokens=tokens, rates=by)
         for by in (rates.worse(), rates, rates.better())
     )
     return Interval(value, min(worse, value, better), max(worse, value, better))
 
 
-def _speedup(pair: Pair, *, acceptance: float, batch: int, tokens: int, by: Rates) -> float:
-    return choose.speedup(
-        geometric(acceptance, tokens=tokens),
-        step_s=step_s(pair, batch=batch, tokens=tokens, rates=by),
-        plain_step_s=step_s(pair, batch=batch, tokens=0, rates=by),
-    )
-
-
-def free_tokens(*, weight_bytes: float, rates: Rates) -> float:
-    """Tokens in a step from which matrix products take longer than reading the weights: the ridge of the roofline.
-
-    `weight_bytes`: of one weight, 2 in 16 bits.
-    """
-    return rates.operations_per_s * weight_bytes / (2 * rates.bandwidth_bytes_per_s)
-
-
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
+_LOOKUPS = ("embed_tokens", "wte", "word_embeddings", "embed_in")
+"""Names of tables of which a step reads a few rows."""
+
+
 def pair(s: Situation, *, context_tokens: float) -> Pair:
-    """Target and draft of one arm on its machine. Raises FactError where a model's facts do not say enough."""
+    """Target and draft of one arm on its machine. Raises FactError if a model's facts do not say enough."""
     if s.method is None:
         raise FactError("the profile does not speculate", hint="give it a `speculation` section")
     speculative = Speculative(s.method, s.num_speculative_tokens, s.draft, s.draft_kv_cache_dtype)
     made = compose(s.target, speculative, settings=s.settings)
     if not made.is_kv_known:
         raise FactError(made.notes[0])
-    stages = made.stages
-    target = _target(s.target, stages, settings=s.settings)
-    draft = None if s.method in WITHOUT_MODEL else _draft(s, stages, method=s.method)
-    return Pair(target, draft, s.method, context_tokens)
+    draft = None if s.method in WITHOUT_MODEL else _draft(s, made.stages[-1], method=s.method)
+    return Pair(_target(s.target, made.stages, settings=s.settings), draft, s.method, context_tokens)
 
 
 def _target(facts: ModelFacts, stages: tuple[Stage, ...], *, settings: Settings) -> Work:
     """A request passes all pipeline stages one after another, so that their weights add up."""
-    whole = float(sum(stage.target_weights_bytes for stage in stages))
-    experts = _expert_bytes(facts, settings=settings)
-    count, chosen = _experts(facts)
-    if not (count and chosen):
-        experts, count, chosen = 0.0, 0, 0
+    shape, whole = _shape(facts), float(sum(stage.target_weights_bytes for stage in stages))
+    weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
+    count = language_part(facts).optional(*_EXPERTS, least=0) or 0
+    chosen = sizes(facts).experts_per_token if count else 0
+    routed = tallied(facts, part="model", online=settings.quantization) if chosen else {}
+    routed = {kind: number for kind, number in routed.items() if kind.role.division == "expert"}
+    experts = float(sum(weigh(routed, shape, settings=settings, weight_bytes=weight_bytes).stages))
+    read = whole - experts - (0.0 if shape.is_tied else _table_bytes(facts, settings=settings))
     return Work(
-        dense_bytes=max(0.0, whole - experts - _lookup_bytes(facts, settings=settings)),
+        dense_bytes=max(0.0, read),
         expert_bytes=experts,
-        experts=count,
+        experts=count if chosen else 0,
         experts_per_token=chosen,
-        operations_per_token=_operations(facts, whole, settings=settings),
+        operations_per_token=_operations(facts, settings, share=chosen / count if chosen else 1.0)
+        or 2 * whole / weight_bytes,
         kv_bytes_per_token=float(sum(stage.target_kv_bytes_per_token for stage in stages)),
-        layers=len(read_shape(facts.model, facts.config).layers),
+        layers=len(shape.layers),
         gpus=settings.tensor_parallel_size,
     )
 
 
-def _draft(s: Situation, stages: tuple[Stage, ...], *, method: str) -> Work:
-    """A head also computes the target's output table, wherever that lies."""
-    last, settings = stages[-1], replace(s.settings, pipeline_parallel_size=1)
-    weights = float(last.draft_weights_bytes)
-    layers = 1
-    if s.draft is not None and method not in HEADS:
-        layers = len(read_shape(s.draft.model, s.draft.config).layers)
-        weights -= _lookup_bytes(s.draft, settings=settings)
-    elif method in HEADS:
-        weights += _head_bytes(s, settings=settings)
-    weight_bytes = served_bytes(settings.dtype, given=None)
+def _draft(s: Situation, last: Stage, *, method: str) -> Work:
+    """A head also computes the target's output table, wherever that lies, if it brings none."""
+    weights, layers, settings = float(last.draft_weights_bytes), 1, s.settings
+    if method not in HEADS and s.draft is not None:
+        shape = _shape(s.draft)
+        layers = len(shape.layers)
+        weights -= 0.0 if shape.is_tied else _table_bytes(s.draft, settings=settings)
+    elif method in HEADS and not any("lm_head" in name for name in (s.draft and s.draft.tensors) or ()):
+        weights += _table_bytes(s.target, settings=settings)
     return Work(
         dense_bytes=max(weights, 0.0),
-        operations_per_token=2 * weights / weight_bytes,
+        operations_per_token=2 * weights / served_bytes(settings.dtype, given=None),
         kv_bytes_per_token=float(last.draft_kv_bytes_per_token),
         layers=layers,
         gpus=settings.tensor_parallel_size,
     )
 
 
+def _shape(facts: ModelFacts) -> Shape:
+    return read_shape(facts.model, facts.config)
+
+
 def _table_bytes(facts: ModelFacts, *, settings: Settings) -> float:
     """Of one table of the vocabulary, on each GPU."""
-    found = read_shape(facts.model, facts.config)
-    weight_bytes = served_bytes(settings.dtype, given=found.dtype)
-    return found.vocab_size * found.hidden_size * weight_bytes / settings.tensor_parallel_size
+    shape = _shape(facts)
+    weight_bytes = served_bytes(settings.dtype, given=shape.dtype)
+    return shape.vocab_size * shape.hidden_size * weight_bytes / settings.tensor_parallel_size
 
 
-def _lookup_bytes(facts: ModelFacts, *, settings: Settings) -> float:
-    """Of embeddings, of which a step reads a few rows; a tied table is read whole, as the output's."""
-    tied = read_shape(facts.model, facts.config).is_tied
-    return 0.0 if tied else _table_bytes(facts, settings=settings)
-
-
-def _head_bytes(s: Situation, *, settings: Settings) -> float:
-    """Of the output table that a head shares with the target, where it brings none."""
-    own = s.draft is not None and any("lm_head" in name for name in s.draft.tensors or ())
-    return 0.0 if own else _table_bytes(s.target, settings=settings)
-
-
-def _experts(facts: ModelFacts) -> tuple[int, int]:
-    """How many there are, and how many a token goes to."""
-    config = language_part(facts)
-    return config.optional(*_EXPERTS, least=0) or 0, sizes(facts).experts_per_token
-
-
-def _expert_bytes(facts: ModelFacts, *, settings: Settings) -> float:
-    kinds = tallied(facts, part="model", online=settings.quantization)
-    routed = {kind: count for kind, count in kinds.items() if kind.role.division == "expert"}
-    found = read_shape(facts.model, facts.config)
-    weight_bytes = served_bytes(settings.dtype, given=found.dtype)
-    return float(sum(weigh(routed, found, settings=settings, weight_bytes=weight_bytes).stages))
-
-
-def _operations(facts: ModelFacts, whole_bytes: float, *, settings: Settings) -> float:
-    """Two for each weight that a token meets; by the formula of the model type, else by its bytes."""
-    named = expected_tensors(facts.model, facts.config)
-    found = read_shape(facts.model, facts.config)
-    if named is None:
-        return 2 * whole_bytes / served_bytes(settings.dtype, given=found.dtype)
-    count, chosen = _experts(facts)
-    met = 0.0
-    for name, size in named.items():
-        if len(size) < 2 or (_is_lookup(name) and not found.is_tied):
-            continue
-        is_routed = count and chosen and ".experts." in name
-        met += math.prod(size) * (chosen / count if is_routed else 1.0)
+def _operations(facts: ModelFacts, settings: Settings, *, share: float) -> float:
+    """Two for each weight that a token meets, of routed experts that `share`; 0 if no formula has the model type."""
+    is_tied, met = _shape(facts).is_tied, 0.0
+    for name, size in (expected_tensors(facts.model, facts.config) or {}).items():
+        if len(size) > 1 and (is_tied or not any(part in name for part in _LOOKUPS)):
+            met += math.prod(size) * (share if ".experts." in name else 1.0)
     return 2 * met / settings.tensor_parallel_size
-
-
-def _is_lookup(name: str) -> bool:
-    return any(part in name for part in ("embed_tokens", "wte", "word_embeddings", "embed_in"))

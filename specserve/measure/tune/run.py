@@ -19,11 +19,15 @@ from specserve.measure.tune.plan import (
     BASELINE,
     CONFIRMING,
     EXTRA,
+    LEAST_ROUNDS,
     LEAST_SHARE,
+    ROUNDS,
     Candidate,
     Wish,
     cells,
+    confirmation_s,
     confirming,
+    measuring_s,
     split,
 )
 from specserve.measure.tune.result import Choice
@@ -71,6 +75,7 @@ class Tune(Measurement):
         """The server without speculation, which stays up for the confirmation if two servers fit at once."""
         self._began_s = time.monotonic()
         self._confirms = False
+        """Whether a confirmation is still to come, for which a part of the budget is held back."""
         self._full_s: list[float] = []
         """What each pass at a point took, or would have taken with all prompts."""
 
@@ -109,15 +114,16 @@ class Tune(Measurement):
                 first = first or error
                 self.failed[each.name] = error.message
                 self.on_news(Noted(f"{each.name} is left out: {error.message}"))
+        self._confirms = False
         if first is not None and all(each.small or each.name in self.failed for each in candidates):
             raise first
 
     def confirm(self, arm: Arm, *, launch: int) -> None:
         """The chosen server and the one without speculation, turn by turn if both fit, on held-out prompts."""
         blocks = self._confirming()
-        self._confirms = False
+        least = LEAST_ROUNDS * len(self.points)
         if self.is_late():
-            blocks = blocks[: len(self.points)]
+            blocks = blocks[:least]
         # without room for two, the server without speculation was sent them in the first launch
         if all(
             self.has(launch, block, name) or (name == BASELINE and self.has(0, block, name))
@@ -139,14 +145,14 @@ class Tune(Measurement):
             driver,
         ):
             for place, block in enumerate(blocks):
-                if place >= len(self.points) and self.is_late():
-                    break  # every point was confirmed once
+                if place >= least and self.is_late():
+                    break  # with fewer rounds there would be no interval
                 for name in arm_order(block, list(servers)):
                     self._pass(servers[name], driver, block, launch=launch)
 
     def launch_of(self, choice: Choice, *, first: int) -> int:
         """The number of the launch that confirms this choice; after a resumption, another choice has another one."""
-        block = json.dumps([choice.speculation, dict(choice.env)], sort_keys=True)
+        block = json.dumps(choice.speculation, sort_keys=True)
         known = list(self.directory.content.get("confirming", []))
         if block not in known:
             known.append(block)
@@ -162,16 +168,24 @@ class Tune(Measurement):
             count if point in self.points else count * _EXTRA_SHARE
             for (_, point), count in (+self.expected).items()
         )
-        left += len(self.points) * 2 if self._confirms else 0
         wanted_s = sum(self._full_s) / len(self._full_s) * max(1.0, left)
         return min(self.share, max(LEAST_SHARE, left_s / wanted_s))
 
     def left_s(self) -> float | None:
-        """Of the budget; None without one."""
+        """Of the budget, less what the confirmation needs; None without one."""
         if self.wish.budget_s is None:
             return None
         spent_s = float(self.directory.content.get("spent_s", 0.0)) + time.monotonic() - self._began_s
-        return self.wish.budget_s - spent_s
+        return self.wish.budget_s - spent_s - self.confirmation_s()
+
+    def confirmation_s(self) -> float:
+        """What the fewest rounds of a confirmation to come will take, by what passes and starts took."""
+        if not self._confirms or not self._full_s:
+            return 0.0
+        relative = confirmation_s(self.wish, tokens_per_s=1.0) / measuring_s(self.wish, tokens_per_s=1.0)
+        pass_s = sum(self._full_s) / len(self._full_s)
+        sent_s = pass_s * len(self.points) * relative * LEAST_ROUNDS / ROUNDS * self.share
+        return sent_s + max(self._starts_s, default=0.0)
 
     def is_late(self) -> bool:
         """Whether the budget is used up."""
@@ -190,7 +204,7 @@ class Tune(Measurement):
         self.launches_left = 1 + len(candidates)
 
     def _confirming(self) -> list[Block]:
-        return confirming(self.wish, self.prompts()[1])
+        return confirming(self.wish, self.prompts()[1], share=self.share)
 
     def _launch(self, number: int, arm: Arm, candidate: Candidate | None, *, confirms: bool) -> None:
         """One server and its cells, those that are not there yet."""

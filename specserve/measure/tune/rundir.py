@@ -15,7 +15,7 @@ from specserve.diagnostics import Notices
 from specserve.errors import UsageError
 from specserve.measure.bench.arms import host
 from specserve.measure.bench.rundir import RUN, RunDirectory, create, new_place, read_run, resume
-from specserve.measure.tune.plan import TuneRequest
+from specserve.measure.tune.plan import OPTIONS, TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
 from specserve.serve.files import state_folder
 
@@ -23,13 +23,8 @@ if TYPE_CHECKING:
     from specserve.measure.tune.plan import Wish
 
 KIND = "tune"
-_ANSWERS = ("objective", "confirm", "budget", "most_launches")
+_ANSWERS = ("objective", "confirm", "budget")
 """What is asked of passes that are the same for every answer."""
-_OPTIONS = {
-    "workloads": "workload", "drafts": "draft", "methods": "method", "most_tokens": "k-max", "settings": "set",
-    "check": "no-check", "use_lock": "no-lock",
-}  # fmt: skip
-"""Options that are not called as their field."""
 _WAY_OUT = "another `-o`, or none"
 
 
@@ -59,22 +54,14 @@ def asked_json(request: TuneRequest) -> dict[str, Any]:
 
 
 def placed(
-    asked: TuneRequest, *, output: str | None, anew: bool, starts: bool, notices: Notices
+    asked: TuneRequest, *, output: str | None, starts: bool, notices: Notices
 ) -> tuple[Prepared, Found | None]:
-    """What is to be done, with the K_max of the run of the same command, and that run if there is one.
+    """What is to be done, and the run of the same command if there is one.
 
     Raises UsageError if `output` holds another run, and what `prepared` raises.
     """
     ready = prepared(asked, starts=starts, notices=notices)
-    found = _found(ready, output, anew=anew)
-    if found is None or found.content.get("layout") == ready.wish.layout:
-        return ready, found
-    again = prepared(asked, starts=starts, notices=notices, most_tokens=found.content.get("most_tokens", {}))
-    if again.wish.layout == found.content.get("layout"):
-        return again, found
-    if output is not None:
-        raise UsageError(f"`{output}` holds a run that drafted other numbers of tokens", hint=_WAY_OUT)
-    return ready, None
+    return ready, _found(ready, output)
 
 
 def open_directory(ready: Prepared, found: Found | None, output: str | None) -> RunDirectory:
@@ -85,8 +72,6 @@ def open_directory(ready: Prepared, found: Found | None, output: str | None) -> 
     content = {
         "kind": KIND,
         "digest": wish.digest,
-        "layout": wish.layout,
-        "most_tokens": {each.name: each.most_tokens for each in wish.candidates if not each.small},
         "name": wish.name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host(platform_of_arms=wish.platform),
@@ -96,11 +81,9 @@ def open_directory(ready: Prepared, found: Found | None, output: str | None) -> 
     return create(Path(output) if output is not None else new_place(KIND, _stem(wish)), content)
 
 
-def _found(ready: Prepared, output: str | None, *, anew: bool) -> Found | None:
+def _found(ready: Prepared, output: str | None) -> Found | None:
     if output is not None:
-        return _in(Path(output), ready, anew=anew)
-    if anew:
-        return None
+        return _in(Path(output), ready)
     there = []
     for path in (state_folder() / KIND).glob(f"{_stem(ready.wish)}*"):
         content = _content(path)
@@ -112,8 +95,8 @@ def _found(ready: Prepared, output: str | None, *, anew: bool) -> Found | None:
     )
 
 
-def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
-    """The run in a folder that was named. Raises UsageError if it is another one, or a new one is wanted."""
+def _in(path: Path, ready: Prepared) -> Found | None:
+    """The run in a folder that was named. Raises UsageError if it is another one."""
     try:
         is_there = (path / RUN).exists()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -125,19 +108,17 @@ def _in(path: Path, ready: Prepared, *, anew: bool) -> Found | None:
         raise UsageError(f"`{path}` holds something that is no run of `specserve tune`", hint=_WAY_OUT)
     if content.get("digest") != ready.wish.digest:
         raise UsageError(f"`{path}` holds another run: {_difference(content, ready.asked)}", hint=_WAY_OUT)
-    if anew:
-        raise UsageError(f"`{path}` holds a run already, and `--fresh` begins one", hint=_WAY_OUT)
     return Found(path, content)
 
 
 def _difference(content: Mapping[str, Any], request: TuneRequest) -> str:
     """What was asked for otherwise; if nothing was, what else a run is told apart by."""
     before, now = content["asked"], asked_json(request)
-    found = []
-    for name in now:
-        if name not in (*_ANSWERS, "profile") and name in before and before[name] != now[name]:
-            option = _OPTIONS.get(name, name.replace("_", "-"))
-            found.append(f"`--{option}` was {_value(before[name])}")
+    found = [
+        f"`--{option}` was {_value(before[name])}"
+        for name, option in OPTIONS.items()
+        if name in before and name not in _ANSWERS and before[name] != now[name]
+    ]
     profile = str(before.get("profile", request.profile))
     if os.path.normpath(profile) != os.path.normpath(request.profile):
         found.append(f"the profile was `{profile}`")
@@ -145,8 +126,6 @@ def _difference(content: Mapping[str, Any], request: TuneRequest) -> str:
 
 
 def _value(value: object) -> str:
-    if isinstance(value, bool):  # only options that take something away are true unless they are given
-        return "not given" if value else "given"
     if isinstance(value, list):
         return ", ".join(f"`{item}`" for item in value) or "not given"
     return "not given" if value is None else f"`{value}`"
@@ -162,6 +141,6 @@ def _content(path: Path) -> dict[str, Any] | None:
         content = read_run(path)
     except UsageError:
         return None
-    kinds = {"kind": str, "created": str, "asked": dict, "most_tokens": dict}
+    kinds = {"kind": str, "created": str, "asked": dict}
     is_whole = all(isinstance(content.get(name), kind) for name, kind in kinds.items())
     return content if is_whole and content["kind"] == KIND else None

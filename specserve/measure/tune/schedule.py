@@ -247,9 +247,7 @@ def as_ranges(found: Mapping[int, int]) -> list[list[int]]:
     return ranges
 
 
-def situation(
-    profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan, env: Mapping[str, str] | None = None
-) -> Situation:
+def situation(profile: Profile, keys: Mapping[str, Any], *, plan: LaunchPlan) -> Situation:
     """What decides whether a schedule by batch size holds for a candidate here."""
     from specserve.memory.defaults import arguments, runner
 
@@ -263,7 +261,7 @@ def situation(
             plan.vllm,
             arguments=arguments(profile),
             speculation=keys,
-            env={**profile.env, **(env or {})},
+            env=profile.env,
         ),
         platform=plan.platform,
         data_parallel_size=ranks if isinstance(ranks, int) else 1,

@@ -17,7 +17,7 @@ from specserve.measure.tune.rundir import Found, asked_json, open_directory
 
 if TYPE_CHECKING:
     from specserve.measure.bench.rundir import RunDirectory
-    from specserve.measure.tune.assemble import Known
+    from specserve.measure.tune.choose import Known
     from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
 
@@ -37,7 +37,7 @@ def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
 
 
 def run_tune(
-    ready: Prepared, found: Found | None, *, output: str | None, anew: bool, outlet: Outlet
+    ready: Prepared, found: Found | None, *, output: str | None, outlet: Outlet
 ) -> tuple[TuneResult, Path, SpecserveError | None]:
     """The result, where its raw data lies, and why the choice could not be confirmed, if it could not.
 
@@ -56,8 +56,7 @@ def run_tune(
     directory = open_directory(ready, found, output)
     with ExitStack() as stack:
         stack.enter_context(directory)
-        another = "--fresh" if output is None else "-o"
-        is_told = found is not None and _is_told(ready, directory, another, notices=outlet.notices)
+        is_told = found is not None and _is_told(ready, directory, notices=outlet.notices)
         stop = stack.enter_context(stop_on_signals())
         view = stack.enter_context(outlet.open_view())
         names = ", ".join(each.name for each in ready.kept)
@@ -72,7 +71,7 @@ def run_tune(
                 result, failure = _tuned(ready, tune, began, is_told=is_told, outlet=outlet)
         except SpecserveError as error:
             if tune.passes:
-                error.hint = error.hint or f"{_again(anew=anew)} goes on with what was measured"
+                error.hint = error.hint or "the same command goes on with what was measured"
             raise
         finally:
             if not is_told:
@@ -80,28 +79,21 @@ def run_tune(
     return result, directory.path, failure
 
 
-def _is_told(ready: Prepared, directory: RunDirectory, another: str, *, notices: Notices) -> bool:
-    """Whether the run is complete for this request, so that nothing is measured again; says which run it is.
-
-    `another`: the option that begins a new one.
-    """
+def _is_told(ready: Prepared, directory: RunDirectory, *, notices: Notices) -> bool:
+    """Whether the run is complete for this request, so that nothing is measured again; says which run it is."""
     found = Found(directory.path, directory.content)
     if found.answers(ready.asked):
-        notices.say(f"measured on {found.begun} already; `{another}` measures again")
+        notices.say(f"measured on {found.begun} already; `-o` with another folder measures again")
         return True
-    notices.say(f"resumes the run of {found.begun}; `{another}` begins a new one")
+    notices.say(f"resumes the run of {found.begun}; `-o` with another folder starts over")
     directory.update(asked=asked_json(ready.asked), is_complete=False)
     return False
 
 
-def _again(*, anew: bool) -> str:
-    return "the same command without `--fresh`" if anew else "the same command"
-
-
-def unconfirmed(error: SpecserveError, *, anew: bool, write: bool) -> SpecserveError:
+def unconfirmed(error: SpecserveError, *, write: bool) -> SpecserveError:
     """The same error as that of a command whose choice was to be confirmed."""
     rather = "`--no-confirm --write` writes it unconfirmed" if write else "`--no-confirm` does without"
-    ways = f"{_again(anew=anew)} tries it again, {rather}"
+    ways = f"the same command tries it again, {rather}"
     error.message = f"the choice could not be confirmed: {error.message}"
     error.hint = f"{error.hint}; {ways}" if error.hint else ways
     return error
@@ -125,7 +117,7 @@ def _tuned(
             "no configuration with speculation could be measured",
             hint="longer answers (`--max-tokens`), or another workload",
         )
-    choice = choose([each.ready for each in known], objective=ready.wish.objective)
+    choice = choose(known, objective=ready.wish.objective)
     said = list(content.get("said", ())) if is_told else []
     choice, confirmed, failure = _confirmed(
         ready, tune, known, choice, said=None if is_told else said, notices=outlet.notices
@@ -156,7 +148,7 @@ def _tuned(
 
 def _known(ready: Prepared, tune: Tune) -> list[Known]:
     """What is known of each candidate that could be timed."""
-    from specserve.measure.tune.assemble import known_of
+    from specserve.measure.tune.predict import known_of
 
     known = []
     for number, each in enumerate(ready.kept, start=1):
@@ -181,9 +173,9 @@ def _confirmed(
 
     `said`: takes notes for the result; None if nothing is to be started.
     """
-    from specserve.measure.tune.assemble import confirmed_of
     from specserve.measure.tune.candidates import tuned
     from specserve.measure.tune.choose import after
+    from specserve.measure.tune.outcome import confirmed_of
 
     if not choice.speculates or not ready.confirms:
         return choice, (), None

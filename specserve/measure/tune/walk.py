@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from specserve.measure.bench.result import Interval
 from specserve.metrics.counters import Acceptance
@@ -22,7 +20,7 @@ class Steps:
     plain: int = 0
     """Steps that had nothing drafted and made one token each (an ngram that found no match)."""
     prompt: str = ""
-    """That it answered: copies of one are no requests of their own."""
+    """The prompt that it answered; several requests may send the same one."""
 
     def __post_init__(self) -> None:
         if len(self.accepted) != len(self.drafted):
@@ -37,7 +35,7 @@ class Steps:
 
     @cached_property
     def runs(self) -> tuple[int, ...]:
-        """From each token on, how many a step would make that drafts without end.
+        """From each token on, how many tokens a step without a limit on its drafts would make.
 
         A step that accepted all it was offered goes on in the next one: what lay behind it was not asked for.
         """
@@ -59,19 +57,10 @@ class Steps:
         return steps + self.plain
 
 
-@dataclass(frozen=True, slots=True)
-class Length:
-    """A mean acceptance length, and what it rests on."""
-
-    value: float
-    basis: str
-    """`measured`, `stitched` (ordered steps) or `counters` (a lower bound)."""
-
-
 def stitched(requests: Iterable[Steps], *, tokens: int) -> float | None:
-    """From ordered steps: tokens over the steps that they would have taken; None without a step.
+    """The mean acceptance length with so many draft tokens, from ordered steps; None without a step.
 
-    Errs by -2.9 to +1.5 % over eight public workloads at K_max 7.
+    The error is -2.9 to +1.5 % over eight public workloads at K_max 7.
     """
     made, steps = 0, 0
     for request in requests:
@@ -80,52 +69,24 @@ def stitched(requests: Iterable[Steps], *, tokens: int) -> float | None:
     return made / steps if steps else None
 
 
-def truncated(per_position: Sequence[float], *, tokens: int) -> float:
-    """1 + the acceptance rates of the first positions. Always low: long drafts skip the easy stretches."""
-    return 1.0 + math.fsum(per_position[:tokens])
-
-
-def histogram_walk(histogram: Sequence[int], *, tokens: int) -> float | None:
-    """From how many steps accepted exactly 0, 1, … K_max tokens; None without a step.
-
-    A lower bound too; nearly exact where tokens + 1 divides K_max + 1.
-    """
-    made = sum(count * (accepted + 1) for accepted, count in enumerate(histogram))
-    steps = sum(count * (accepted // (tokens + 1) + 1) for accepted, count in enumerate(histogram))
-    return made / steps if steps else None
-
-
 def from_counters(counted: Acceptance, *, tokens: int) -> float | None:
-    """The better of the two lower bounds; None without a draft."""
+    """The same from a server's counters, as the better of two lower bounds; None without a draft.
+
+    One adds the acceptance rates of the first positions; the other deals each step's accepted tokens to steps of
+    tokens + 1, nearly exact if that divides K_max + 1.
+    """
     if not counted.drafts:
         return None
     reached = (counted.drafts, *counted.accepted_per_position, 0)
+    added = 1.0 + sum(counted.accepted_per_position[:tokens]) / counted.drafts
     histogram = [max(0, reached[index] - reached[index + 1]) for index in range(len(reached) - 1)]
-    rates = [accepted / counted.drafts for accepted in counted.accepted_per_position]
-    walked = histogram_walk(histogram, tokens=tokens)
-    return max(truncated(rates, tokens=tokens), walked or 1.0)
-
-
-def length(
-    *, tokens: int, measured_with: int, requests: Sequence[Steps] = (), counted: Acceptance | None = None
-) -> Length | None:
-    """The mean acceptance length with `tokens` drafts a step, from a run with `measured_with`.
-
-    None: unknown. That is so above what was measured, and where nothing was.
-    """
-    if tokens > measured_with or tokens < 0:
-        return None
-    if tokens == 0:
-        return Length(1.0, "measured")
-    value = stitched(requests, tokens=tokens)
-    lower = from_counters(counted, tokens=tokens) if counted is not None else None
-    if value is None:
-        return None if lower is None else Length(lower, "counters")
-    return Length(value, "measured" if tokens == measured_with else "stitched")
+    made = sum(count * (accepted + 1) for accepted, count in enumerate(histogram))
+    steps = sum(count * (accepted // (tokens + 1) + 1) for accepted, count in enumerate(histogram))
+    return max(added, made / steps if steps else 1.0)
 
 
 def geometric(alpha: float, *, tokens: int) -> float:
-    """Tokens a step where each draft token is accepted with the same chance (Leviathan et al. 2023)."""
+    """Tokens a step if each draft token is accepted with the same chance (Leviathan et al. 2023)."""
     return float(tokens + 1) if alpha >= 1 else (1 - alpha ** (tokens + 1)) / (1 - alpha)
 
 
@@ -144,7 +105,7 @@ def geometric_rate(mean_length: float, *, tokens: int) -> float:
 def steps_of(
     pairs: Sequence[tuple[int, int]], *, output_tokens: int | None = None, prompt: str = ""
 ) -> Steps | None:
-    """One request of its accepted and drafted tokens by step (vLLM's `detailed` metrics); None without any.
+    """One request from its accepted and drafted tokens by step (vLLM's `detailed` metrics); None without any.
 
     Its first token comes from the prefill and is no step; what the steps do not account for was made without drafts.
     What they accepted behind the end of the answer was never sent, and does not count.
@@ -171,44 +132,26 @@ def _delivered(pairs: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int,
     return kept
 
 
-T = TypeVar("T")
-TIMES = 1000
-_SEED = 20260101
+def length_interval(requests: Sequence[Steps], *, tokens: int, draws: int = 1000) -> Interval | None:
+    """The mean acceptance length with so many draft tokens and its 95 % bounds; None without a step.
 
-
-def interval(
-    items: Sequence[T], *, of: Callable[[Sequence[T]], float | None], times: int = TIMES
-) -> Interval | None:
-    """A figure of all items with the bounds that hold it in 95 of 100 draws (cluster bootstrap).
-
-    The same items give the same bounds. None where the figure is not there for all items.
+    Bootstrap over prompts, with all requests that sent one; always the same draws. One prompt says nothing of others.
     """
-    value = of(items)
-    if value is None:
-        return None
-    if len(items) < 2:
-        return Interval(value, 0.0, float("inf"))
-    draw = random.Random(_SEED)  # noqa: S311 - statistics, not secrets
-    found = []
-    for _ in range(times):
-        drawn = of(draw.choices(items, k=len(items)))
-        if drawn is not None:
-            found.append(drawn)
-    found.sort()
-    return Interval(value, found[int(0.025 * (len(found) - 1))], found[-1 - int(0.025 * (len(found) - 1))])
-
-
-def length_interval(requests: Sequence[Steps], *, tokens: int, times: int = TIMES) -> Interval | None:
-    """Of the mean acceptance length with so many draft tokens; prompts are drawn, with all their copies."""
-    counted: dict[str, tuple[int, int]] = {}
+    sums: dict[str, tuple[int, int]] = {}
     for index, each in enumerate(requests):
         if each.tokens:
             name = each.prompt or f"#{index}"
-            made, steps = counted.get(name, (0, 0))
-            counted[name] = made + each.tokens, steps + each.steps_with(tokens)
-    return interval(list(counted.values()), of=_ratio, times=times)
+            made, steps = sums.get(name, (0, 0))
+            sums[name] = made + each.tokens, steps + each.steps_with(tokens)
+    if not sums:
+        return None
+    import numpy as np
 
-
-def _ratio(pairs: Sequence[tuple[int, int]]) -> float | None:
-    below = sum(pair[1] for pair in pairs)
-    return sum(pair[0] for pair in pairs) / below if below else None
+    counts = np.array(list(sums.values()), dtype=float)
+    value = float(counts[:, 0].sum() / counts[:, 1].sum())
+    if len(counts) < 2:
+        return Interval(value, 0.0, math.inf)
+    picked = np.random.default_rng(20260101).integers(len(counts), size=(draws, len(counts)))
+    drawn = counts[picked].sum(axis=1)
+    low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+    return Interval(value, min(value, float(low)), max(value, float(high)))

@@ -33,13 +33,6 @@ def write_choice(path: str, result: TuneResult, *, settings: Iterable[str] = ())
     refuse_unwritable(path, settings=settings)
     profile = load_profile(path)
     wanted = result.choice.speculation if result.choice.speculates else None
-    lacking = {name: value for name, value in result.choice.env.items() if profile.env.get(name) != value}
-    if lacking and wanted is not None:
-        lines = ", ".join(f'{name}: "{value}"' for name, value in lacking.items())
-        raise UsageError(
-            "`--write` changes `speculation` alone, and the choice needs another model runner",
-            hint=f"write `env: {{{lines}}}` and the values above into `{path}`",
-        )
     before = _read(file)
     now = jsonable(profile.speculation.keys) if profile.speculation else {}
     try:

@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeVar
 from specserve.errors import TrafficError
 from specserve.measure.verify import greedy, sampled, smoke
 from specserve.measure.verify.greedy import Suspect, TextPair
-from specserve.measure.verify.prompts import VerifyPrompt
 from specserve.measure.verify.result import (
     Against,
     Greedy,
@@ -27,6 +26,7 @@ from specserve.measure.verify.result import (
 from specserve.measure.verify.sampled import Collector
 from specserve.measure.verify.scores import ScoredText
 from specserve.measure.verify.session import GREEDY, Crew, VerifySession
+from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
 from specserve.serve.requests import Refused
@@ -89,7 +89,7 @@ class Verifier:
     def __init__(
         self,
         session: VerifySession,
-        prompts: Sequence[VerifyPrompt],
+        prompts: Sequence[Prompt],
         samplings: Sequence[Sampling],
         *,
         limit_s: float = 60.0,
@@ -191,7 +191,7 @@ class Verifier:
         assert refusal is not None
         raise refusal
 
-    def _timed(self, sampling: Sampling, prompt: VerifyPrompt, max_tokens: int) -> _Timed:
+    def _timed(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Timed:
         """Write and score one answer. Raises Refused."""
         began = time.monotonic()
         one = self._session.generate(prompt, sampling, max_tokens=max_tokens)
@@ -200,11 +200,11 @@ class Verifier:
         ended = time.monotonic()
         return _Timed(sampling, one, ended - began, ended - generated)
 
-    def _timed_or_unused(self, sampling: Sampling, prompt: VerifyPrompt, max_tokens: int) -> _Timed:
+    def _timed_or_unused(self, sampling: Sampling, prompt: Prompt, max_tokens: int) -> _Timed:
         try:
             return self._timed(sampling, prompt, max_tokens)
         except Refused as error:
-            self._unused[prompt.name] = error.message
+            self._unused[prompt.id] = error.message
             return _Timed(sampling)
 
     def _sample(self) -> float:

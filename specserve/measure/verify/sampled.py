@@ -113,11 +113,6 @@ class Collector:
         return judge(self.tallies, self.sampling)
 
 
-def is_cut(sampling: Sampling) -> bool:
-    """Whether top-p or top-k leave few tokens: those say little of the temperature, and it moves the cut too."""
-    return sampling.top_p < 1 or sampling.top_k > 0
-
-
 class _Ratio(NamedTuple):
     """A mean with its standard error."""
 
@@ -150,9 +145,8 @@ def judge(tallies: Sequence[Tally], sampling: Sampling, *, is_last: bool = True)
     likely = _reasons(points, heat, quantile) + strays
     strict = _quantile(LOOK_CONFIDENCE, len(used) - 1)
     reasons = likely if is_last else _reasons(points, heat, strict) + strays
-    is_cut = (
-        sampling.top_p < 1 or sampling.top_k > 0
-    )  # few tokens say little of the temperature, which moves the cut
+    # few tokens say little of the temperature, which moves the cut
+    is_cut = sampling.top_p < 1 or sampling.top_k > 0
     needed = _tokens_needed(points, None if is_cut else heat, quantile, tokens=tokens, requests=len(used))
     if likely:
         needed = 0 if reasons else max(needed, 100)

@@ -15,9 +15,9 @@ from specserve.errors import FactError, Interrupted, TrafficError, UsageError
 from specserve.measure.values import refuse_given
 
 if TYPE_CHECKING:
-    from specserve.measure.verify.prompts import VerifyPrompt
     from specserve.measure.verify.result import Sampling, Verification
     from specserve.measure.verify.run import VerifyStatus
+    from specserve.measure.workloads.workload import Prompt
     from specserve.plan.launchplan import LaunchPlan
     from specserve.profile.schema import Profile
     from specserve.serve.events import OnEvent
@@ -39,7 +39,7 @@ class VerifyRequest:
     """What is to be verified, and how much it may cost."""
 
     samplings: tuple[Sampling, ...]
-    prompts: tuple[VerifyPrompt, ...]
+    prompts: tuple[Prompt, ...]
     limit_s: float = 60.0
     smoke: bool = True
     server: str | None = None

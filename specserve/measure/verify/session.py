@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from specserve.errors import TrafficError, UsageError
-from specserve.measure.verify.prompts import VerifyPrompt
 from specserve.measure.verify.result import Sampling
 from specserve.measure.verify.scores import Position, ScoredText, positions
+from specserve.measure.workloads.workload import Prompt
 from specserve.serve.client import Client
 from specserve.serve.requests import NoChatTemplate, Refused
 
@@ -39,7 +39,7 @@ class VerifySession:
         self.mode: Literal["chat", "completion"] = "chat"
         self._top = TOP
 
-    def warm_up(self, prompt: VerifyPrompt) -> None:
+    def warm_up(self, prompt: Prompt) -> None:
         """Send a tiny request of each kind: greedy, sampled, scored. Learn whether the model has a chat template.
 
         Without a template the text is continued, as `specserve ask` does. Raises Refused, TrafficError.
@@ -50,18 +50,18 @@ class VerifySession:
             self.mode = "completion"
         self.scored(self.generate(prompt, Sampling(1.0), max_tokens=4))
 
-    def generate(self, prompt: VerifyPrompt, sampling: Sampling, *, max_tokens: int) -> ScoredText:
+    def generate(self, prompt: Prompt, sampling: Sampling, *, max_tokens: int) -> ScoredText:
         """Write after a prompt. Raises Refused if the server does not take it."""
-        return read_text(self.ask(prompt, sampling, max_tokens=max_tokens), prompt.name)
+        return read_text(self.ask(prompt, sampling, max_tokens=max_tokens), prompt.id)
 
-    def ask(self, prompt: VerifyPrompt, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
+    def ask(self, prompt: Prompt, sampling: Sampling = GREEDY, **more: Any) -> dict[str, Any]:
         """The raw answer to a prompt, with token ids."""
         body = {**_fields(sampling), "return_token_ids": True, **more}
         if self.mode == "completion":
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+        messages = list(prompt.messages or ({"role": "user", "content": prompt.text},))
         return self._post("chat/completions", messages=messages, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:

@@ -8,21 +8,23 @@ from typing import Any
 
 from specserve.errors import TrafficError
 from specserve.measure.verify.greedy import TIE_TOLERANCE
-from specserve.measure.verify.prompts import VerifyPrompt
 from specserve.measure.verify.result import Outcome, Sampling, ServerSpeculation, Smoke
 from specserve.measure.verify.scores import Position
 from specserve.measure.verify.session import VerifySession, read_text
+from specserve.measure.workloads.workload import Prompt
 from specserve.serve.requests import Refused, shown
 
 SmokeTest = Callable[[VerifySession], tuple[Outcome, str]]
 OK, NOT_OK, SKIPPED = Outcome.OK, Outcome.NOT_OK, Outcome.SKIPPED
-_TEXT_TOKENS = 40
-_STORY = VerifyPrompt(
+_TEXT_TOKENS, _SCHEMA_TOKENS = 40, 96
+_STORY = Prompt(
     "smoke",
+    _TEXT_TOKENS,
     "def count_words(text):\n    # say how often each word of a text comes\n    words = text.split()\n",
 )
-_WEATHER = VerifyPrompt(
+_WEATHER = Prompt(
     "smoke",
+    _SCHEMA_TOKENS,
     """Write one more line of the same kind.
 {"days": 2, "city": "Lima"}
 {"days": 5, "city": "Oslo"}
@@ -55,7 +57,6 @@ _SCHEMA: dict[str, Any] = {
     "required": ["days", "city"],
     "additionalProperties": False,
 }
-_SCHEMA_TOKENS = 96
 
 
 def _fits_schema(text: str) -> bool:

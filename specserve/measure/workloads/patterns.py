@@ -31,26 +31,14 @@ def _hash(*key: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
 
 
-_NAMES = [
-    "Mara Lind",
-    "Tomas Weil",
-    "Aino Rask",
-    "Pavel Horn",
-    "Sefa Demir",
-    "Ida Brook",
-    "Luc Ferrand",
+_NAMES = (
+    "Mara Lind", "Tomas Weil", "Aino Rask", "Pavel Horn", "Sefa Demir", "Ida Brook", "Luc Ferrand",
     "Noor Vane",
-]
+)  # fmt: skip
 _TOWNS = ("Norvik", "Ostra", "Velden", "Karst", "Lindau", "Bellmar")
-_GOODS = [
-    "desk lamp",
-    "oak shelf",
-    "water kettle",
-    "bicycle pump",
-    "rain coat",
-    "coffee mill",
-    "garden chair",
-]
+_GOODS = (
+    "desk lamp", "oak shelf", "water kettle", "bicycle pump", "rain coat", "coffee mill", "garden chair",
+)  # fmt: skip
 _MONTHS = ("January", "March", "April", "June", "August", "October", "November")
 _TALKS = ("Soil and roots", "Bridges of wood", "The quiet engine", "Reading old maps", "Bread without yeast")
 _LEVELS = ("INFO", "WARNING", "ERROR")
@@ -192,24 +180,9 @@ PROMPTS = 25
 DEFAULT_WORDS = 256
 LARGEST_WORDS = 1_000_000
 NOTE = "random words: its acceptance says nothing about real traffic"
-_SYLLABLES = [
-    "ba",
-    "ko",
-    "ri",
-    "ten",
-    "mu",
-    "sol",
-    "fe",
-    "dar",
-    "li",
-    "on",
-    "gra",
-    "vi",
-    "pe",
-    "uth",
-    "nem",
-    "zo",
-]
+_SYLLABLES = (
+    "ba", "ko", "ri", "ten", "mu", "sol", "fe", "dar", "li", "on", "gra", "vi", "pe", "uth", "nem", "zo",
+)  # fmt: skip
 
 
 def random_words(count: int, *, as_chat: bool) -> list[Draft]:
@@ -231,16 +204,10 @@ def _draft(index: int, count: int, as_chat: bool) -> Draft:
 
 
 _PLACES = ("Norvik waterworks", "Ostra paper mill", "Velden greenhouse", "Karst cable car", "Lindau brewery")
-_UNITS = [
-    "pump P-17",
-    "valve V-03",
-    "boiler B-2",
-    "belt C-11",
-    "fan F-08",
-    "filter S-21",
-    "motor M-5",
+_UNITS = (
+    "pump P-17", "valve V-03", "boiler B-2", "belt C-11", "fan F-08", "filter S-21", "motor M-5",
     "tank T-9",
-]
+)  # fmt: skip
 _FAULTS = (
     "a worn seal that lets a few drops through every hour",
     "a bearing that is warmer than those beside it",
@@ -259,13 +226,9 @@ _DEEDS = (
     "switched to the reserve and left a note for the next shift",
 )
 _WEATHER = (
-    "fog until noon",
-    "steady rain",
-    "a clear, cold morning",
-    "strong wind from the west",
-    "heat all day",
+    "fog until noon", "steady rain", "a clear, cold morning", "strong wind from the west", "heat all day",
     "snow",
-)
+)  # fmt: skip
 
 
 def title(seed: int) -> str:

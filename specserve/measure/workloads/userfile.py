@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,32 +12,34 @@ from specserve.measure.workloads.workload import Message, Prompt
 from specserve.profile.codes import did_you_mean, quoted
 
 LARGEST_BYTES = 512 * 2**20
+_Line = tuple[int, bytes]
+"""Its number, from 1, and what it holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line that is not blank; either its object or why it has none."""
-
-    number: int
-    body: dict[str, Any] | None
-    wrong: str = ""
-
-
-def read_lines(path: Path) -> Iterator[Line]:
-    """Each line of the file. Raises FactError if it cannot be read."""
+def _lines(path: Path) -> list[_Line]:
+    """The lines that are not blank. Raises FactError if the file cannot be read."""
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise FactError(
                 f"`{path}` is larger than {LARGEST_BYTES // 2**20} MiB",
                 hint="take a part of it: `head -n 10000 FILE`",
             )
-        data = path.read_bytes()
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FactError(f"cannot read `{path}`: {reason}") from error
-    for number, raw in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if raw.strip():
-            yield _line(number, raw)
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError with the reason in words."""
+    try:
+        body = parsed(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start + 1}") from None
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    return body
 
 
 def parsed(text: str) -> Any:
@@ -51,27 +51,6 @@ def parsed(text: str) -> Any:
         raise ValueError(f"invalid JSON at column {error.colno}: {reason}") from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
-
-
-def is_text(value: str) -> bool:
-    """Whether it can be sent: half of a surrogate pair cannot."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _line(number: int, raw: bytes) -> Line:
-    try:
-        body = parsed(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return Line(number, None, f"not UTF-8 at byte {error.start + 1}")
-    except ValueError as error:
-        return Line(number, None, str(error))
-    if not isinstance(body, dict):
-        return Line(number, None, "not a JSON object")
-    return Line(number, body)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -137,8 +116,10 @@ def _content(value: object, at: int) -> str:
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"`{name}` must be text that is not empty")
-    if not is_text(value):
-        raise ValueError(f"`{name}` has half of a surrogate pair: not valid Unicode text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"`{name}` has half of a surrogate pair: not valid Unicode text") from None
     return value
 
 
@@ -149,91 +130,81 @@ _HINT = 'a line is {"prompt": "…"} or {"messages": [{"role": "user", "content"
 _SHOWN = 3
 
 
-def read(path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
-    """The prompts of a file, and what was left out of a log. Raises FactError with file and line."""
-    lines = read_lines(path)
-    first = next(lines, None)
-    if first is None:
+def read(path: Path, *, may_mix: bool = False) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+    """The prompts of a file, and what was left out of a log. Raises FactError with file and line.
+
+    `may_mix`: texts and chats may stand in one file.
+    """
+    lines = _lines(path)
+    if not lines:
         raise FactError(f"`{path}` has no lines", hint=_HINT)
-    every = itertools.chain([first], lines)
-    if first.body is not None and _is_log_entry(first.body):
-        return _of_log(every, path)
-    return _of_prompts(every, path), ()
+    try:
+        is_log = any(key in _object(lines[0][1]) for key in ("model", *_BODIES))
+    except ValueError:
+        is_log = False
+    return _of_log(lines, path) if is_log else (_of_prompts(lines, path, may_mix=may_mix), ())
 
 
-def _is_log_entry(body: Mapping[str, Any]) -> bool:
-    return "model" in body or any(key in body for key in _BODIES)
-
-
-def _of_prompts(lines: Iterable[Line], path: Path) -> tuple[Prompt, ...]:
+def _of_prompts(lines: Sequence[_Line], path: Path, *, may_mix: bool) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
     lines_of: dict[str, int] = {}
-    for line in lines:
+    for number, line in lines:
         try:
-            prompt = _prompt(line)
+            prompt = _prompt(_object(line), number)
             if prompt.id in lines_of:
                 raise ValueError(f"the id {quoted(prompt.id)} stands in line {lines_of[prompt.id]} already")
-            if prompts and (prompt.messages is None) != (prompts[0].messages is None):
+            if not may_mix and prompts and (prompt.messages is None) != (prompts[0].messages is None):
                 raise ValueError("`prompt` and `messages` in one file: a workload has one of them")
         except ValueError as error:
-            raise FactError(f"{path}:{line.number}: {error}", hint=_HINT) from None
-        lines_of[prompt.id] = line.number
+            raise FactError(f"{path}:{number}: {error}", hint=_HINT) from None
+        lines_of[prompt.id] = number
         prompts.append(prompt)
     return tuple(prompts)
 
 
-def _prompt(line: Line) -> Prompt:
-    if line.body is None:
-        raise ValueError(line.wrong)
-    unknown = next((key for key in line.body if key not in _KEYS), None)
+def _prompt(body: Mapping[str, Any], number: int) -> Prompt:
+    unknown = next((key for key in body if key not in _KEYS), None)
     if unknown is not None:
         guess = did_you_mean(unknown, _KEYS)
         raise ValueError(f"unknown key {quoted(unknown)}" + (f": did you mean `{guess}`?" if guess else ""))
-    identity = line.body.get("id", f"line-{line.number}")
+    identity = body.get("id", f"line-{number}")
     if not isinstance(identity, str | int) or isinstance(identity, bool):
         raise ValueError("`id` must be a string or a whole number")
-    return request(line.body, identity=str(identity), max_tokens=line.body.get("max_tokens"))
+    return request(body, identity=str(identity), max_tokens=body.get("max_tokens"))
 
 
-def _of_log(lines: Iterable[Line], path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+def _of_log(lines: Sequence[_Line], path: Path) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
     """The requests that can be sent again; the kind that most have, if a log has both."""
     prompts: list[Prompt] = []
     wrong: list[str] = []
-    for line in lines:
+    for number, line in lines:
         try:
-            prompts.append(_logged(line))
+            prompts.append(_logged(_object(line), number))
         except ValueError as error:
-            wrong.append(f"line {line.number}: {error}")
+            wrong.append(f"line {number}: {error}")
     if not prompts:
-        raise FactError(
-            f"`{path}` has no request that can be sent again",
-            causes=tuple(wrong[:_SHOWN]),
-            hint=_HINT,
-        )
+        none = f"`{path}` has no request that can be sent again"
+        raise FactError(none, causes=tuple(wrong[:_SHOWN]), hint=_HINT)
     chats = [item for item in prompts if item.messages is not None]
     kept = chats if 2 * len(chats) >= len(prompts) else [item for item in prompts if item.messages is None]
-    return tuple(kept), tuple(_left_out(wrong, len(prompts) - len(kept), total=len(prompts) + len(wrong)))
-
-
-def _left_out(wrong: list[str], others: int, *, total: int) -> Iterator[str]:
+    left_out = f"of {len(lines)} lines of the log were left out"
+    remarks = []
     if wrong:
-        yield f"{len(wrong)} of {total} lines of the log were left out: {'; '.join(wrong[:_SHOWN])}" + (
-            "; …" if len(wrong) > _SHOWN else ""
-        )
-    if others:
-        yield f"{others} of {total} lines of the log were left out: the other kind of request (chat, completion)"
+        more = "; …" if len(wrong) > _SHOWN else ""
+        remarks.append(f"{len(wrong)} {left_out}: {'; '.join(wrong[:_SHOWN])}{more}")
+    if others := len(prompts) - len(kept):
+        remarks.append(f"{others} {left_out}: the other kind of request (chat, completion)")
+    return tuple(kept), tuple(remarks)
 
 
-def _logged(line: Line) -> Prompt:
+def _logged(line: Mapping[str, Any], number: int) -> Prompt:
     """What the client sent, and nothing else of the line: no header, no user, no answer is read."""
-    if line.body is None:
-        raise ValueError(line.wrong)
-    body: object = next((line.body[key] for key in _BODIES if key in line.body), line.body)
+    body: object = next((line[key] for key in _BODIES if key in line), line)
     if isinstance(body, str):
         body = parsed(body)
-    if not isinstance(body, dict):
+    if not isinstance(body, Mapping):
         raise ValueError("the body of the request is no JSON object")
     # clients write null for what they do not set
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens"))
     limit = next((value for value in limits if value is not None), None)
-    return request(body, identity=f"line-{line.number}", max_tokens=limit)
+    return request(body, identity=f"line-{number}", max_tokens=limit)

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from specserve.measure.bench.arms import Arm
 from specserve.measure.bench.result import Comparison, Interval, Point, Verdict
-from specserve.measure.tune.choose import Ready, after, choose
+from specserve.measure.tune.choose import Known, after, choose
+from specserve.measure.tune.plan import Candidate
 from specserve.measure.tune.result import Choice, Confirmed, Row
 
 CHOICE = Choice(True, "1.05x at best", "draft_model", {"num_speculative_tokens": 3}, by_load={1: 3, 8: 3})
@@ -48,6 +50,11 @@ def test_what_pays_somewhere_or_is_not_known_to_cost_stays(
     assert after(CHOICE, measured, objective="throughput") is CHOICE
 
 
+def test_what_pays_somewhere_and_costs_more_elsewhere_is_not_chosen() -> None:
+    measured = [confirmed(1, 1.2, Verdict.PAYS), confirmed(8, 0.5, Verdict.COSTS)]
+    assert not after(CHOICE, measured, objective="throughput").speculates
+
+
 def test_what_makes_no_difference_is_not_worth_a_second_model() -> None:
     found = after(CHOICE, [confirmed(1, 1.01, Verdict.NO_DIFFERENCE)], objective="throughput")
     assert not found.speculates
@@ -78,17 +85,20 @@ def row(load: int, tokens: int, speedup: float) -> Row:
     )  # fmt: skip
 
 
-def ready(*rows: Row, follows: bool) -> Ready:
-    return Ready("draft_model", {"method": "draft_model"}, rows, follows_schedule=follows, is_own=True)
+def constant(*rows: Row) -> Known:
+    """A candidate that follows no schedule."""
+    keys = {"method": "draft_model"}
+    own = Candidate("draft_model", Arm("draft_model"), keys, 5, why_no_ladder="it has none", is_own=True)
+    return Known(own, rows, {}, {}, None)
 
 
 def test_one_k_for_all_loads_that_costs_over_them_is_not_chosen_for_one_load_where_it_pays() -> None:
     rows = [row(1, 1, 1.05), row(4, 1, 0.6), row(16, 1, 0.6), row(64, 1, 0.6)]
-    found = choose([ready(*rows, follows=False)], objective="throughput")
+    found = choose([constant(*rows)], objective="throughput")
     assert not found.speculates
     assert "K = 1 at 1 request, is 1.05x, but what would serve all loads" in found.reason
 
 
 def test_the_gain_that_counts_is_that_of_the_chosen_k() -> None:
     rows = [row(1, 5, 1.04), row(1, 1, 1.00), row(8, 5, 0.7), row(8, 1, 1.00)]
-    assert not choose([ready(*rows, follows=False)], objective="throughput").speculates
+    assert not choose([constant(*rows)], objective="throughput").speculates

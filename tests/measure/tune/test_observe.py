@@ -1,90 +1,162 @@
-"""What a pass says of its load: in calm steps, of the K of that load, and with nothing that was never sent."""
+"""What a pass says of its full load: seconds of a step, tokens/s, and nothing of the end where fewer requests run."""
 
 from __future__ import annotations
 
-import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specserve.measure.bench.driver import Pass
+from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.bench.result import Point
-from specserve.measure.tune.assemble import known_of, plain_of
-from specserve.measure.tune.observe import observed
-from specserve.measure.tune.plan import Wish, ladder_of
-from specserve.measure.tune.predict import Measured, plain_rows
+from specserve.measure.tune.observe import observed, timing
+from specserve.measure.tune.plan import ladder_of
+from specserve.measure.tune.predict import known_of
 from specserve.measure.tune.schedule import Situation
 from specserve.measure.tune.steptime import StepModel
-from specserve.profile.schema import Expectation
-from tests.measure.bench.making import request
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
 from tune_machine import Machine, measured, prompts, texts, wish
 
-TRUTH = StepModel(0.02, 0.003, 16.0, 0.002, 0.001, 0.0025, 0.0003)
 LOADS = (1, 2, 4, 8)
 
 
-def tuned(*, slow: float = 1.0, chance: float = 0.7) -> tuple[Wish, list[Pass]]:
-    """Calm for two seconds in ten, else `slow`."""
-    rungs, _ = ladder_of(Situation("draft_model", "v1", "cpu"), loads=LOADS, most_tokens=8, most_requests=16)
-    wanted, chosen = wish(rungs=rungs), {"code": prompts(24)}
-    machine = Machine(TRUTH, texts(prompts=chosen["code"], chance=chance))
-    mood = replace(machine, mood=lambda launch, now_s: 1.0 if now_s % 10 < 2 else slow)
-    return wanted, measured(mood, wanted, chosen)
+def request(*gaps_ms: float, start_s: float = 0.0, ttft_s: float = 0.1, tokens: int | None = None) -> Request:
+    """One answer: its first token, then a chunk after each of the gaps."""
+    latency_s = ttft_s + sum(gaps_ms) / 1000
+    identity = f"{start_s}/{len(gaps_ms)}"
+    return Request(identity, True, 5, tokens or len(gaps_ms) + 1, start_s, ttft_s, latency_s, gaps_ms)
 
 
-@pytest.mark.parametrize("slow", [1.0, 1.4])
-def test_what_was_measured_of_a_k_is_what_was_predicted_of_it(slow: float) -> None:
-    wanted, passes = tuned(slow=slow)
-    found = known_of(wanted, passes, wanted.candidates[0], launches=[1])
-    both = [row for row in found.rows if row.measured_tokens_per_s and row.measured_tpot_ms]
-    assert len(both) == len(LOADS)
-    for row in both:
-        assert row.tokens_per_s == pytest.approx(row.measured_tokens_per_s, rel=0.06)
-        assert row.tpot_ms == pytest.approx(row.measured_tpot_ms, rel=0.10)
+def done(*requests: Request, load: int) -> Pass:
+    lasted_s = max(each.start_s + each.latency_s for each in requests)
+    return Pass(0, 0, Point("code", 0.0, load), "x", lasted_s, 0.1, requests)
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_a_time_per_token_is_that_of_the_calm_machine(load: int) -> None:
-    calm, shaken = (plain_of(*tuned(slow=slow))["code/0"][load] for slow in (1.0, 1.4))
-    assert statistics.fmean(shaken.tpot_s) == pytest.approx(statistics.fmean(calm.tpot_s), rel=0.08)
-    assert shaken.slowed > 0.2 > calm.slowed
+def closed_loop(lengths: list[int], *, load: int, step_s: float = 0.1) -> Pass:
+    """So many at once, each of the others as one ends; the first token takes a step, too."""
+    slots = [0.0] * load
+    found = []
+    for tokens in lengths:
+        slot = min(range(load), key=lambda index: slots[index])
+        start_s = round(slots[slot], 6)
+        found.append(request(*[step_s * 1000] * (tokens - 1), start_s=start_s, ttft_s=step_s))
+        slots[slot] += tokens * step_s
+    return done(*found, load=load)
 
 
-def test_limits_are_kept_or_not_on_the_calm_machine_on_both_sides() -> None:
-    calm_ms = statistics.fmean(plain_of(*tuned())["code/0"][1].tpot_s) * 1000
-    limits = {1: Expectation(max_tpot_p99_ms=calm_ms * 1.1)}
-    (row,) = plain_rows(Measured("", {1: plain_of(*tuned(slow=1.4))["code/0"][1]}, (), limits=limits))
-    assert row.within_limits == row.plain_within_limits == 1.0
+@given(st.lists(st.integers(10, 60), min_size=8, max_size=30), st.integers(2, 4))
+def test_the_rate_is_that_of_the_full_load_however_long_the_answers_are(
+    lengths: list[int], load: int
+) -> None:
+    seen = observed([closed_loop(lengths, load=load)], tokens=0)
+    assert seen is not None and seen.step_s == pytest.approx(0.1)
+    assert seen.tokens_per_s == pytest.approx(load / 0.1, rel=0.01)
 
 
-def looked_up(*, steps: int, misses: int) -> Pass:
-    """An n-gram's: most steps found no match and take 60 ms, the others verify eight tokens in 100 ms."""
-    gaps_ms = tuple(60.0 if step % steps < misses else 100.0 for step in range(steps * 10))
-    pairs = tuple((3, 8) for gap in gaps_ms if gap > 60)
-    made = len(gaps_ms) + sum(took for took, _ in pairs)
-    took_s = 0.5 + sum(gaps_ms) / 1000
-    one = replace(request(tokens=made + 1, ttft_s=0.5, latency_s=took_s), chunk_gaps_ms=gaps_ms, steps=pairs)
-    return Pass(1, 0, Point("code", 0.0, 1), "x", took_s, 0.1, (one,))
+def test_requests_that_run_faster_once_they_are_few_are_taken_at_the_pace_of_the_full_load() -> None:
+    whole = done(request(*[100.0] * 9, ttft_s=0.1), request(*[100.0] * 9, *[20.0] * 10, ttft_s=0.1), load=2)
+    seen = observed([whole], tokens=0)
+    assert seen is not None
+    assert seen.step_s == pytest.approx(0.1)
+    assert seen.tokens_per_s == pytest.approx(20.0)
+    assert sum(seen.tpot_s) / 2 == pytest.approx(0.1, rel=0.4)
+
+
+def test_chunks_while_another_request_is_in_its_prefill_are_no_steps_to_time() -> None:
+    first = request(*[30.0] * 10, 130.0, *[30.0] * 20)
+    second = request(*[30.0] * 10, start_s=0.4, ttft_s=0.13)
+    taken = timing([done(first, second, load=2)])
+    assert taken is not None
+    assert taken.step_s == pytest.approx(0.03)
+    assert taken.step_error == pytest.approx(0.0, abs=1e-9)
+    assert taken.held_up_s > 0.25
+
+
+def test_a_wait_for_prefills_is_no_pace_at_which_a_request_goes_on() -> None:
+    """Two begin together; the prefill of the third stops the one that still runs, which then runs alone."""
+    one = request(*[100.0] * 19)
+    two = request(*[100.0] * 19, 1100.0, *[100.0] * 39)
+    three = request(*[100.0] * 19, start_s=2.0, ttft_s=1.1)
+    taken = timing([done(one, two, three, load=2)])
+    assert taken is not None
+    assert taken.full_load_s == pytest.approx(100 * 0.1 + 2 * 1.0)
+
+
+@pytest.mark.parametrize("late", [3, 5])
+def test_a_machine_that_stands_still_for_some_requests_does_not_move_the_step(late: int) -> None:
+    slow = [request(*[30.0] * 9, 900.0, start_s=2.0 * place) for place in range(late)]
+    good = [request(*[30.0] * 10, start_s=2.0 * place) for place in range(late, 12)]
+    taken = timing([done(*slow, *good, load=1)])
+    assert taken is not None and taken.step_s == pytest.approx(0.03)
+
+
+def test_the_error_of_a_step_grows_with_what_requests_differ_and_falls_with_their_number() -> None:
+    def error(spread: float, count: int) -> float:
+        every = [
+            request(*[30.0 * (1 + spread * (place % 5 - 2))] * 10, start_s=2.0 * place)
+            for place in range(count)
+        ]
+        taken = timing([done(*every, load=1)])
+        assert taken is not None and taken.step_s == pytest.approx(0.03)
+        return taken.step_error
+
+    assert error(0.02, 10) == pytest.approx(1.2533 * 1.4826 * 0.02 / 10**0.5, rel=1e-6)
+    assert error(0.02, 40) == pytest.approx(error(0.02, 10) / 2)
+    assert error(0.04, 10) == pytest.approx(2 * error(0.02, 10))
+
+
+def test_passes_of_one_load_are_taken_together() -> None:
+    calm, busy = (
+        done(*[request(*[gap] * 10, start_s=2.0 * place) for place in range(3)], load=1)
+        for gap in (30.0, 40.0)
+    )
+    taken = timing([calm, busy, calm])
+    assert taken is not None and taken.step_s == pytest.approx(0.03)
+    assert taken.chunks == 90
 
 
 def test_where_steps_are_not_the_same_work_a_step_is_the_mean_of_all() -> None:
-    done = looked_up(steps=20, misses=16)
-    seen = observed([done], tokens=8, is_even=False)
-    assert seen is not None and seen.step_s is not None
-    assert seen.step_s == pytest.approx(0.8 * 0.06 + 0.2 * 0.1)
-    assert seen.tokens_per_s == pytest.approx(done.requests[0].output_tokens / done.duration_s)
+    """An n-gram's: most steps found no match and take 60 ms, the others verify eight tokens in 100 ms."""
+    gaps_ms = [60.0 if step % 20 < 16 else 100.0 for step in range(200)]
+    pairs = tuple((3, 8) for gap in gaps_ms if gap > 60)
+    made = len(gaps_ms) + sum(took for took, _ in pairs)
+    one = replace(request(*gaps_ms, ttft_s=0.5, tokens=made + 1), steps=pairs)
+    seen = observed([done(one, load=1)], tokens=8)
+    assert seen is not None and seen.step_s == pytest.approx(0.8 * 0.06 + 0.2 * 0.1)
+    assert seen.tokens_per_s == pytest.approx((made + 1) / one.latency_s)
 
 
 def test_an_end_with_fewer_requests_and_another_k_does_not_count_for_the_full_load() -> None:
     accepted = ((2, 2),) * 30 + ((8, 8),) * 10  # a schedule has more tokens for the one that is left over
     tokens = 1 + sum(took + 1 for took, _ in accepted)
-    one = replace(
-        request(tokens=tokens, ttft_s=0.0, latency_s=4.0), chunk_gaps_ms=(100.0,) * 40, steps=accepted
-    )
-    seen = observed([Pass(1, 0, Point("code", 0.0, 1), "x", 4.0, 0.1, (one,))], tokens=2)
+    one = replace(request(*[100.0] * 40, ttft_s=0.0, tokens=tokens), steps=accepted)
+    seen = observed([done(one, load=1)], tokens=2)
     assert seen is not None
     assert seen.tokens_per_s == pytest.approx(tokens / 6.0)  # 60 steps of three tokens
+
+
+def test_a_pass_of_which_nothing_came_whole_says_nothing() -> None:
+    assert observed([done(replace(request(1.0), ok=False), load=1)], tokens=0) is None
+
+
+def test_a_request_that_failed_has_no_part_in_it() -> None:
+    good = closed_loop([20] * 9, load=4)
+    broken = replace(good, requests=(*good.requests, replace(request(900.0), ok=False)))
+    assert observed([broken], tokens=0) == observed([good], tokens=0)
+
+
+def test_what_was_measured_of_a_k_is_what_was_predicted_of_it() -> None:
+    truth = StepModel(0.02, 0.003, ((16, 0.002),), 0.001, 0.0025, 0.0003)
+    rungs, _ = ladder_of(Situation("draft_model", "v1", "cpu"), loads=LOADS, most_tokens=8, most_requests=16)
+    wanted, chosen = wish(rungs=rungs), {"code": prompts(24)}
+    machine = Machine(truth, texts(prompts=chosen["code"], chance=0.7))
+    found = known_of(wanted, measured(machine, wanted, chosen), wanted.candidates[0], launches=[1])
+    both = [row for row in found.rows if row.measured_tokens_per_s and row.measured_tpot_ms]
+    assert len(both) == len(LOADS)
+    for row in both:
+        assert row.tokens_per_s == pytest.approx(row.measured_tokens_per_s, rel=0.06)
+        assert row.tpot_ms == pytest.approx(row.measured_tpot_ms, rel=0.10)

@@ -16,7 +16,6 @@ from specserve.measure.tune.roofline import (
     Work,
     draft_s,
     estimate,
-    free_tokens,
     model_s,
     pair,
     speedup,
@@ -58,20 +57,13 @@ def test_a_token_of_context_costs_what_was_published(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_ridges_of_the_roofline_are_those_that_were_published(name: str, ridge: float) -> None:
-    assert free_tokens(weight_bytes=2, rates=rates(name)) == pytest.approx(ridge, abs=1)
-
-
-def test_weights_of_four_bits_cross_over_four_times_as_early() -> None:
-    assert free_tokens(weight_bytes=0.5, rates=rates("H100-80GB")) == pytest.approx(74, abs=1)
-    assert free_tokens(weight_bytes=0.5, rates=rates("H200-141GB")) == pytest.approx(52, abs=1)
+    assert rates(name).free_tokens == pytest.approx(ridge, abs=1)
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(32, 5), (64, 2), (128, 0.6)])
 def test_tokens_that_are_free_fall_with_the_batch(batch: int, tokens: float) -> None:
     # H200 in 16 bits: 5 at 32 requests, 2 at 64, 0 to 1 at 128
-    assert free_tokens(weight_bytes=2, rates=rates("H200-141GB")) / batch - 1 == pytest.approx(
-        tokens, abs=0.5
-    )
+    assert rates("H200-141GB").free_tokens / batch - 1 == pytest.approx(tokens, abs=0.5)
 
 
 def test_every_accelerator_with_rates_names_where_they_were_read() -> None:

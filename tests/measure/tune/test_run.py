@@ -14,7 +14,7 @@ import pytest
 
 from specserve.errors import Interrupted, LaunchError
 from specserve.measure.bench.rundir import create, resume
-from specserve.measure.tune.plan import BASELINE, EXTRA, TUNED, Candidate, Wish
+from specserve.measure.tune.plan import BASELINE, CONFIRMING, EXTRA, LEAST_ROUNDS, TUNED, Candidate, Wish
 from specserve.measure.tune.result import Choice
 from specserve.measure.tune.run import Tune
 
@@ -197,7 +197,28 @@ def test_a_confirmation_that_the_budget_broke_off_starts_no_server_again(
                 tune.measure(tune.wish.candidates, confirms=True)
                 tune.confirm(arm(TUNED), launch=2)
     assert world.started == [BASELINE, "draft_model", TUNED]
-    assert len([each for each in tune.passes if each.launch == 2]) == 2 * len(tune.wish.points())
+    assert len([each for each in tune.passes if each.launch == 2]) == 2 * LEAST_ROUNDS * len(
+        tune.wish.points()
+    )
+
+
+def test_a_budget_keeps_time_for_two_rounds_of_the_confirmation(world: World, tmp_path: Path) -> None:
+    wish = replace(wanted(), budget_s=1000.0)
+    with (
+        create(tmp_path / "run", {"kind": "tune"}) as directory,
+        Tune(wish, directory, lambda _: None, world.stop, fits_two=True) as tune,
+    ):
+        tune.measure(wish.candidates, confirms=True)
+        after_s = tune.left_s()
+        tune._confirms = True
+        kept_s = tune.confirmation_s()
+        before_s = tune.left_s()
+        tune.confirm(arm(TUNED), launch=2)
+    least = [each for each in tune.passes if each.launch == 2 and each.block < CONFIRMING + 1000]
+    assert len(least) == 2 * LEAST_ROUNDS * len(wish.points())
+    assert kept_s >= 0.9 * sum(each.duration_s for each in least)
+    assert after_s is not None and before_s is not None
+    assert after_s - before_s == pytest.approx(kept_s, abs=1.0)
 
 
 def test_another_choice_is_confirmed_by_a_launch_of_its_own(world: World, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,6 @@ from specserve.errors import UsageError
 from specserve.measure.tune.plan import TuneRequest
 from specserve.measure.tune.prepare import Prepared, prepared
 from specserve.measure.tune.rundir import Found, asked_json, open_directory, placed
-from specserve.measure.tune.write import write_choice
-from specserve.profile.load import load_profile
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_result import example
 
 PROFILE = """\
 target: {model: big, max_model_len: 1024}
@@ -38,7 +32,7 @@ def own_state(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 def asked(tmp_path: Path) -> TuneRequest:
     file = tmp_path / "p.yaml"
     file.write_text(PROFILE, encoding="utf-8")
-    return TuneRequest(str(file), workloads=("code",), concurrency="1,4", check=False)
+    return TuneRequest(str(file), workloads=("code",), concurrency="1,4")
 
 
 def changed(asked: TuneRequest, *pairs: str) -> TuneRequest:
@@ -51,15 +45,13 @@ def changed(asked: TuneRequest, *pairs: str) -> TuneRequest:
     return asked
 
 
-def found(
-    asked: TuneRequest, *, output: str | None = None, anew: bool = False
-) -> tuple[Prepared, Found | None]:
-    return placed(asked, output=output, anew=anew, starts=False, notices=NoNotices())
+def found(asked: TuneRequest, *, output: str | None = None) -> tuple[Prepared, Found | None]:
+    return placed(asked, output=output, starts=False, notices=NoNotices())
 
 
-def begun(asked: TuneRequest, *, output: str | None = None, anew: bool = False, **fields: Any) -> Path:
+def begun(asked: TuneRequest, *, output: str | None = None, **fields: Any) -> Path:
     """A run of this command, as it lies there after an interruption."""
-    ready, there = found(asked, output=output, anew=anew)
+    ready, there = found(asked, output=output)
     with open_directory(ready, there, output) as directory:
         directory.update(**fields)
         return directory.path
@@ -74,23 +66,6 @@ def test_the_same_command_finds_its_run(asked: TuneRequest) -> None:
     path = begun(asked)
     there = found(asked)[1]
     assert there is not None and there.path == path
-    assert begun(asked) == path
-
-
-@pytest.mark.parametrize("tokens", [1, 5, 8])
-def test_what_write_changes_in_the_profile_is_no_other_run(asked: TuneRequest, tokens: int) -> None:
-    before, path = ending(asked), begun(asked)
-    result = example()
-    speculation = {
-        "method": "draft_model",
-        "model": "small",
-        "num_speculative_tokens": tokens,
-        "num_speculative_tokens_per_batch_size": [[1, 2, tokens], [3, 16, 0]],
-    }
-    write_choice(asked.profile, replace(result, choice=replace(result.choice, speculation=speculation)))
-    own = load_profile(asked.profile).speculation
-    assert own is not None and own.keys["num_speculative_tokens_per_batch_size"][1][2] == 0
-    assert ending(asked) == before
     assert begun(asked) == path
 
 
@@ -111,54 +86,19 @@ def test_another_model_or_argument_is_another_run(asked: TuneRequest, before: st
 
 
 def test_another_candidate_is_another_run(asked: TuneRequest) -> None:
-    assert ending(asked) != ending(replace(asked, methods=("ngram",)))
+    assert ending(asked) != ending(replace(asked, candidates=("ngram",)))
 
 
-def test_a_k_max_that_came_from_the_profile_is_kept_after_a_lower_k_was_written(asked: TuneRequest) -> None:
-    """By default K_max is the profile's own K where that is more than 8."""
-    path = begun(changed(asked, "tokens: 5", "tokens: 12"))
-    ready, there = found(changed(asked, "tokens: 5", "tokens: 3"))
-    assert there is not None and there.path == path
-    assert ready.kept[0].most_tokens == 12
-    assert begun(asked) == path
-
-
-def test_a_profile_that_drafts_more_than_a_run_measured_is_measured_anew(asked: TuneRequest) -> None:
+def test_another_k_of_the_profile_is_another_run_only_if_it_changes_what_is_measured(
+    asked: TuneRequest,
+) -> None:
     path = begun(asked)
+    assert begun(changed(asked, "tokens: 5", "tokens: 3")) == path
     ready, there = found(changed(asked, "tokens: 5", "tokens: 12"))
     assert there is None
     assert ready.kept[0].most_tokens == 12
     with open_directory(ready, None, None) as directory:
-        assert directory.path == path.with_name(f"{path.name}-2")
-
-
-def test_the_head_of_a_model_keeps_its_block(asked: TuneRequest) -> None:
-    mtp = "speculation: {method: mtp, num_speculative_tokens: "
-    own = "speculation: {method: draft_model, model: small, num_speculative_tokens: "
-    path = begun(changed(asked, f"{own}5", f"{mtp}3"))
-    ready, there = found(changed(asked, f"{own}5", f"{mtp}1"))
-    assert there is not None and there.path == path
-    assert ready.kept[0].most_tokens == 3
-
-
-def test_a_fresh_run_is_the_one_that_is_found_from_then_on(asked: TuneRequest) -> None:
-    first = begun(asked, is_complete=True)
-    second = begun(asked, anew=True)
-    third = begun(asked, anew=True)
-    assert [path.name for path in (second, third)] == [f"{first.name}-2", f"{first.name}-3"]
-    assert begun(asked) == third
-    for number in range(4, 11):
-        assert begun(asked, anew=True).name == f"{first.name}-{number}"
-    assert begun(asked).name == f"{first.name}-10"
-
-
-def test_a_run_that_is_not_used_is_not_locked(asked: TuneRequest) -> None:
-    ready, _ = found(asked)
-    with open_directory(ready, None, None) as first:
-        second = begun(asked, anew=True)
-        assert second != first.path
-        assert begun(asked) == second
-        assert found(asked)[1] is not None
+        assert directory.path.parent == path.parent
 
 
 def test_a_run_that_is_being_written_can_be_found_and_not_be_taken(asked: TuneRequest) -> None:
@@ -182,21 +122,19 @@ def test_a_folder_that_was_named_is_gone_on_with(asked: TuneRequest, tmp_path: P
     output = str(tmp_path / "mine")
     assert begun(asked, output=output) == Path(output)
     assert begun(asked, output=output) == Path(output)
-    with pytest.raises(UsageError, match="holds a run already"):
-        found(asked, output=output, anew=True)
 
 
 @pytest.mark.parametrize(
     ("other", "told"),
     [
-        ({"prompts": 4}, "another run: `--prompts` was not given"),
+        ({"max_tokens": 4}, "another run: `--max-tokens` was not given"),
         ({"workloads": ("chat",)}, "another run: `--workload` was `code`"),
         ({"concurrency": "2", "budget": "20m"}, "another run: `--concurrency` was `1,4`"),
-        ({"seed": 3, "methods": ("ngram",)}, "`--method` was not given, `--seed` was `0`"),
         (
-            {"settings": ("engine.max_num_seqs=8",), "check": True},
-            "`--set` was not given, `--no-check` was given",
+            {"most_tokens": 3, "candidates": ("ngram",)},
+            "`--candidate` was not given, `--k-max` was not given",
         ),
+        ({"settings": ("engine.max_num_seqs=8",)}, "`--set` was not given"),
     ],
 )
 def test_a_folder_of_another_command_says_what_was_asked_for_there(
@@ -233,11 +171,10 @@ def test_a_folder_of_something_else_is_left_alone(asked: TuneRequest, tmp_path: 
     ("other", "answers"),
     [
         ({}, True),
-        ({"prompts": 3}, True),
+        ({"max_tokens": 3}, True),
         ({"budget": "1h"}, False),
         ({"confirm": False}, False),
         ({"objective": "tpot"}, False),
-        ({"most_launches": 2}, False),
     ],
 )
 def test_a_complete_run_answers_what_it_was_asked(

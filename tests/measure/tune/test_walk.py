@@ -11,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specserve.measure.tune.walk import (
-    Length,
     Steps,
     from_counters,
     geometric,
     geometric_rate,
-    histogram_walk,
-    length,
     steps_of,
     stitched,
-    truncated,
 )
 from specserve.metrics.counters import Acceptance
 
@@ -112,44 +108,34 @@ def test_the_stitched_walk_errs_by_less_than_its_published_error(rise: float) ->
             assert -0.029 <= found / true_length(texts, tokens=tokens) - 1 <= 0.027
 
 
-def test_truncated_counters_are_always_low_where_acceptance_varies() -> None:
+def test_counters_are_a_lower_bound_where_acceptance_varies() -> None:
     texts = mixed_texts(seed=2, rise=1.0)
     counted = counters([walk(text, tokens=7) for text in texts], tokens=7)
-    rates = [accepted / counted.drafts for accepted in counted.accepted_per_position]
     for tokens in range(1, 7):
-        assert truncated(rates, tokens=tokens) < true_length(texts, tokens=tokens)
+        found = from_counters(counted, tokens=tokens)
+        assert found is not None
+        assert found <= 1.01 * true_length(texts, tokens=tokens)
 
 
 def test_the_walk_of_a_histogram_is_nearly_exact_where_k_plus_one_divides_what_was_measured() -> None:
     texts = mixed_texts(seed=3, rise=1.0)
-    steps = [took for text in texts for took in walk(text, tokens=7).accepted]
-    histogram = [steps.count(accepted) for accepted in range(8)]
+    counted = counters([walk(text, tokens=7) for text in texts], tokens=7)
     for tokens in (1, 3):
-        found = histogram_walk(histogram, tokens=tokens)
+        found = from_counters(counted, tokens=tokens)
         assert found is not None
         assert -0.03 < found / true_length(texts, tokens=tokens) - 1 <= 0.01
 
 
-def test_above_what_was_measured_the_length_is_unknown() -> None:
-    walks = [Steps((2, 4, 0), (4, 4, 4))]
-    assert length(tokens=5, measured_with=4, requests=walks) is None
-    assert length(tokens=4, measured_with=4, requests=walks) == Length(3.0, "measured")
-    assert length(tokens=2, measured_with=4, requests=walks).basis == "stitched"  # type: ignore[union-attr]
-    assert length(tokens=0, measured_with=4) == Length(1.0, "measured")
-    assert length(tokens=2, measured_with=4) is None
-
-
 def test_without_ordered_steps_the_better_lower_bound_of_the_counters_is_taken() -> None:
     counted = Acceptance(100, 400, 200, (70, 60, 40, 30))
-    found = length(tokens=2, measured_with=4, counted=counted)
-    assert found is not None and found.basis == "counters"
-    # cut off behind two: 1 + 0.7 + 0.6; walked anew: 300 tokens in 30 + 10 + 20 + 10 x 2 + 30 x 2 steps
-    assert found.value == pytest.approx(max(2.3, 300 / 140))
+    # cut off behind two: 1 + 0.7 + 0.6; walked again: 300 tokens in 30 + 10 + 20 + 10 x 2 + 30 x 2 steps
+    assert from_counters(counted, tokens=2) == pytest.approx(max(2.3, 300 / 140))
+    assert from_counters(Acceptance(), tokens=2) is None
 
 
 def test_per_position_rates_that_were_published_give_the_length_that_was_published() -> None:
     # MiniMax-M3 with EAGLE-3, K = 3: 76/56/43 %, mean acceptance length 2.69 to 2.75
-    assert truncated((0.76, 0.56, 0.43), tokens=3) == pytest.approx(2.75)
+    assert from_counters(Acceptance(100, 300, 175, (76, 56, 43)), tokens=3) == pytest.approx(2.75)
 
 
 @pytest.mark.parametrize(("three", "seven"), [(2.65, 3.03), (2.24, 2.59), (2.70, 3.27)])

@@ -1,4 +1,4 @@
-"""What a tune sends: prompts kept apart, blocks that are found again, times between chunks that are steps."""
+"""What a tune sends: prompts kept apart, blocks that are found again, as many as the time allows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specserve.measure.bench.driver import Pass, Request
-from specserve.measure.bench.result import Point
-from specserve.measure.tune.observe import observed, steady_gaps_s
 from specserve.measure.tune.plan import TUNED, cells, confirming, fitted, items, ladder_of, split
 from specserve.measure.tune.schedule import Situation, between
 
@@ -71,28 +68,23 @@ def test_the_confirmation_visits_every_point_before_it_visits_one_again() -> Non
     assert len({block.number for block in blocks}) == len(blocks)
 
 
-def test_another_seed_candidate_or_question_is_another_run_and_another_budget_is_not() -> None:
+def test_another_candidate_or_question_is_another_run_and_another_budget_is_not() -> None:
     one = wish(rungs=RUNGS)
     assert one.digest == wish(rungs=RUNGS).digest
-    assert one.digest != replace(one, seed=1).digest
-    assert one.digest != replace(one, candidates=(replace(one.candidates[0], mark="other"),)).digest
-    assert one.digest != replace(one, vllm="0.33.0").digest
-    assert one.digest != replace(one, most_tokens=4).digest
+    for other in (
+        wish(rungs={}),
+        wish(rungs=RUNGS, most_tokens=4),
+        replace(one, between=(3,)),
+        replace(one, candidates=(replace(one.candidates[0], keys={"method": "ngram"}),)),
+        replace(one, vllm="0.33.0"),
+    ):
+        assert one.digest != other.digest
     assert one.digest == replace(one, budget_s=60.0).digest
-
-
-def test_a_run_that_drafts_other_numbers_of_tokens_is_the_same_command_and_not_mixed() -> None:
-    one = wish(rungs=RUNGS)
-    for other in (wish(rungs={}), wish(rungs=RUNGS, most_tokens=4), replace(one, between=(3,))):
-        assert one.digest == other.digest
-        assert one.layout != other.layout
-    assert one.layout == wish(rungs=RUNGS).layout
 
 
 def test_three_launches_are_planned_and_the_confirmation_goes_before_what_is_needed() -> None:
     wanted = wish(rungs=RUNGS)
     assert fitted(wanted).kept == ("baseline", "draft_model", TUNED)
-    assert fitted(replace(wanted, most_launches=2)).kept == ("baseline", "draft_model")
     assert not fitted(replace(wanted, budget_s=1.0)).fits
 
 
@@ -106,7 +98,6 @@ def test_what_does_not_fit_says_the_limit_and_the_least() -> None:
     seconds = 60.0 * int(least[1]) + int(least[2])
     assert fitted(replace(wanted, budget_s=seconds)).fits
     assert not fitted(replace(wanted, budget_s=seconds - 1)).fits
-    assert fitted(replace(wanted, most_launches=1)).exceeded == "`--max-launches 1`: 2 are needed"
 
 
 def test_the_time_of_a_tune_on_a_cpu_is_guessed_as_one_was_measured() -> None:
@@ -122,27 +113,13 @@ def test_the_time_of_a_tune_on_a_cpu_is_guessed_as_one_was_measured() -> None:
     assert on_cuda < fitted(wanted, confirms=False).seconds
 
 
-def streamed(*, start_s: float, ttft_s: float, gaps_ms: list[float], identity: str) -> Request:
-    latency_s = ttft_s + sum(gaps_ms) / 1000
-    return Request(identity, True, 5, len(gaps_ms) + 1, start_s, ttft_s, latency_s, tuple(gaps_ms))
-
-
-def test_chunks_while_another_request_is_in_its_prefill_are_no_steps_to_time() -> None:
-    first = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[30.0] * 10 + [130.0] + [30.0] * 20, identity="a")
-    second = streamed(start_s=0.4, ttft_s=0.13, gaps_ms=[30.0] * 10, identity="b")
-    done = Pass(0, 0, Point("code", 0.0, 2), "x", 2.0, 0.1, (first, second))
-    gaps = steady_gaps_s(done)
-    assert gaps
-    assert max(gaps) == pytest.approx(0.03)
-
-
-def test_chunks_of_the_end_where_fewer_run_are_not_counted() -> None:
-    short = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[50.0] * 10, identity="a")
-    long = streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[50.0] * 10 + [20.0] * 40, identity="b")
-    done = Pass(0, 0, Point("code", 0.0, 2), "x", 2.0, 0.1, (short, long))
-    assert set(steady_gaps_s(done)) == {0.05}
-
-
-def test_a_pass_of_which_nothing_came_whole_says_nothing() -> None:
-    failed = replace(streamed(start_s=0.0, ttft_s=0.1, gaps_ms=[1.0], identity="a"), ok=False)
-    assert observed([Pass(0, 0, Point("code", 0.0, 1), "x", 1.0, 0.1, (failed,))], tokens=0) is None
+@pytest.mark.parametrize("share", [0.25, 0.5])
+def test_a_budget_sends_less_in_each_round_of_the_confirmation_and_not_fewer_rounds(share: float) -> None:
+    wanted = wish(rungs=RUNGS)
+    held_out = {"code": prompts(26)}
+    whole, less = (confirming(wanted, held_out, share=each) for each in (1.0, share))
+    assert [block.number for block in whole] == [block.number for block in less]
+    sizes = [(len(one.items), len(other.items)) for one, other in zip(whole, less, strict=True)]
+    assert all(small <= large for large, small in sizes)
+    assert sum(small for _, small in sizes) < 0.8 * sum(large for large, _ in sizes)
+    assert all(len(block.items) >= 2 * (block.point.concurrency or 1) for block in less)

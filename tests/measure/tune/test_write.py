@@ -52,18 +52,6 @@ def test_without_speculation_the_block_becomes_a_comment(file: Path) -> None:
     assert "#   num_speculative_tokens: 5\n" in file.read_text()
 
 
-def test_a_choice_for_another_model_runner_is_written_by_hand(file: Path) -> None:
-    made = example()
-    result = replace(made, choice=replace(made.choice, env={"VLLM_USE_V2_MODEL_RUNNER": "0"}))
-    with pytest.raises(UsageError, match="needs another model runner") as raised:
-        write_choice(str(file), result)
-    assert 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}' in (raised.value.hint or "")
-    assert file.read_text() == PROFILE
-    file.write_text(PROFILE + 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}\n')
-    write_choice(str(file), result)
-    assert "# specserve tune:" in file.read_text()
-
-
 @pytest.mark.parametrize("arguments", [("none.yaml", ()), (None, ("speculation.method=ngram",))])
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(
     file: Path, arguments: tuple[str | None, tuple[str, ...]]
@@ -94,6 +82,16 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
 def test_a_choice_that_was_not_confirmed_is_called_predicted() -> None:
     assert "predicted" in remark(replace(example(), confirmed=()))
     assert "measured" in remark(example())
+
+
+def test_what_does_not_read_back_as_the_choice_leaves_the_file_as_it_was(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specserve.profile.writer.with_section", lambda text, *_, **__: text + "# more\n")
+    with pytest.raises(FactError, match="in a way that `--write` cannot change"):
+        write_choice(str(file), example())
+    assert file.read_text() == PROFILE
+    assert [path.name for path in file.parent.iterdir()] == ["p.yaml"]
 
 
 def test_a_second_writing_of_one_choice_changes_nothing(file: Path) -> None:
