@@ -48,13 +48,11 @@ from specserve.report.numbers import (
 )
 from specserve.report.page import render
 from specserve.report.serializer import json_document
-from specserve.report.table import Column, Table, distinct
+from specserve.report.table import Column, Table
 
 FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
-_NAME_WIDTH = 20
-"""Columns that an arm's name may take in text."""
 _VERDICTS = {
     Verdict.PAYS: "pays",
     Verdict.COSTS: "costs",
@@ -170,19 +168,14 @@ def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
     """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
     if form == "json":
         return without_user(json_document(result)) + "\n"
-    names = {arm.name: arm.name for arm in result.arms}
-    names |= {cell.arm: cell.arm[-_NAME_WIDTH:] for cell in result.cells if cell.arm not in names}
-    if form == "text":
-        names |= distinct([arm.name for arm in result.arms], _NAME_WIDTH)
-    return render(_BenchReport(result, names).document(), form=form, stream=stream or sys.stdout)
+    return render(_BenchReport(result).document(), form=form, stream=stream or sys.stdout)
 
 
 @dataclass(frozen=True, slots=True)
 class _BenchReport:
-    """The report of one result. `names`: what each arm is called in it."""
+    """The report of one result."""
 
     result: Result
-    names: dict[str, str]
 
     def document(self) -> Document:
         result = self.result
@@ -221,22 +214,19 @@ class _BenchReport:
             known.sort(key=lambda item: item[0].value)
             if not known:
                 if mine:
-                    yield Card(self.names[arm.name], NONE, [_counted(mine)])
+                    yield Card(arm.name, NONE, [_counted(mine)])
                 continue
             (worst, worst_point), (best, best_point) = known[0], known[-1]
             figure = f"{number(worst.value)}x{' at worst' if len(known) > 1 else ''}"
             lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
             if len(known) > 1:
                 lines.append(f"best: {with_spread(best, unit='x')} on {where(best_point)}")
-            yield Card(self.names[arm.name], figure, lines)
+            yield Card(arm.name, figure, lines)
 
     def _arms(self) -> Items:
         targets = dict.fromkeys(arm.model for arm in self.result.arms if arm.model)
-        lines = [("target", model) for model in targets]
-        for arm in self.result.arms:
-            name = self.names[arm.name]
-            lines.append((name, arm_words(arm) + (f" ({arm.name})" if name != arm.name else "")))
-        return Items(lines)
+        arms = [(arm.name, arm_words(arm)) for arm in self.result.arms]
+        return Items([*(("target", model) for model in targets), *arms])
 
     def _section(self, section: BenchSection) -> Section:
         table = Table(_HEAD, [self._cells(row) for row in section.rows], keys=2)
@@ -246,7 +236,7 @@ class _BenchReport:
     def _cells(self, row: BenchRow) -> list[str]:
         """One row of the table, in the order of its head."""
         known, against = row.figures, row.comparison
-        cells = [load(row.cell.point), self.names[row.cell.arm]]
+        cells = [load(row.cell.point), row.cell.arm]
         cells.append(rate(known.output_tokens_per_s) if known else NONE)
         cells.append(with_spread(against.speedup) if against and known else "")
         cells.append("invalid" if row.cell.invalid is not None else against.verdict.value if against else "")
@@ -267,7 +257,7 @@ class _BenchReport:
     def _remarks(self, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
         """Rows without a verdict, with their reason; those whose slowest requests are slower, which a rate hides."""
         for row in rows:
-            label, against = f"{self.names[row.cell.arm]} at {load(row.cell.point)}", row.comparison
+            label, against = f"{row.cell.arm} at {load(row.cell.point)}", row.comparison
             if row.cell.invalid is not None:
                 yield label, f"invalid: {row.cell.invalid}"
             elif against is not None:
@@ -359,7 +349,7 @@ class _BenchReport:
                 "fingerprint": arm.fingerprint,
             }
             named = [(name, f"`{value}`") for name, value in known.items() if value]
-            blocks.append(Items([(self.names[arm.name], arm_words(arm)), *named]))
+            blocks.append(Items([(arm.name, arm_words(arm)), *named]))
             if arm.argv:
                 blocks.append(Verbatim(shlex.join(arm.argv)))
         return Details("How this was measured", blocks)

@@ -13,26 +13,22 @@ from specserve.report.document import Block, Document, Items, Paragraph, Section
 from specserve.report.numbers import moment, number, rate, with_spread
 from specserve.report.page import render
 from specserve.report.serializer import json_document, json_values, picked
-from specserve.report.table import Column, Table, distinct
+from specserve.report.table import Column, Table
 
 _HEAD = (
     Column("load"), Column("arm", "code"), Column("old tok/s"), Column("new"), Column("ratio"),
     Column("old speedup"), Column("new"), Column("new/old, 95 %"),
 )  # fmt: skip
-_NAME_WIDTH = 12
 
 
 def compared(comparison: RunComparison, *, form: str, stream: TextIO | None = None) -> str:
     """Returns the comparison as `text`, `markdown` or `json`, with a line break at its end."""
     if form == "json":
         return without_user(_json(comparison)) + "\n"
-    width = _NAME_WIDTH if form == "text" else sys.maxsize
-    return render(_document(comparison, width), form=form, stream=stream or sys.stdout)
+    return render(_document(comparison), form=form, stream=stream or sys.stdout)
 
 
-def _document(comparison: RunComparison, width: int) -> Document:
-    """`width`: characters that an arm's name may have."""
-    names = distinct(list(dict.fromkeys(item.arm for item in comparison.points)), width)
+def _document(comparison: RunComparison) -> Document:
     known = [item.direction for item in comparison.points if item.direction]
     parts = [f"{word} at {known.count(word)}" for word in ("rose", "fell", "no change seen") if word in known]
     summary = f"speedup: {', '.join(parts)} of {len(known)} points" if known else "no speedup can be compared"
@@ -51,18 +47,18 @@ def _document(comparison: RunComparison, width: int) -> Document:
             title = f"{point.workload}, {setting(point)} (load: {load_words(point)})"
             groups.setdefault(title, []).append(item)
     for title, points in groups.items():
-        table = Table(_HEAD, [_cells(item, names[item.arm]) for item in points], keys=2)
+        table = Table(_HEAD, list(map(_cells, points)), keys=2)
         blocks.append(Section(title, [table, Items(list(_turns(points)))]))
     blocks.append(Items([*_refusals(comparison), *(("note", note) for note in comparison.notes)]))
     return Document("comparison", f"two runs: {comparison.new.name}", blocks)
 
 
-def _cells(change: PointChange, name: str) -> tuple[str, ...]:
+def _cells(change: PointChange) -> tuple[str, ...]:
     """One row of the table, in the order of its head."""
     speedups = (change.old_speedup, change.new_speedup)
     return (
         load(change.point),
-        name,
+        change.arm,
         rate(change.old_tokens_per_s),
         rate(change.new_tokens_per_s),
         number(change.tokens_per_s_ratio),

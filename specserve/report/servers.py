@@ -17,7 +17,7 @@ from specserve.errors import LaunchError, SpecserveError
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, in_one_line, out, say, styled
-from specserve.report.numbers import age, duration, number
+from specserve.report.numbers import duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
 from specserve.serve.logs import GIB, Figures
@@ -66,7 +66,7 @@ def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
         record.name,
         seen.state,
         str(record.port),
-        age(now_s - record.started_at_s) if runs else "-",
+        duration(now_s - record.started_at_s) if runs else "-",
         in_one_line(record.model),
         "-" if record.method is None else in_one_line(record.method) + tokens,
         number(seen.lately.acceptance_rate),
