@@ -121,9 +121,6 @@ def _panels() -> tuple[Panel, ...]:
     engine = Of("$__rate_interval", by=_BY, selector=_SELECTOR)
     share: dict[str, Any] = {"unit": "percentunit", "most": 1}
 
-    def stat(title: str, about: str, query: str, *, unit: str = "short", least: float = 0) -> Panel:
-        return Panel(title, about, {"{{model_name}}": query}, unit=unit, least=least, is_stat=True)
-
     def latency(title: str, about: str, metric: str) -> Panel:
         shares = (0.5, 0.9, 0.99)
         found = {f"{{{{model_name}}}} p{each * 100:g}": quantile(each, metric, now) for each in shares}
@@ -133,10 +130,10 @@ def _panels() -> tuple[Panel, ...]:
         return f"sum by ({_BY}) ({engine.series(metric)})"
 
     return (
-        stat("Mean acceptance length", "Tokens per step, 1 to K + 1.", mean_acceptance_length(now), least=1),
-        stat("Acceptance", "Accepted over drafted tokens.", acceptance_ratio(now), unit="percentunit"),
-        stat("Output", "Tokens per second.", now.rate(GENERATED)),
-        stat("TTFT, p99", "Time to the first token.", quantile(0.99, TTFT, now), unit="s"),
+        _stat("Mean acceptance length", "Tokens per step, 1 to K + 1.", mean_acceptance_length(now), least=1),
+        _stat("Acceptance", "Accepted over drafted tokens.", acceptance_ratio(now), unit="percentunit"),
+        _stat("Output", "Tokens per second.", now.rate(GENERATED)),
+        _stat("TTFT, p99", "Time to the first token.", quantile(0.99, TTFT, now), unit="s"),
         Panel(
             "Mean acceptance length",
             "Tokens per step with drafts, the target's own included. Under 1.05 the draft is dead.",
@@ -170,6 +167,10 @@ def _panels() -> tuple[Panel, ...]:
             {_LEGEND: engine.rate("num_preemptions_total")},
         ),
     )
+
+
+def _stat(title: str, about: str, query: str, *, unit: str = "short", least: float = 0) -> Panel:
+    return Panel(title, about, {"{{model_name}}": query}, unit=unit, least=least, is_stat=True)
 
 
 def _variables() -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ def alert_rules(profile: Profile | None = None) -> str:
 
 def alert_groups(profile: Profile | None = None) -> list[dict[str, Any]]:
     """Returns the groups of rules: recorded figures, general alerts, the profile's promises."""
-    groups = {"specserve-alerts": list(_general())}
+    groups = {"specserve-alerts": [*_of_speculation(), *_of_server()]}
     if profile is not None:
         groups[f"specserve-promises-{profile.name}"] = list(_promised(profile))
     recorded = {"name": "specserve-figures", "interval": "30s", "rules": list(_recorded())}
@@ -67,7 +67,7 @@ def _alert(
     return {"alert": name, "expr": expression, "for": held, "labels": shown, "annotations": annotations}
 
 
-def _general() -> Iterator[Rule]:
+def _of_speculation() -> Iterator[Rule]:
     short, half, long, hour, day = Of("2m"), Of("30m"), Of("10m"), Of("1h"), Of("1d")
     yield _alert(
         "SpecserveDraftCollapsed", "critical", "1m",
@@ -100,6 +100,10 @@ def _general() -> Iterator[Rule]:
         "Draft position {{ $labels.position }} (from 0) is accepted in {{ $value | humanizePercentage }} "
         "of the steps: a smaller num_speculative_tokens drops what it costs.",
     )  # fmt: skip
+
+
+def _of_server() -> Iterator[Rule]:
+    short, long = Of("2m"), Of("10m")
     tokens = f"{short.rate(GENERATED)} + {short.rate('prompt_tokens_total')}"
     yield _alert(
         "SpecserveServerHangs", "critical", "1m",

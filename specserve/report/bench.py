@@ -230,7 +230,11 @@ class _BenchReport:
 
     def _section(self, section: BenchSection) -> Section:
         table = Table(_HEAD, [self._cells(row) for row in section.rows], keys=2)
-        blocks = [Charts(list(self._charts(section))), table, Items(list(self._remarks(section.rows)))]
+        blocks: list[Block] = [
+            Charts(list(self._charts(section))),
+            table,
+            Items(list(self._remarks(section.rows))),
+        ]
         return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
 
     def _cells(self, row: BenchRow) -> list[str]:
