@@ -12,7 +12,7 @@ from gpureport.contributed import reports
 from specserve.errors import FactError, SpecserveError
 from specserve.measure.bench.result import ArmInfo, Comparison, Result, read_result
 from specserve.measure.bench.sharing import redacted
-from specserve.report.benchrows import load, machine, sections
+from specserve.report.bench import load, machine, sections
 from specserve.report.numbers import number, rate, spread
 from specserve.report.table import code_cell, markdown, markdown_table
 

@@ -3,15 +3,61 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from specserve.report.manual import document, pages
+from specserve.report.manual import Page, body, pages
 
 FILE = Path(__file__).parents[1] / "docs" / "rules.md"
+_GROUPS = {
+    "SD0": "The file itself",
+    "SD1": "The profile alone",
+    "SD2": "Models, tokenizers and locks",
+    "SD3": "Memory and hardware",
+    "SD4": "This host and vLLM's versions",
+    "SD5": "What vLLM's own code says",
+}
+
+
+def document(pages: Iterable[Page]) -> str:
+    """docs/rules.md: a table of all, then each page."""
+    pages = list(pages)
+    lines = [
+        "# Rules",
+        "",
+        "Every finding of `specserve lint` and `specserve check`. `specserve explain CODE` shows a page on the",
+        "terminal, `specserve rules` the list. An *error* will not start, or serves wrong or crippled output; a",
+        "*warning* works, but slower, riskier or not as the profile reads; an *info* is worth knowing. What a rule",
+        "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, `check` all that",
+        "have what they need. A *policy* is an error of specserve's own, which vLLM does not refuse: for a raw command",
+        "(`specserve lint -- vllm serve …`) it is a warning. One finding is silenced by a comment on one of its lines:",
+        "`# specserve: ignore[SD104] reason`.",
+        "",
+        "<!-- Written by scripts/gen_rules.py from the rules' docstrings: change those, then run it. -->",
+    ]
+    for prefix, title in _GROUPS.items():
+        of_group = [page for page in pages if page.code.startswith(prefix)]
+        if of_group:
+            lines += ["", f"## {title}", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
+            lines += [_row(page) for page in of_group]
+    for page in pages:
+        lines += ["", f"## {page.code} {page.name}", "", _facts(page), "", body(page, level=3)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(page: Page) -> str:
+    summary = page.summary.replace("|", "\\|")
+    return f"| [{page.code}](#{page.anchor}) | {page.name} | {page.severity} | {page.needs} | {summary} |"
+
+
+def _facts(page: Page) -> str:
+    silence = f"silenced by `{page.silence}`" if page.silence else "cannot be silenced"
+    policy = ", a policy" if page.policy else ""
+    return f"*{page.severity}{policy}, needs {page.needs}, {silence}*"
 
 
 def main() -> int:
-    """Exit code 1 with --check where the file is stale."""
+    """Exit code 1 with --check if the file is stale."""
     text = document(pages().values())
     if "--check" in sys.argv[1:]:
         fresh = FILE.exists() and FILE.read_text(encoding="utf-8") == text

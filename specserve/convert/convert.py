@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,7 +121,7 @@ def _tree(given: EngineStart, known: VllmTable, notes: list[Note]) -> Node:
     notes += _keep_on_loopback(server, given, settings)
     if server:
         sections["server"] = Node(server, given.place)
-    _use_hardware_nodes(sections, headless, notes)
+    notes += _use_hardware_nodes(sections, headless)
     _match_draft_size(sections, notes)
     return replace(tree, value=sections)
 
@@ -251,89 +252,81 @@ def _image_table(given: EngineStart, notes: list[Note]) -> tuple[VllmTable, str 
     image = given.image
     if image is None:
         return newest(), None
-    tag = _TAG.search(image.text)
+    tag, name = _TAG.search(image.text), quoted(image.text)
+    text = f"the image {name} does not say which vLLM it has"
     if given.engine == "sglang":
-        text = f"the image {quoted(image.text)} is left out: a profile is for vLLM"
-    elif tag is None:
-        text = f"the image {quoted(image.text)} does not say which vLLM it has"
-    else:
+        text = f"the image {name} is left out: a profile is for vLLM"
+    elif tag:
         major, minor = int(tag[1]), int(tag[2])
-        try:
+        with suppress(UnknownVersion):
             found = table(f"{major}.{minor}")
             if found.exact:
-                notes.append(Note("vllm", f"from the image {quoted(image.text)}", image.span.line))
+                notes.append(Note("vllm", f"from the image {name}", image.span.line))
                 return found, f">={major}.{minor},<{major}.{minor + 1}"
-        except UnknownVersion:
-            pass
         known = ", ".join(judged_versions(None))
-        text = f"the image {quoted(image.text)} has a vLLM that specserve does not know; the profile is for {known}"
+        text = f"the image {name} has a vLLM that specserve does not know; the profile is for {known}"
     notes.append(Note("vllm", text, image.span.line))
     return newest(), None
 
 
 def _keep_on_loopback(
     server: dict[str, Node], given: EngineStart, settings: Mapping[str, Setting]
-) -> list[Note]:
+) -> Iterator[Note]:
     """Makes a server without a key listen on this machine only; the note says what the source did, and how to do it."""
     if given.is_call or "uds" in settings:
-        return []
-    notes: list[Note] = []
-    line = given.place.line
+        return
+    line, default = given.place.line, Server()
     if given.engine == "sglang" and "port" not in server:
         server["port"] = Node(_SGLANG_PORT, given.place)
-        notes.append(Note("server.port", "SGLang's default", line))
+        yield Note("server.port", "SGLang's default", line)
     host, keyed = server.get("host"), "api_key_env" in server
     published = [(word, _PUBLISHED.fullmatch(word.text)) for word in given.published]
-    local = bool(published) and all(match and match[1] in _LOOPBACK for _, match in published)
     parts = []
     if (host.value in _EVERYWHERE and not keyed) if host else given.engine == "vllm":
-        default = Server().host
         said = f"`--host {host.value}`" if host and host.value else "no `--host`"
-        parts.append(f"the source listens on every interface ({said}), this profile on {default} only")
+        parts.append(f"the source listens on every interface ({said}), this profile on {default.host} only")
         if host:
-            server["host"] = replace(host, value=default, raw=default)
-        if not local:
-            key = "" if keyed else ", api_key_env: NAME"
-            about = "" if keyed else " with the variable of a key"
+            server["host"] = replace(host, value=default.host, raw=default.host)
+        if not published or not all(match and match[1] in _LOOPBACK for _, match in published):
+            key, about = ("", "") if keyed else (", api_key_env: NAME", " with the variable of a key")
             parts.append(f"to open it, write `server: {{host: 0.0.0.0{key}}}`{about}")
     if published:
         parts.append(f"the container publishes {', '.join(quoted(word.text) for word, _ in published)}")
-    number = str(server["port"].value if "port" in server else Server().port)
+    number = str(server["port"].value if "port" in server else default.port)
     moved = [match[2] for _, match in published if match and match[3] == number and match[2] != number]
     if moved and moved[0]:
         parts.append(f"clients used port {moved[0]}: write `server: {{port: {moved[0]}}}` to keep it")
-    return [*notes, Note("server.host", "; ".join(parts), line)] if parts else notes
+    if parts:
+        yield Note("server.host", "; ".join(parts), line)
 
 
-def _use_hardware_nodes(sections: dict[str, Node], headless: Setting | None, notes: list[Note]) -> None:
+def _use_hardware_nodes(sections: dict[str, Node], headless: Setting | None) -> Iterator[Note]:
     """Moves the nodes of vLLM's own executor to `hardware`; `up` then says which of them it starts."""
-    engine, target = (
-        dict(sections[name].mapping or {}) if name in sections else {} for name in ("engine", "target")
+    places = ("engine", "target", "hardware")
+    engine, target, hardware = (
+        dict(sections[name].mapping or {}) if name in sections else {} for name in places
     )
-    nodes, rank = engine.get("nnodes"), engine.get("node_rank")
+    nodes, rank, executor = (
+        engine.get(name) for name in ("nnodes", "node_rank", "distributed_executor_backend")
+    )
     world = _count(target.get("tensor_parallel_size")) * _count(target.get("pipeline_parallel_size"))
-    executor = engine.get("distributed_executor_backend")
-    others = _count(engine.get("data_parallel_size")) > 1 or (
+    is_other = _count(engine.get("data_parallel_size")) > 1 or (
         executor is not None and executor.value == "ray"
     )
-    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not others:
-        rest = {name: node for name, node in engine.items() if name not in ("nnodes", "node_rank")}
-        hardware = dict(sections["hardware"].mapping or {}) if "hardware" in sections else {}
-        hardware["count"] = Node(world // _count(nodes), nodes.span)
-        hardware["nodes"] = nodes
+    why = "it starts a worker that answers no requests; convert the first node's command"
+    if nodes and _count(nodes) > 1 and world % _count(nodes) == 0 and not is_other:
+        why = "`up` adds it to every node but the first"
+        hardware |= {"count": Node(world // _count(nodes), nodes.span), "nodes": nodes}
         sections["hardware"] = Node(hardware, nodes.span)
+        rest = {name: node for name, node in engine.items() if name not in ("nnodes", "node_rank")}
         sections["engine"] = replace(sections["engine"], value=rest)
         if not rest:
             del sections["engine"]
-        words = f"--node-rank {rank.value if rank else 0}"
-        text = f"from `--nnodes`; the source starts the node of `specserve up PROFILE {words}`"
-        notes.append(Note("hardware.nodes", text, nodes.span.line))
-        if headless:
-            text = "`--headless` is left out: `up` adds it to every node but the first"
-            notes.append(Note("", text, headless.place.line))
-    elif headless:
-        text = "`--headless` is left out: it starts a worker that answers no requests; convert the first node's command"
-        notes.append(Note("", text, headless.place.line))
+        command = f"specserve up PROFILE --node-rank {rank.value if rank else 0}"
+        text = f"from `--nnodes`; the source starts the node of `{command}`"
+        yield Note("hardware.nodes", text, nodes.span.line)
+    if headless:
+        yield Note("", f"`--headless` is left out: {why}", headless.place.line)
 
 
 def _count(node: Node | None) -> int:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from specserve.convert.expansion import Expander, Value, as_ascii, name_of, source_of
 from specserve.convert.words import UNKNOWN, Note, Word, placeholder, unknown
+from specserve.diagnostics import Span
+from specserve.errors import UsageError
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -26,7 +27,20 @@ _START = re.compile(r"^.*(?:vllm\s+serve|api_server|launch_server|sglang\s+serve
 _UNQUOTED = re.compile(r"^[^'\"#\n]+", re.M)
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<(\w[\w.:/-]*)>(?=[\s/:]|$)")
 """What a shell would take for two redirections: `--port <port>`."""
-_MOST_PROSE, _MOST_STEPS = 50, 20_000
+_MOST_PROSE, _MOST_STEPS, _LONGEST_WORD = 50, 20_000, 100_000
+_NOT_ASCII, _FOR_OTHERS = re.compile("[^\x02-\x7f]"), re.compile("\x01([0-9a-f]+)\x01")
+_ESCAPE, _QUOTED_ESCAPE = re.compile(r"\\(.)", re.S), re.compile(r'\\([\n$`"\\])')
+_ALL = re.compile(r'"\$(?:@|\{@\}|\{\w+\[@\]\})"')
+_KEPT, _END = "\ue010", "\ue011"
+"""In a text that is not split yet: here is a word, though it may be empty; here a word ends."""
+_BLANKS = {ord(" "): "\ue012", ord("\t"): "\ue013", ord("\n"): "\ue014"}
+"""The blanks at which a word is split, as opposed to those in quotes."""
+_NO_SPLIT = {ord(mark): chr(blank) for blank, mark in _BLANKS.items()} | {ord(_KEPT): "", ord(_END): " "}
+_WORD = re.compile(f"[^{_END}-\ue014]+")
+_HOME = re.compile(f"^{unknown('HOME')}(?=/|$)")
+_COMPUTED = ("arithmetic_expansion", "command_substitution", "process_substitution", "brace_expression")
+_LEAVES = ("word", "string_content", "variable_name", "number", "regex", "test_operator")
+Value = str | list[str]
 
 
 @dataclass(slots=True)
@@ -53,7 +67,7 @@ def script(
     text = _CONTINUED.sub("\\\n", text.replace("\r\n", "\n").rstrip(" \t\n\\") + "\n")
     text = _PROMPT.sub(r"\1", _COMMENT.sub("\\\n", text))
     text = _UNQUOTED.sub(lambda part: _PLACEHOLDER.sub(lambda name: placeholder(name[1]), part[0]), text)
-    shell = _Shell(file, line, positional, dict(variables or {}))
+    shell = _Shell(file, line, positional, variables or {})
     root = _parsed(text)
     for _ in range(_MOST_PROSE):  # prose around a command may hold an apostrophe
         if not root.has_error:
@@ -64,9 +78,9 @@ def script(
         shell.assume("this line is left out: no shell can read it", row)
         text = "\n".join([*lines[:row], "", *lines[row + 1 :]])
         root = _parsed(text)
+    if root.has_error:
+        raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
     try:
-        if root.has_error:
-            raise shell.error(f"line {line + _first_error(root).start_point[0]} cannot be parsed")
         shell.run(root)
     except RecursionError as error:
         raise shell.error("it is nested too deeply") from error
@@ -79,38 +93,52 @@ def _parsed(text: str) -> Node:
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
-    return Parser(Language(tree_sitter_bash.language())).parse(as_ascii(text)).root_node
+    # the parser dies of some other characters (tree-sitter/tree-sitter-bash#337)
+    data = _NOT_ASCII.sub(lambda match: f"\x01{ord(match[0]):x}\x01", text).encode()
+    return Parser(Language(tree_sitter_bash.language())).parse(data).root_node
 
 
 def _first_error(node: Node) -> Node:
     """The innermost first node that the grammar could not read; an inner one may bear no mark of its own."""
-    while not (node.is_error or node.is_missing):
-        wrong = next((child for child in node.children if child.has_error), None)
-        if wrong is None:
-            break
-        node = wrong
+    inner: Node | None = node
+    while inner and not (node.is_error or node.is_missing):
+        node, inner = inner, next((child for child in inner.children if child.has_error), None)
     return node
 
 
-class _Shell(Expander):
-    """The state of one script while its tree is walked."""
+class _Shell:
+    """The state of one script while its tree is walked: variables, exported names, functions, commands found."""
 
-    def __init__(self, file: str, line: int, positional: list[str] | None, variables: dict[str, str]) -> None:
-        super().__init__(file, line, positional, variables)
+    def __init__(
+        self, file: str, line: int, positional: list[str] | None, variables: Mapping[str, str]
+    ) -> None:
+        self.file, self.line, self.positional = file, line, positional
+        self.variables: dict[str, Value] = {**variables}
         self.exported = dict.fromkeys(variables)
         self.functions: dict[str, Node] = {}
         self.found: list[Command] = []
+        self.assumed: dict[Note, None] = {}
         self.steps = 0
+
+    def error(self, what: str) -> UsageError:
+        return UsageError(f"`{self.file}` is no shell text: {what}")
+
+    def assume(self, said: str, row: int = 0) -> None:
+        self.assumed[Note("", said, self.line + row)] = None
+
+    def span(self, node: Node) -> Span:
+        (row, column), (end_row, end_column) = node.start_point, node.end_point
+        return Span(self.file, self.line + row, column + 1, self.line + end_row, end_column + 1)
 
     def run(self, node: Node) -> None:
         """Walks one statement."""
         self.steps += 1
         if self.steps > _MOST_STEPS:
             raise self.error("it has too many commands")
-        special = getattr(self, f"_{node.type}", None)
-        if special:
-            special(node)
-        else:
+        walk = getattr(self, f"_{node.type}", None)
+        if walk:
+            walk(node)
+        elif node.type != "test_command":  # only a run could tell what a test says
             self._all(node.named_children)
 
     def _all(self, nodes: Iterable[Node]) -> None:
@@ -126,9 +154,8 @@ class _Shell(Expander):
             self._choose([[right]])
 
     def _if_statement(self, node: Node) -> None:
-        clauses = [child for child in node.named_children if child.type.endswith("_clause")]
-        own = [child for child in node.named_children if child not in clauses]
-        self._choose([own, *(clause.named_children for clause in clauses)])
+        own = [child for child in node.named_children if not child.type.endswith("_clause")]
+        self._choose([own, *(child.named_children for child in node.named_children if child not in own)])
 
     def _case_statement(self, node: Node) -> None:
         self._choose([item.named_children for item in node.named_children[1:]])
@@ -142,23 +169,20 @@ class _Shell(Expander):
         """Runs what only a run could choose from, each from the same state; what one of them sets is open."""
         before, positional = self.variables, self.positional
         changed: dict[str, Value] = {}
-        shifted = positional
+        is_shifted = False
         for body in bodies:
             self.variables, self.positional = dict(before), positional
             self._all(body)
             names = before.keys() | self.variables.keys()
             changed |= {name: unknown(name) for name in names if self.variables.get(name) != before.get(name)}
-            shifted = self.positional if self.positional != positional else shifted
+            is_shifted |= self.positional != positional
         self.variables = {**before, **changed}
-        self.positional = positional if shifted == positional else [unknown("@")]
-
-    def _test_command(self, node: Node) -> None:
-        """Only a run could tell what a test says."""
+        self.positional = [unknown("@")] if is_shifted else positional
 
     def _for_statement(self, node: Node) -> None:
         name, *items, body = node.named_children
         for value in [text for item in items for text in self.fields(item)]:
-            self.variables[source_of(name)] = value
+            self.variables[_source_of(name)] = value
             self.run(body)
 
     def _subshell(self, node: Node) -> None:
@@ -169,7 +193,7 @@ class _Shell(Expander):
     _pipeline = _subshell
 
     def _function_definition(self, node: Node) -> None:
-        self.functions[source_of(node.named_children[0])] = node.named_children[-1]
+        self.functions[_source_of(node.named_children[0])] = node.named_children[-1]
 
     def _redirected_statement(self, node: Node) -> None:
         for child in node.named_children:
@@ -185,11 +209,11 @@ class _Shell(Expander):
     def _assigned(self, node: Node) -> tuple[str, Value]:
         """The name that an assignment sets, and its value."""
         target, *values = node.named_children
-        name = name_of(target)
-        new: Value = self.text(values[0]) if values else ""
+        name = _name_of(target)
+        new: Value = _finished(self._bounded(values[0])) if values else ""
         if values and values[0].type == "array":
             new = [text for item in values[0].named_children for text in self.fields(item)]
-        comes_from_outside = re.fullmatch(rf"\w+\+?=['\"]?\$\{{{name}:?-\}}['\"]?", source_of(node))
+        comes_from_outside = re.fullmatch(rf"\w+\+?=['\"]?\$\{{{name}:?-\}}['\"]?", _source_of(node))
         if target.type == "subscript" or (comes_from_outside and not new):
             return name, unknown(name)
         old = self.variables.get(name)
@@ -203,22 +227,22 @@ class _Shell(Expander):
     def _declaration_command(self, node: Node) -> None:
         assigned = [child for child in node.named_children if child.type == "variable_assignment"]
         if node.children[0].type == "export":
-            targets = [
-                child.named_children[0] if child in assigned else child for child in node.named_children
-            ]
-            self.exported |= dict.fromkeys(source_of(target) for target in targets)
+            names = {child: child.named_children[0] for child in assigned}
+            self.exported |= dict.fromkeys(
+                _source_of(names.get(child, child)) for child in node.named_children
+            )
         self.variables |= [self._assigned(child) for child in assigned]
 
     def _unset_command(self, node: Node) -> None:
         for child in node.named_children:
-            self.variables.pop(source_of(child), None)
+            self.variables.pop(_source_of(child), None)
 
     def _command(self, node: Node) -> None:
         words: list[Word] = []
         for child in node.named_children:
             if child.type == "variable_assignment":
-                value = "".join(self.text(item) for item in child.named_children[1:])
-                words.append(Word(f"{name_of(child.named_children[0])}={value}", self.span(child)))
+                value = "".join(_finished(self._bounded(item)) for item in child.named_children[1:])
+                words.append(Word(f"{_name_of(child.named_children[0])}={value}", self.span(child)))
             elif child.type not in ("file_redirect", "herestring_redirect"):
                 words += self.words(child.named_children[0] if child.type == "command_name" else child)
         if words:
@@ -252,11 +276,123 @@ class _Shell(Expander):
             exported = {name: Word(value, place) for name, value in values.items() if isinstance(value, str)}
             self.found.append(Command(words, exported))
 
+    def words(self, node: Node) -> list[Word]:
+        """The words that one word becomes."""
+        return [Word(text, self.span(node)) for text in self.fields(node)]
+
+    def fields(self, node: Node) -> list[str]:
+        """The texts of these words."""
+        return [_finished(text) for text in _WORD.findall(self._bounded(node))]
+
+    def _bounded(self, node: Node) -> str:
+        text = self._expanded(node)
+        if len(text) > _LONGEST_WORD:
+            raise self.error("its variables grow without bounds")
+        return text
+
+    def _expanded(self, node: Node, *, quoted: bool = False) -> str:
+        kind, text = node.type, _source_of(node)
+        if kind == "raw_string":
+            return _KEPT + text[1:-1]
+        if kind == "ansi_c_string":
+            escaped = text[2:-1].encode("latin-1", "backslashreplace")
+            return _KEPT + escaped.decode("unicode_escape", "replace")
+        if kind in ("simple_expansion", "expansion"):
+            return self._parameter(node, quoted=quoted)
+        if kind in _COMPUTED:
+            return unknown("a command")
+        if kind in _LEAVES or not node.children:
+            escape = _QUOTED_ESCAPE if quoted else _ESCAPE
+            return escape.sub(lambda match: match[1].strip("\n"), text)
+        kept = _KEPT if kind == "string" and not _ALL.fullmatch(text) else ""  # `"$@"` of nothing is no word
+        quoted = quoted or kind in ("string", "translated_string")
+        return kept + self._inside(node, node.children, node.start_byte, quoted=quoted)
+
+    def _inside(self, node: Node, children: list[Node], at: int, *, quoted: bool) -> str:
+        """Some children with the blanks between them."""
+        text, whole = "", node.text or b""
+        for child in [*children, None]:
+            if child is None and children != node.children:
+                break
+            end = child.start_byte if child else node.end_byte
+            gap = _as_written(whole[at - node.start_byte : end - node.start_byte])
+            text += gap if quoted else gap.translate(_BLANKS)
+            if child is not None:
+                text += "" if child.type in ('"', '$"') else self._expanded(child, quoted=quoted)
+                at = child.end_byte
+        return text
+
+    def _parameter(self, node: Node, *, quoted: bool) -> str:
+        """`$X`, `${X:-…}`, `"${A[@]}"` and their like."""
+        target, *rest = [child for child in node.children if child.type not in ("$", "${", "}")] or [node]
+        operator = rest.pop(0).type if rest else ""
+        name, kind = _name_of(target), operator.strip(":")
+        index = _source_of(target.named_children[1]) if target.type == "subscript" else ""
+        values = self.values(name)
+        if index.isdigit() and values is not None:
+            values = _at(values, int(index))
+        elif not {"@", "*"} & {name, index} and values is not None:
+            values = [unknown(f"{name}[{index}]")] if index else values[:1] or [""]
+        unset = values is None or (operator.startswith(":") and values in ([], [""]))
+        if operator == ":+" and UNKNOWN.search("".join(values or [])):
+            return unknown(name)
+        if kind in ("-", "=", "+") and unset is (kind != "+"):
+            start = node.start_byte + (node.text or b"").index(operator.encode()) + len(operator)
+            text = self._inside(node, rest, start, quoted=quoted)
+            if not quoted and not re.search("['\"]", _source_of(node)):
+                text = text.translate(_BLANKS)
+            if kind == "=":
+                self.variables[name] = _finished(text)
+            return text
+        if kind == "+":
+            return ""
+        if values is None or kind not in ("", "-", "=", "?"):
+            values = [unknown(name)]
+        if quoted:
+            return " ".join(values) if "*" in (name, index) else _END.join(_KEPT + item for item in values)
+        return _END.join(item.translate(_BLANKS) for item in values)
+
+    def values(self, name: str) -> list[str] | None:
+        """The values of a variable or parameter; None if the text does not set it."""
+        if name in ("@", "*"):
+            if self.positional is None:
+                self.assume(f"the script's own arguments, `${name}`, are taken as none")
+            return self.positional or []
+        if name == "#":
+            return [str(len(self.positional or []))]
+        if name.isdigit():
+            return _at(self.positional or [], int(name) - 1) or None if name != "0" else None
+        value = self.variables.get(name)
+        return [value] if isinstance(value, str) else value
+
 
 def _added(old: Value, new: Value) -> Value:
     """What `X+=` makes of a text, `X+=( … )` of an array."""
     if isinstance(old, str) and isinstance(new, str):
         return old + new
-    if isinstance(new, str):
-        return [(old[0] if old else "") + new, *old[1:]]
-    return [*([old] if isinstance(old, str) else old), *new]
+    items = [old] if isinstance(old, str) else old
+    return [*items, *new] if isinstance(new, list) else ["".join([*items[:1], new]), *items[1:]]
+
+
+def _finished(text: str) -> str:
+    """A word without the marks of this module; a home folder is that of whoever runs the profile."""
+    return _HOME.sub("~", text.translate(_NO_SPLIT))
+
+
+def _as_written(data: bytes) -> str:
+    """The text that `_parsed` made this of."""
+    return _FOR_OTHERS.sub(lambda match: chr(int(match[1], 16)), data.decode())
+
+
+def _source_of(node: Node) -> str:
+    """The text of a node."""
+    return _as_written(node.text or b"")
+
+
+def _name_of(node: Node) -> str:
+    return _source_of(node.named_children[0] if node.type == "subscript" else node)
+
+
+def _at(values: list[str], index: int) -> list[str]:
+    """The value at a place, which nobody knows behind one that may be several or none."""
+    return [item for item in values[: index + 1] if UNKNOWN.search(item)][:1] or values[index : index + 1]

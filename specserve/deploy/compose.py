@@ -23,13 +23,14 @@ from specserve.profile.writer import Commented, yaml_text
 PROMETHEUS = "prom/prometheus:v3.7.3"
 PROMETHEUS_URL = "http://prometheus:9090"
 GRAFANA = "grafana/grafana:12.3.0"
+_UNPRIVILEGED: dict[str, Any] = {"cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
 _START = """\
 docker compose up --wait          (first: export HF_TOKEN=… for gated models)
 docker compose --profile monitoring up --wait     with Prometheus on port 9090 and Grafana on 3000"""
 
 
 def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
-    """compose.yaml, and what Prometheus and Grafana read. `folder`: where it is to lie, for relative paths.
+    """Returns compose.yaml, and what Prometheus and Grafana read. `folder`: the output folder, for relative paths.
 
     Raises UsageError for a server that spans several hosts.
     """
@@ -38,11 +39,8 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
             f"{made.profile.span('hardware.nodes')}: compose runs on one host, and this takes {made.nodes}",
             hint="`--to kubernetes`, or `--to systemd` for a unit on each host",
         )
-    services: dict[str, Any] = {}
-    if made.downloads:
-        services["stage"] = _stage(made)
-    services["vllm"] = _server(made, folder=folder)
-    services |= _monitoring()
+    stage = {"stage": _stage(made)} if made.downloads else {}
+    services = {**stage, "vllm": _server(made, folder=folder), **_monitoring()}
     volumes: dict[str, Any] = {"home": {}, "prometheus": {}, "grafana": {}}
     content = {"name": made.name, "services": services, "volumes": volumes}
     observing = monitoring_files(made, target=f"vllm:{made.plan.port}", prometheus_url=PROMETHEUS_URL)
@@ -51,9 +49,9 @@ def compose(made: Deployment, folder: str) -> tuple[Artifact, ...]:
 
 def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
     plan = made.plan
-    note = "" if made.image.is_pinned else "a tag can move: `--image …@sha256:…` pins it"
+    variables = environment(made, cache=_cache(made))
     service: dict[str, Any] = {
-        "image": Commented(note, made.image.reference) if note else made.image.reference,
+        "image": made.image.commented,
         "labels": {f"specserve.{key.rpartition('/')[2]}": value for key, value in made.labels.items()},
         "entrypoint": list(plan.argv[:2]),
         "command": [_literal(word) for word in plan.argv[2:]],
@@ -61,16 +59,13 @@ def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
     if made.mounts:
         service["working_dir"] = Commented("paths in the command are seen from here", MODELS)
     service |= {
-        "environment": {
-            name: _literal(value) for name, value in environment(made, cache=_cache(made)).items()
-        }
-        | _secrets(made),
+        "environment": {name: _literal(value) for name, value in variables.items()} | _secrets(made),
         "ports": Commented(
             "this host only; a proxy with TLS in front of it may be reached by others",
             [f"127.0.0.1:{plan.port}:{plan.port}"],
         ),
         "volumes": _volumes(made, folder=folder),
-        "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_bytes // 2**30}gb"),
+        "shm_size": Commented("NCCL and vLLM's message queues", f"{made.shm_gib}gb"),
         "healthcheck": {
             "test": ["CMD", *question(made, port=plan.port)],
             "start_period": Commented(made.start_limit_from, f"{made.start_limit_s}s"),
@@ -84,7 +79,12 @@ def _server(made: Deployment, *, folder: str) -> dict[str, Any]:
         "restart": "unless-stopped",
     }
     if not made.is_cpu:
-        service["deploy"] = {"resources": {"reservations": {"devices": [_devices(made)]}}}
+        which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
+        if not made.devices:
+            note = "of this host; `hardware.devices` names certain ones"
+            which = {"count": Commented(note, made.ranks_per_node)}
+        devices = [{"driver": "nvidia", **which, "capabilities": ["gpu"]}]
+        service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
     if made.downloads:
         service["depends_on"] = {"stage": {"condition": "service_completed_successfully"}}
     return service
@@ -111,14 +111,12 @@ def _cache(made: Deployment) -> str:
 
 def _confined(made: Deployment) -> dict[str, Any]:
     """No root, no privilege, and nothing to write but the volumes."""
+    user = f"{made.image.uid}:{made.image.gid}"
     return {
-        "user": Commented(
-            "a user that the image knows: torch dies of any other", f"{made.image.uid}:{made.image.gid}"
-        ),
+        "user": Commented("must be a user in the image's /etc/passwd: torch fails for any other uid", user),
         "read_only": True,
         "tmpfs": ["/tmp"],  # noqa: S108  # a path of the container
-        "cap_drop": ["ALL"],
-        "security_opt": ["no-new-privileges:true"],
+        **_UNPRIVILEGED,
         "init": True,
     }
 
@@ -136,33 +134,22 @@ def _secrets(made: Deployment) -> dict[str, str]:
 def _volumes(made: Deployment, *, folder: str) -> list[Any]:
     found: list[Any] = [Commented(f"models of the Hub; {HOME_NOTE}", f"home:{made.image.home}")]
     for mount in made.mounts:
-        source = seen_from(mount.path, folder)
-        found.append(
-            {"type": "bind", "source": _literal(source), "target": f"{MODELS}/{mount.name}", "read_only": True,
-             "bind": {"create_host_path": False}}
-        )  # fmt: skip
+        paths = {"source": _literal(seen_from(mount.path, folder)), "target": f"{MODELS}/{mount.name}"}
+        bind = {"create_host_path": False}
+        found.append({"type": "bind", **paths, "read_only": True, "bind": bind})
     return found
 
 
 def seen_from(path: str, folder: str) -> str:
-    """A path as a file in `folder` names it: relative where both lie in one tree, else as it is."""
+    """Returns a path as a file in `folder` names it: relative if both lie in one tree, else as it is."""
     relative = os.path.relpath(path, folder)
     if os.path.commonpath([path, folder]) == "/" or relative.split("/").count("..") > 4:
         return path
     return relative if relative.startswith("..") else f"./{relative}"
 
 
-def _devices(made: Deployment) -> dict[str, Any]:
-    if made.devices:
-        which: dict[str, Any] = {"device_ids": [str(device) for device in made.devices]}
-    else:
-        which = {"count": Commented("of this host; `hardware.devices` names certain ones", made.accelerators)}
-    return {"driver": "nvidia", **which, "capabilities": ["gpu"]}
-
-
 def _monitoring() -> dict[str, Any]:
-    shared: dict[str, Any] = {"profiles": ["monitoring"], "restart": "unless-stopped", "cap_drop": ["ALL"],
-                              "security_opt": ["no-new-privileges:true"]}  # fmt: skip
+    shared = {"profiles": ["monitoring"], "restart": "unless-stopped", **_UNPRIVILEGED}
     return {
         "prometheus": {
             "image": PROMETHEUS,

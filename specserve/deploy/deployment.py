@@ -16,9 +16,28 @@ from specserve.plan.locking import lock_of
 from specserve.plan.nodes import node_count, on_node
 from specserve.plan.uses import model_uses
 from specserve.profile.schema import Profile, world_size
+from specserve.profile.writer import Commented
 from specserve.vllm.facts import READ
 from specserve.vllm.table import VllmTable
 
+PORT = 8000
+MODELS = "/models"
+"""Where a container finds the folders and files that the profile names by a path: its working folder."""
+CACHE = "/cache"
+"""Where it finds what comes from the Hub."""
+LEADER = "{leader}"
+"""Stands in the plans of several nodes for node 0's address, which a target knows."""
+HOME_NOTE = "vLLM, torch and Triton compile into it"
+CORRUPTED_TEXT = (
+    "vLLM's CPU build corrupts text at temperature > 0 with speculation (vllm-project/vllm#55005); the plug-in that "
+    "cures it comes with specserve's CPU set-up and is not part of vLLM itself"
+)
+_BASE_START_S = 600
+_BYTES_PER_S = 100e6
+_UNKNOWN_BYTES = 60e9
+_LEFT_OUT = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
+"""What repositories hold beside the weights that vLLM reads, and would double the download."""
+_TOKENIZER = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -64,56 +83,40 @@ class Image:
         """Whether it is named by its digest: the same image for ever."""
         return "@sha256:" in self.reference
 
+    @property
+    def commented(self) -> str | Commented:
+        """The reference, with what to do about a tag."""
+        note = "a tag can move: `--image …@sha256:…` pins it"
+        return self.reference if self.is_pinned else Commented(note, self.reference)
+
 
 def official(version: str, *, platform: str, reference: str | None = None) -> Image:
-    """The image of a vLLM version on `cpu` or `cuda`; `reference` names another, such as the same by its digest.
+    """Returns the image of a vLLM version on `cpu` or `cuda`; `reference` names another, such as the same by digest.
 
     Raises UsageError for a text that is no image.
     """
     if reference is not None and not _REFERENCE.fullmatch(reference):
-        raise UsageError(
-            f"`{reference}` is no image", hint=f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
-        )
-    repository = "vllm/vllm-openai-cpu" if platform == "cpu" else "vllm/vllm-openai"
-    name = reference or f"{repository}:v{release(version)}"
+        hint = f"write it like `vllm/vllm-openai:v{READ[-1]}.0@sha256:…`"
+        raise UsageError(f"`{reference}` is no image", hint=hint)
     if platform == "cpu":
+        name = reference or f"vllm/vllm-openai-cpu:v{release(version)}"
         return Image(name, uid=1000, gid=1000, home="/home/ubuntu")
-    return Image(name, uid=2000, gid=0, home="/home/vllm")
+    return Image(reference or f"vllm/vllm-openai:v{release(version)}", uid=2000, gid=0, home="/home/vllm")
 
 
 def release(version: str) -> str:
-    """`0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`: the number that an image's tag has."""
+    """Returns the number that an image's tag has: `0.33.0` of `0.33`, `0.32.0` of `0.32.0+cpu`."""
     match = _VERSION.match(version)
     if match is None:
         raise UsageError(f"`{version}` is no version of vLLM")
     return match[1] + (match[2] or ".0").partition("+")[0]
 
 
-PORT = 8000
-MODELS = "/models"
-"""Where a container finds the folders and files that the profile names by a path: its working folder."""
-CACHE = "/cache"
-"""Where it finds what comes from the Hub."""
-LEADER = "{leader}"
-"""Stands in the plans of several nodes for node 0's address, which a target knows."""
-_GIB = 2**30
-_BASE_START_S = 600
-_BYTES_PER_S = 100e6
-_UNKNOWN_BYTES = 60e9
-
-
-CORRUPTED_TEXT = (
-    "vLLM's CPU build corrupts text at temperature > 0 with speculation (vllm-project/vllm#55005); the plug-in that "
-    "cures it comes with specserve's CPU set-up and is not part of vLLM itself"
-)
-
-
 @dataclass(frozen=True, slots=True)
 class StagedModel:
-    """A repository of the Hub that must be there before vLLM starts."""
+    """A repository of the Hub that must be there before vLLM starts. `step`: `target`, `tokenizer` or `draft`."""
 
     step: str
-    """`target`, `tokenizer` or `draft`."""
     model: str
     revision: str | None
     tokenizer_only: bool = False
@@ -129,20 +132,20 @@ class Deployment:
     plan: LaunchPlan
     """One process, or one node's share without the flags of nodes; listens on all interfaces of its container."""
     plain: LaunchPlan | None
-    """The same server without speculation; None where the profile speculates not."""
+    """The same server without speculation; None if the profile does not speculate."""
     ranks: tuple[LaunchPlan, ...]
-    """One plan per node, where there are several."""
+    """One plan per node, if there are several."""
     image: Image
     host: str
     """Where the profile has the server listen."""
     devices: tuple[int | str, ...]
-    """The accelerators of one host, by index or UUID, where the profile names them."""
+    """The accelerators of one host, by index or UUID, if the profile names them."""
     mounts: tuple[Mount, ...]
     downloads: tuple[StagedModel, ...]
     weights_bytes: float | None
-    """Of target and draft together, by the lock; None where there is none."""
+    """Of target and draft together, by the lock; None without one."""
     memory_bytes: float | None
-    """Of all its accelerators, by the profile's `hardware`; None where that names none."""
+    """Of all its accelerators, by the profile's `hardware`; None if that names none."""
     target: str = ""
     """What it is being written for."""
 
@@ -162,25 +165,20 @@ class Deployment:
         return self.plan.platform == "cpu"
 
     @property
-    def accelerators(self) -> int:
-        """GPUs per node; 0 on the CPU."""
-        return 0 if self.is_cpu else max(1, self.world // self.nodes)
+    def ranks_per_node(self) -> int:
+        """vLLM's ranks on each node: one per GPU."""
+        return max(1, world_size(self.profile) // self.nodes)
 
     @property
-    def world(self) -> int:
-        """vLLM's ranks over all nodes."""
-        return world_size(self.profile)
-
-    @property
-    def shm_bytes(self) -> int:
-        """Room in /dev/shm: 2 GiB per rank, at least 2, for NCCL and vLLM's message queues."""
-        return 2 * _GIB * max(1, self.world // self.nodes)
+    def shm_gib(self) -> int:
+        """Room in /dev/shm, for NCCL and vLLM's message queues."""
+        return 2 * self.ranks_per_node
 
     @property
     def start_limit_s(self) -> int:
         """How long a start may take: ten minutes, and the time to read the weights at 100 MB/s, in whole minutes."""
-        size = next((size for size in (self.weights_bytes, self.memory_bytes) if size), _UNKNOWN_BYTES)
-        return math.ceil((_BASE_START_S + size / _BYTES_PER_S) / 60) * 60
+        size_bytes = self.weights_bytes or self.memory_bytes or _UNKNOWN_BYTES
+        return math.ceil((_BASE_START_S + size_bytes / _BYTES_PER_S) / 60) * 60
 
     @property
     def start_limit_from(self) -> str:
@@ -199,11 +197,6 @@ class Deployment:
         return math.ceil(self.profile.server.shutdown_timeout_s) + 30
 
     @property
-    def model_len(self) -> int | None:
-        """The longest context, where the profile says it."""
-        return self.profile.target.max_model_len
-
-    @property
     def may_be_offline(self) -> bool:
         """Whether vLLM needs nothing of the Hub but what is staged: no code of others, no adapters."""
         engine, frontend = self.profile.engine, self.profile.frontend
@@ -218,12 +211,12 @@ class Deployment:
 
     @property
     def scheme(self) -> str:
-        """`http`, or `https` where the profile has a certificate."""
+        """`http`, or `https` if the profile has a certificate."""
         return "https" if self.profile.frontend.get("ssl_certfile") else "http"
 
     @property
     def labels(self) -> dict[str, str]:
-        """What every object carries: name, vLLM's version, the fingerprint's begin."""
+        """What every object carries: name, vLLM's version, the beginning of the fingerprint."""
         return {
             "app.kubernetes.io/name": self.name,
             "app.kubernetes.io/version": release(self.plan.vllm),
@@ -239,13 +232,14 @@ class Deployment:
     @property
     def head(self) -> str:
         """The comment on top of every file."""
-        return (
+        text = (
             f"Rendered by `specserve render --to {self.target}` from `{self.profile.name}`\n"
             f"for vLLM {release(self.plan.vllm)}, fingerprint {self.plan.fingerprint[:16]}.\n"
             "Change the profile and render again; what is meant to be changed here says so."
-            + f"\n{textwrap.fill('Warning: ' + CORRUPTED_TEXT, 100, break_on_hyphens=False)}"
-            * (self.corrupts_text and self.target != "monitoring")
         )
+        if self.corrupts_text and self.target != "monitoring":
+            text += f"\n{textwrap.fill(f'Warning: {CORRUPTED_TEXT}', 100, break_on_hyphens=False)}"
+        return text
 
 
 def deployment(
@@ -257,72 +251,61 @@ def deployment(
     image: str | None = None,
     weights_bytes: float | None = None,
 ) -> Deployment:
-    """A profile (at its lock) as containers run it. `image`: instead of vLLM's official one.
+    """Returns a profile (at its lock) as containers run it. `image`: instead of vLLM's official one.
 
-    Raises UsageError for arguments that this vLLM does not have, and for nodes that cannot be planned.
+    Raises UsageError for arguments that this vLLM does not have, for nodes that cannot be planned, and for
+    accelerators whose containers are not written.
     """
-    _refuse(profile)
+    wanted = profile.hardware
+    accelerator = next((one for one in catalogue() if wanted and one.name == wanted.accelerator), None)
+    if accelerator and accelerator.vendor != "nvidia":
+        raise UsageError(
+            f"{profile.span('hardware.accelerator')}: containers for {accelerator.name} are not written yet",
+            hint="NVIDIA's accelerators and processors are; `specserve plan` gives the command for any",
+        )
     inside, mounts = contained(profile)
     server = replace(inside.server, host="0.0.0.0", port=inside.server.port or PORT)  # noqa: S104
     hardware = replace(inside.hardware, devices=None) if inside.hardware else None
     spans = {**inside.spans, "server.host": inside.span("server.host")}
     inside = replace(inside, server=server, hardware=hardware, spans=spans)
-
-    def planned(one: Profile) -> LaunchPlan:
-        return launch(one, table=table, platform=platform, version=version)
-
-    plan = planned(inside)
+    plan = launch(inside, table=table, platform=platform, version=version)
+    plain = replace(inside, speculation=None) if inside.speculation else None
     nodes = node_count(inside)
     leader = None if inside.engine.get("master_addr") else LEADER
-    ranks = tuple(
+    ranks = [
         on_node(plan, rank, profile=inside, table=table, master_addr=leader)
         for rank in range(nodes if nodes > 1 else 0)
-    )
+    ]
+    memory_bytes = accelerator.total_bytes * wanted.count * wanted.nodes if accelerator and wanted else None
     return Deployment(
         name=dns_label(profile.name),
         profile=inside,
         plan=plan,
-        plain=planned(replace(inside, speculation=None)) if inside.speculation else None,
-        ranks=ranks,
+        plain=launch(plain, table=table, platform=platform, version=version) if plain else None,
+        ranks=tuple(ranks),
         image=official(version, platform=platform, reference=image),
         host=profile.server.host,
-        devices=(profile.hardware and profile.hardware.devices) or (),
+        devices=(wanted and wanted.devices) or (),
         mounts=mounts,
         downloads=_downloads(inside),
         weights_bytes=weights_bytes,
-        memory_bytes=_memory_bytes(profile),
+        memory_bytes=memory_bytes,
     )
 
 
 def locked_weights_bytes(profile: Profile) -> float | None:
-    """What the lock beside a profile says that target and draft weigh on disk; None if it does not know both."""
+    """Returns what target and draft weigh on disk by the lock beside a profile; None if it does not know both."""
     lock = lock_of(profile)
     total = 0
     for use in model_uses(profile, alternatives=False) if lock else ():
         facts = lock.find(use.model, revision=use.revision) if lock else None
         sizes = [facts.files[name].size_bytes for name in facts.weight_files] if facts else [None]
-        if not use.tokenizer_only and None in sizes:
+        if use.tokenizer_only:
+            continue
+        if None in sizes:
             return None
-        total += 0 if use.tokenizer_only else sum(size or 0 for size in sizes)
+        total += sum(size or 0 for size in sizes)
     return total or None
-
-
-def _refuse(profile: Profile) -> None:
-    """Raises UsageError for what no target can write."""
-    hardware = profile.hardware
-    known = [one for one in catalogue() if hardware and one.name == hardware.accelerator]
-    if known and known[0].vendor != "nvidia":
-        raise UsageError(
-            f"{profile.span('hardware.accelerator')}: containers for {known[0].name} are not written yet",
-            hint="NVIDIA's accelerators and processors are; `specserve plan` gives the command for any",
-        )
-
-
-def _memory_bytes(profile: Profile) -> float | None:
-    """Of all accelerators that the profile names; of processors a profile does not say it."""
-    hardware = profile.hardware
-    known = [one for one in catalogue() if hardware and one.name == hardware.accelerator]
-    return known[0].total_bytes * hardware.count * hardware.nodes if hardware and known else None
 
 
 def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
@@ -337,18 +320,13 @@ def _downloads(profile: Profile) -> tuple[StagedModel, ...]:
 
 
 def dns_label(name: str) -> str:
-    """A name that Kubernetes takes for a Service, with room for an ending: letters, digits and dashes."""
+    """Returns a name that Kubernetes takes for a Service, with room for an ending: letters, digits and dashes."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40].strip("-") or "vllm-server"
     return plain if plain[0].isalpha() else f"m-{plain}"[:40].strip("-")
 
 
-HOME_NOTE = "vLLM, torch and Triton compile into it"
-_LEFT_OUT = ("original/*", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.h5")
-"""What repositories hold beside the weights that vLLM reads, and would double the download."""
-
-
 def environment(made: Deployment, *, cache: str) -> dict[str, str]:
-    """The variables of the server that are no secret: the profile's, and where the container may write."""
+    """Returns the server's variables that are no secret: the profile's, and where the container may write."""
     values = {name: value for name, value in made.plan.env.items() if isinstance(value, str)}
     own = {"HOME": made.image.home, "HF_HOME": cache}
     if made.downloads and made.may_be_offline:
@@ -357,21 +335,15 @@ def environment(made: Deployment, *, cache: str) -> dict[str, str]:
 
 
 def staging(download: StagedModel) -> list[str]:
-    """The command that brings one repository into the cache; `hf` comes with vLLM."""
-    words = ["hf", "download", download.model]
-    if download.revision:
-        words.append(f"--revision={download.revision}")
-    if download.tokenizer_only:
-        for pattern in ("*.json", "*.txt", "*.model", "*.jinja", "*.py"):
-            words += ["--include", pattern]
-        return words
-    for pattern in _LEFT_OUT:
-        words += ["--exclude", pattern]
-    return words
+    """Returns the command that brings one repository into the cache; `hf` comes with vLLM."""
+    revision = [f"--revision={download.revision}"] if download.revision else []
+    flag, patterns = ("--include", _TOKENIZER) if download.tokenizer_only else ("--exclude", _LEFT_OUT)
+    words = [word for pattern in patterns for word in (flag, pattern)]
+    return ["hf", "download", download.model, *revision, *words]
 
 
 def question(made: Deployment, *, port: int) -> list[str]:
-    """A command that fails until the server answers; curl is in both images."""
+    """Returns a command that fails until the server answers; curl is in both images."""
     unchecked = ["--insecure"] if made.scheme == "https" else []
     return ["curl", "--fail", "--silent", "--show-error", "--max-time", "5", *unchecked,
             f"{made.scheme}://127.0.0.1:{port}/health"]  # fmt: skip

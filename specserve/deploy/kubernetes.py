@@ -4,180 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from specserve.deploy.deployment import Artifact, Deployment
 from specserve.deploy.monitoring import alert_groups
-from specserve.deploy.pods import disruption_budget, metadata, pool_name, selector, workload
+from specserve.deploy.pods import FINGERPRINT, pod, server
+from specserve.plan.launchplan import LaunchPlan
 from specserve.profile.writer import Commented, yaml_text
 
 SHARED_MODE = "ReadWriteMany"
 """The access mode of a claim that pods on several nodes mount."""
+QUEUE = "vllm_num_requests_waiting"
+_POOL = "specserve/pool"
 _GB = 1e9
 _UNKNOWN_BYTES = 200e9
-
-
-def service(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
-    """One address inside of the cluster."""
-    found = selector(made, plain=plain)
-    if made.nodes > 1:
-        found |= {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
-    name = pool_name(made, plain=plain)
-    port = {"name": "http", "port": made.plan.port, "targetPort": "http"}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": metadata(made, name, plain=plain),
-        "spec": {"type": "ClusterIP", "selector": found, "ports": [port]},
-    }
-
-
-def policy(made: Deployment) -> dict[str, Any]:
-    """Requests reach the port of the server, and nothing else of a pod; ranks reach each other."""
-    mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": made.name}}}
-    http: dict[str, Any] = {
-        "from": Commented(
-            "every pod of this namespace; name others, or Prometheus' namespace, here", [{"podSelector": {}}]
-        ),
-        "ports": [{"port": "http"}],
-    }
-    rules: list[Any] = [http]
-    if made.nodes > 1:
-        text = (
-            "the ranks among themselves, on ports that torch and NCCL choose: without a key, so nobody else"
-        )
-        rules.append(Commented(text, {"from": [mine]}))
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": metadata(made, made.name),
-        "spec": {**mine, "policyTypes": ["Ingress"], "ingress": rules},
-    }
-
-
-def claims(made: Deployment) -> list[dict[str, Any]]:
-    """Where downloads and the profile's own models lie."""
-    found = []
-    if made.nodes > 1:
-        mode = Commented("the pods run on several nodes", [SHARED_MODE])
-    else:
-        mode = Commented(
-            f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}",
-            ["ReadWriteOnce"],
-        )
-    if made.downloads:
-        found.append(_claim(made, f"{made.name}-cache", mode=mode, size=_cache_size(made)))
-    if made.mounts:
-        names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
-        size = Commented(f"must hold {names}: copy them there once", "50Gi")
-        found.append(_claim(made, f"{made.name}-models", mode=mode, size=size))
-    return found
-
-
-def _cache_size(made: Deployment) -> Commented:
-    size = next((size for size in (made.weights_bytes, made.memory_bytes) if size), _UNKNOWN_BYTES)
-    basis = (
-        "weights by the lock, and half as much"
-        if made.weights_bytes
-        else "assumed: target and draft together"
-    )
-    return Commented(basis, f"{max(10, -int(-1.5 * size // _GB))}G")
-
-
-def _claim(made: Deployment, name: str, *, mode: Commented, size: Commented) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": metadata(made, name),
-        "spec": {"accessModes": mode, "resources": {"requests": {"storage": size}}},
-    }
-
-
-QUEUE = "vllm_num_requests_waiting"
+_ADDS_PODS = ("autoscaling", "plain-pool")
 _ADAPTER = """\
 needs the metric in the cluster's custom metrics, such as by a rule of prometheus-adapter:
 - seriesQuery: 'vllm:num_requests_waiting{namespace!="",pod!=""}'
   resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
   name: {as: vllm_num_requests_waiting}
   metricsQuery: sum(<<.Series>>{<<.LabelMatchers>>}) by (<<.GroupBy>>)"""
-
-
-def autoscaler(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
-    """More replicas while requests wait."""
-    several = made.nodes > 1
-    target = {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
-        "kind": "LeaderWorkerSet" if several else "Deployment",
-        "name": pool_name(made, plain=plain),
-    }
-    metric = {
-        "type": "Pods",
-        "pods": {"metric": {"name": QUEUE}, "target": {"type": "AverageValue", "averageValue": "4"}},
-    }
-    start = made.start_limit_s
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(made, pool_name(made, plain=plain), plain=plain),
-        "spec": {
-            "scaleTargetRef": target,
-            "minReplicas": 1,
-            "maxReplicas": Commented("as many as there are accelerators for", 2),
-            "metrics": Commented(_ADAPTER, [metric]),
-            "behavior": {
-                "scaleUp": Commented(
-                    "one at a time: a replica helps only once it has started",
-                    {
-                        "stabilizationWindowSeconds": 60,
-                        "policies": [{"type": "Pods", "value": 1, "periodSeconds": min(1800, start)}],
-                    },
-                ),
-                "scaleDown": {
-                    "stabilizationWindowSeconds": 900,
-                    "policies": [{"type": "Pods", "value": 1, "periodSeconds": 600}],
-                },
-            },
-        },
-    }
-
-
-def pod_monitor(made: Deployment, *, plain: bool = False) -> dict[str, Any]:
-    """Prometheus reads every pod of a pool that answers."""
-    endpoint: dict[str, Any] = {"port": "http", "path": "/metrics", "interval": "15s"}
-    if made.scheme == "https":
-        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-    if plain:
-        renamed = {
-            "sourceLabels": ["model_name"],
-            "targetLabel": "model_name",
-            "regex": "(.+)",
-            "replacement": "$1 (plain)",
-        }
-        text = "the alerts on speculation are for the other pool"
-        endpoint["metricRelabelings"] = Commented(text, [renamed])
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": metadata(made, pool_name(made, plain=plain), plain=plain),
-        "spec": {
-            "selector": {"matchLabels": selector(made, plain=plain)},
-            "podMetricsEndpoints": [endpoint],
-        },
-    }
-
-
-def prometheus_rule(made: Deployment) -> dict[str, Any]:
-    """The alerts, for the operator."""
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PrometheusRule",
-        "metadata": metadata(made, made.name),
-        "spec": {"groups": alert_groups(made.profile)},
-    }
-
-
-_COMPONENT = "kustomize.config.k8s.io/v1alpha1"
-_ADDS_PODS = ("autoscaling", "plain-pool")
 _PLAIN = (
     "The same server without speculation, for clients that send parameters that speculation refuses "
     "(min_p, logit_bias), and for load at which speculation no longer pays. Send those requests to its "
@@ -188,48 +36,39 @@ _SHARED = (
     "offer ReadWriteMany. The access mode of an existing claim cannot change: include this component from "
     "the start, or delete the claim first."
 )
+Object = dict[str, Any]
 
 
 def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
-    """The manifests: the server alone, and components to put on top."""
+    """Returns the manifests: the server alone, and components to put on top."""
+    main, plain = _Pool(made, made.plan, "main"), _Pool(made, made.plain or made.plan, "plain")
     several = made.nodes > 1
-    objects: dict[str, list[dict[str, Any]]] = {
-        "claims.yaml": claims(made),
-        f"{'leaderworkerset' if several else 'deployment'}.yaml": [workload(made)],
-        "service.yaml": [service(made)],
-        "networkpolicy.yaml": [policy(made)],
-        "poddisruptionbudget.yaml": [disruption_budget(made)],
+    claims = list(_claims(made, main))
+    base = {
+        "claims.yaml": claims,
+        "leaderworkerset.yaml" if several else "deployment.yaml": [
+            main.group() if several else main.deployment()
+        ],
+        "service.yaml": [main.service()],
+        "networkpolicy.yaml": [_policy(made, main)],
+        "poddisruptionbudget.yaml": [main.disruption_budget()],
     }
-    base = {name: documents for name, documents in objects.items() if documents}
-    components = {
-        "monitoring": {
-            "podmonitor.yaml": pod_monitor(made),
-            "prometheusrule.yaml": prometheus_rule(made),
-        },
-        "autoscaling": {"autoscaler.yaml": autoscaler(made)},
+    rule = main.object("monitoring.coreos.com/v1", "PrometheusRule", {"groups": alert_groups(made.profile)})
+    components: dict[str, dict[str, Object]] = {
+        "monitoring": {"podmonitor.yaml": main.monitor(), "prometheusrule.yaml": rule},
+        "autoscaling": {"autoscaler.yaml": main.autoscaler()},
     }
     if made.plain and not several:
         components["plain-pool"] = {
-            "deployment.yaml": workload(made, plain=True),
-            "service.yaml": service(made, plain=True),
-            "poddisruptionbudget.yaml": disruption_budget(made, plain=True),
+            "deployment.yaml": plain.deployment(),
+            "service.yaml": plain.service(),
+            "poddisruptionbudget.yaml": plain.disruption_budget(),
         }
-        components["plain-pool-monitoring"] = {"podmonitor.yaml": pod_monitor(made, plain=True)}
-    return (
-        *(Artifact(name, _documents(made, documents)) for name, documents in base.items()),
-        Artifact("kustomization.yaml", _kustomization(made, base, list(components)), alone=False),
-        *(one for name, files in components.items() for one in _component(made, name, files)),
-    )
-
-
-def _documents(made: Deployment, documents: list[dict[str, Any]]) -> str:
-    return "---\n".join(
-        yaml_text(document, head="" if index else made.head) for index, document in enumerate(documents)
-    )
-
-
-def _kustomization(made: Deployment, base: Mapping[str, Any], components: list[str]) -> str:
-    """The kustomization of the server alone; its head lists the components."""
+        components["plain-pool-monitoring"] = {"podmonitor.yaml": plain.monitor()}
+    found = []
+    for name, objects in base.items():
+        documents = (yaml_text(each, head="" if at else made.head) for at, each in enumerate(objects))
+        found += [Artifact(name, "---\n".join(documents))] if objects else []
     wanted = "\n".join(f"- components/{name}" for name in components)
     head = (
         f"{made.head}\n\nkubectl apply -k .\nTo add any of these, write a kustomization that lists this folder under "
@@ -238,29 +77,190 @@ def _kustomization(made: Deployment, base: Mapping[str, Any], components: list[s
     content = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
-        "resources": sorted(base),
+        "resources": sorted(name for name, objects in base.items() if objects),
     }
-    return yaml_text(content, head=head)
+    found.append(Artifact("kustomization.yaml", yaml_text(content, head=head), alone=False))
+    for name, files in components.items():
+        found += _component(made, name, files, is_shared=bool(claims) and not several)
+    return tuple(found)
 
 
-def _component(made: Deployment, name: str, files: Mapping[str, dict[str, Any]]) -> list[Artifact]:
-    folder = f"components/{name}"
-    content: dict[str, Any] = {"apiVersion": _COMPONENT, "kind": "Component", "resources": sorted(files)}
+def _component(
+    made: Deployment, name: str, files: Mapping[str, Object], *, is_shared: bool
+) -> list[Artifact]:
+    """`is_shared`: pods that it adds mount claims which the server alone has for itself."""
+    content: Object = {
+        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
+        "kind": "Component",
+        "resources": sorted(files),
+    }
     head = f"{made.head}\n\n{_PLAIN}" if name == "plain-pool" else made.head
-    if name in _ADDS_PODS and made.nodes == 1 and claims(made):
+    if name in _ADDS_PODS and is_shared:
         head = f"{head}\n\n{_SHARED}"
-        content["patches"] = [_shared_claims(made)]
-    return [
-        *(
-            Artifact(f"{folder}/{file}", yaml_text(one, head=made.head), alone=False)
-            for file, one in files.items()
-        ),
-        Artifact(f"{folder}/kustomization.yaml", yaml_text(content, head=head), alone=False),
-    ]
+        change = json.dumps([{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}])
+        selected = f"app.kubernetes.io/name={made.name}"
+        target = {"kind": "PersistentVolumeClaim", "labelSelector": selected}
+        content["patches"] = [{"target": target, "patch": change}]
+    texts = {file: yaml_text(one, head=made.head) for file, one in files.items()}
+    texts["kustomization.yaml"] = yaml_text(content, head=head)
+    return [Artifact(f"components/{name}/{file}", text, alone=False) for file, text in texts.items()]
 
 
-def _shared_claims(made: Deployment) -> dict[str, Any]:
-    """A patch of kustomize: pods on several nodes may mount the claims."""
-    change = json.dumps([{"op": "replace", "path": "/spec/accessModes", "value": [SHARED_MODE]}])
-    selected = f"app.kubernetes.io/name={made.name}"
-    return {"target": {"kind": "PersistentVolumeClaim", "labelSelector": selected}, "patch": change}
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Pods of one launch: the server of the profile (`main`), or the same without speculation (`plain`)."""
+
+    made: Deployment
+    plan: LaunchPlan
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return self.made.name if self.kind == "main" else f"{self.made.name}-{self.kind}"
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The labels by which its pods are found; they never change."""
+        return {"app.kubernetes.io/name": self.made.name, _POOL: self.kind}
+
+    def object(self, api: str, kind: str, spec: Object, *, name: str = "") -> Object:
+        """An object with name, labels and the fingerprint. `name`: default that of the pool."""
+        annotations = {FINGERPRINT: self.made.plan.fingerprint, "specserve/profile": self.made.profile.name}
+        labels = {**self.made.labels, _POOL: self.kind}
+        metadata = {"name": name or self.name, "labels": labels, "annotations": annotations}
+        return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": spec}
+
+    def template(self, plan: LaunchPlan, *, leader: str | None = None, index: str | None = None) -> Object:
+        metadata = {
+            "labels": {**self.made.labels, _POOL: self.kind},
+            "annotations": {FINGERPRINT: self.made.plan.fingerprint},
+        }
+        container = server(self.made, plan, leader=leader, index=index)
+        return {"metadata": metadata, "spec": pod(self.made, container)}
+
+    def deployment(self) -> Object:
+        strategy = Commented(
+            "the old pod stops before the new one starts, because a cluster seldom has the accelerators twice; "
+            "if yours does, set maxSurge 1 and maxUnavailable 0",
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
+        )
+        spec = {
+            "replicas": 1 if self.made.is_cpu else Commented("each replica takes GPUs of its own", 1),
+            "selector": {"matchLabels": self.selector},
+            "strategy": strategy,
+            "progressDeadlineSeconds": self.made.start_limit_s + 1800,
+            "template": self.template(self.plan),
+        }
+        return self.object("apps/v1", "Deployment", spec)
+
+    def group(self) -> Object:
+        """One group of pods per replica, over several nodes: the leader answers requests, the workers compute."""
+        ranks, leader = self.made.ranks, "$(LWS_LEADER_ADDRESS)"
+        together = "a single vLLM rank cannot rejoin: all ranks restart when one ends"
+        template = {
+            "size": self.made.nodes,
+            "restartPolicy": Commented(together, "RecreateGroupOnPodRestart"),
+            "leaderTemplate": self.template(ranks[0], leader=leader),
+            "workerTemplate": self.template(ranks[1], leader=leader, index="$(LWS_WORKER_INDEX)"),
+        }
+        spec = {"replicas": 1, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
+        return self.object("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
+
+    def service(self) -> Object:
+        """One address inside of the cluster."""
+        found = self.selector
+        if self.made.nodes > 1:
+            found |= {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
+        port = {"name": "http", "port": self.made.plan.port, "targetPort": "http"}
+        return self.object("v1", "Service", {"type": "ClusterIP", "selector": found, "ports": [port]})
+
+    def disruption_budget(self) -> Object:
+        """Draining nodes takes one pod of a pool at a time."""
+        drain = "with one replica, a drain still stops the server: minAvailable 1 would block the drain"
+        unhealthy = "a pod that is not ready serves nobody, so it never blocks a drain"
+        spec = {
+            "maxUnavailable": Commented(drain, 1),
+            "unhealthyPodEvictionPolicy": Commented(unhealthy, "AlwaysAllow"),
+            "selector": {"matchLabels": self.selector},
+        }
+        return self.object("policy/v1", "PodDisruptionBudget", spec)
+
+    def autoscaler(self) -> Object:
+        """More replicas while requests wait."""
+        several = self.made.nodes > 1
+        average = {"type": "AverageValue", "averageValue": "4"}
+        metric = {"type": "Pods", "pods": {"metric": {"name": QUEUE}, "target": average}}
+
+        def one_per(seconds: int, *, settled_s: int) -> Object:
+            policy = {"type": "Pods", "value": 1, "periodSeconds": seconds}
+            return {"stabilizationWindowSeconds": settled_s, "policies": [policy]}
+
+        up = one_per(min(1800, self.made.start_limit_s), settled_s=60)
+        spec = {
+            "scaleTargetRef": {
+                "apiVersion": "leaderworkerset.x-k8s.io/v1" if several else "apps/v1",
+                "kind": "LeaderWorkerSet" if several else "Deployment",
+                "name": self.name,
+            },
+            "minReplicas": 1,
+            "maxReplicas": Commented("as many as there are accelerators for", 2),
+            "metrics": Commented(_ADAPTER, [metric]),
+            "behavior": {
+                "scaleUp": Commented("one at a time: a replica helps only once it has started", up),
+                "scaleDown": one_per(600, settled_s=900),
+            },
+        }
+        return self.object("autoscaling/v2", "HorizontalPodAutoscaler", spec)
+
+    def monitor(self) -> Object:
+        """Prometheus reads every pod of a pool that answers."""
+        endpoint: Object = {"port": "http", "path": "/metrics", "interval": "15s"}
+        if self.made.scheme == "https":
+            endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+        if self.kind == "plain":
+            name = {"sourceLabels": ["model_name"], "targetLabel": "model_name"}
+            renamed = {**name, "regex": "(.+)", "replacement": "$1 (plain)"}
+            text = "the alerts on speculation are for the other pool"
+            endpoint["metricRelabelings"] = Commented(text, [renamed])
+        spec = {"selector": {"matchLabels": self.selector}, "podMetricsEndpoints": [endpoint]}
+        return self.object("monitoring.coreos.com/v1", "PodMonitor", spec)
+
+
+def _policy(made: Deployment, pool: _Pool) -> Object:
+    """Requests reach the port of the server, and nothing else of a pod; ranks reach each other."""
+    mine = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": made.name}}}
+    sources = Commented(
+        "every pod of this namespace; name others, or Prometheus' namespace, here", [{"podSelector": {}}]
+    )
+    rules: list[Any] = [{"from": sources, "ports": [{"port": "http"}]}]
+    if made.nodes > 1:
+        text = (
+            "the ranks among themselves, on ports that torch and NCCL choose: without a key, so nobody else"
+        )
+        rules.append(Commented(text, {"from": [mine]}))
+    spec = {**mine, "policyTypes": ["Ingress"], "ingress": rules}
+    return pool.object("networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def _claims(made: Deployment, pool: _Pool) -> list[Object]:
+    """Where downloads and the profile's own models lie."""
+    mode = Commented(
+        f"one pod at a time; the components that add pods on other nodes set {SHARED_MODE}", ["ReadWriteOnce"]
+    )
+    if made.nodes > 1:
+        mode = Commented("the pods run on several nodes", [SHARED_MODE])
+    sizes = {}
+    if made.downloads:
+        size_bytes = made.weights_bytes or made.memory_bytes or _UNKNOWN_BYTES
+        basis = "assumed: target and draft together"
+        if made.weights_bytes:
+            basis = "weights by the lock, and half as much"
+        sizes["cache"] = Commented(basis, f"{max(10, -int(-1.5 * size_bytes // _GB))}G")
+    if made.mounts:
+        names = ", ".join(f"`{mount.name}`" for mount in made.mounts)
+        sizes["models"] = Commented(f"must hold {names}: copy them there once", "50Gi")
+    found = []
+    for name, size in sizes.items():
+        spec = {"accessModes": mode, "resources": {"requests": {"storage": size}}}
+        found.append(pool.object("v1", "PersistentVolumeClaim", spec, name=f"{made.name}-{name}"))
+    return found

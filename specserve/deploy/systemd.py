@@ -11,22 +11,45 @@ from specserve.plan.launchplan import FromEnv, LaunchPlan
 PROGRAM = "/opt/vllm/bin/vllm"
 _MODELS = "/srv/models"
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+_HARDENING = """\
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+RestrictNamespaces=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+CapabilityBoundingSet=
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+UMask=0077"""
+_GPUS = "# not PrivateDevices: the GPUs are devices; not MemoryDenyWriteExecute: vLLM compiles"
 
 
 def systemd(made: Deployment) -> tuple[Artifact, ...]:
-    """The unit, or one per node."""
+    """Returns the unit, or one per node."""
     if made.nodes == 1:
         return (_unit(made, made.plan, name=made.name),)
     return tuple(_unit(made, plan, name=f"{made.name}-node{rank}") for rank, plan in enumerate(made.ranks))
 
 
 def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
-    several = made.nodes > 1
-    title = f"vLLM: {made.profile.name}" + (f", node {plan.node_rank} of {made.nodes}" if several else "")
-    sections = [
+    node = f", node {plan.node_rank} of {made.nodes}" if made.nodes > 1 else ""
+    words = list(plan.argv[1:])
+    words[words.index("--host") + 1] = made.host
+    hf = PROGRAM.replace("/vllm/bin/vllm", "/vllm/bin/hf")
+    staged = [f"/usr/bin/env HF_HUB_OFFLINE=0 {hf} {_words(staging(one)[1:])}" for one in made.downloads]
+    lines = [
         _comment(made, plan, name=name),
         "[Unit]",
-        f"Description={_specifier(in_one_line(title))}",
+        f"Description={_specifier(in_one_line(f'vLLM: {made.profile.name}{node}'))}",
         "Wants=network-online.target",
         "After=network-online.target nvidia-persistenced.service",
         "# no endless loop of starts that load for minutes and fail",
@@ -35,10 +58,10 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         "",
         "[Service]",
         "Type=exec",
-        *_place(made, plan, name=name, several=several),
-        *_staged(made),
-        f"ExecStart={PROGRAM} {_words(_argv(plan, host=made.host))}",
-        *(_wait(made) if plan.answers else ()),
+        *_place(made, plan, name=name),
+        *(f"ExecStartPre={command}" for command in staged),
+        f"ExecStart={PROGRAM} {_words(words)}",
+        *([f'ExecStartPost=/bin/sh -c "{_specifier(_wait(made))}"'] if plan.answers else []),
         f"# {made.start_limit_s // 60} minutes: {made.start_limit_from}",
         f"TimeoutStartSec={made.start_limit_s}",
         "# vLLM drains its requests only if its workers do not get the signal too",
@@ -52,22 +75,23 @@ def _unit(made: Deployment, plan: LaunchPlan, *, name: str) -> Artifact:
         "LimitNOFILE=65536",
         "LimitMEMLOCK=infinity",
         "LimitCORE=0",
-        *_hardening(made),
+        _HARDENING,
+        "PrivateDevices=yes" if made.is_cpu else _GPUS,
         "",
         "[Install]",
         "WantedBy=multi-user.target",
     ]
-    return Artifact(f"{name}.service", "\n".join(sections) + "\n")
+    return Artifact(f"{name}.service", "\n".join(lines) + "\n")
 
 
 def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
+    lies = f"; where the profile's models lie ({_MODELS})" if made.mounts else ""
     lines = [
         *made.head.split("\n"),
         "",
         f"sudo cp {name}.service /etc/systemd/system/ && sudo systemctl daemon-reload",
         f"sudo systemctl enable --now {name}",
-        f"Change: where vLLM is installed ({PROGRAM})"
-        + (f"; where the profile's models lie ({_MODELS})" if made.mounts else ""),
+        f"Change: where vLLM is installed ({PROGRAM}){lies}",
     ]
     if made.mounts:
         lines.append(f"{_MODELS} must hold {', '.join(f'`{mount.name}`' for mount in made.mounts)}")
@@ -76,9 +100,8 @@ def _comment(made: Deployment, plan: LaunchPlan, *, name: str) -> str:
     return "\n".join(f"# {in_one_line(line)}".rstrip() for line in lines) + "\n"
 
 
-def _place(made: Deployment, plan: LaunchPlan, *, name: str, several: bool) -> list[str]:
+def _place(made: Deployment, plan: LaunchPlan, *, name: str) -> list[str]:
     """User, folders, environment."""
-    secrets = [value.name for value in plan.env.values() if isinstance(value, FromEnv)]
     lines = [
         "DynamicUser=yes",
         f"CacheDirectory={name}",
@@ -86,83 +109,29 @@ def _place(made: Deployment, plan: LaunchPlan, *, name: str, several: bool) -> l
         f"Environment=HOME=%C/{name}",
         f"Environment=HF_HOME=%C/{name}/huggingface",
     ]
-    lines += [_assigned(name, value) for name, value in plan.env.items() if isinstance(value, str)]
+    variables = {key: value for key, value in plan.env.items() if isinstance(value, str)}
     if made.devices and not made.is_cpu:
-        lines.append(_assigned("CUDA_VISIBLE_DEVICES", ",".join(str(device) for device in made.devices)))
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, made.devices))
+    lines += [f"Environment={_word(f'{key}={value}', dollar=False)}" for key, value in variables.items()]
     if made.downloads and made.may_be_offline:
         lines.append("Environment=HF_HUB_OFFLINE=1")
+    secrets = {key: value.name for key, value in plan.env.items() if isinstance(value, FromEnv)}
     wanted = ["HF_TOKEN=… for gated models"] if made.downloads else []
-    wanted += [
-        f"{key}=… (the profile's {secrets[0]})"
-        for key, value in plan.env.items()
-        if isinstance(value, FromEnv)
-    ]
-    wanted += ["MASTER_ADDR=…"] if several and LEADER in plan.argv else []
+    wanted += [f"{key}=… (the profile's {variable})" for key, variable in secrets.items()]
+    wanted += ["MASTER_ADDR=…"] if made.nodes > 1 and LEADER in plan.argv else []
     if wanted:
-        optional = "" if secrets or several else "-"
+        optional = "" if secrets or made.nodes > 1 else "-"
         lines += [f"# root's alone (chmod 600), one per line: {'; '.join(wanted)}"]
         lines += [f"EnvironmentFile={optional}/etc/specserve/{name}.env"]
     return lines
 
 
-def _staged(made: Deployment) -> list[str]:
-    """All models are there before vLLM starts."""
-    hf = PROGRAM.replace("/vllm/bin/vllm", "/vllm/bin/hf")
-    lines = []
-    for download in made.downloads:
-        words = staging(download)
-        lines.append(f"ExecStartPre=/usr/bin/env HF_HUB_OFFLINE=0 {hf} {_words(words[1:])}")
-    return lines
-
-
-def _argv(plan: LaunchPlan, *, host: str) -> list[str]:
-    """The words behind the program, listening where the profile says."""
-    words = list(plan.argv[1:])
-    words[words.index("--host") + 1] = host
-    return words
-
-
-def _wait(made: Deployment) -> list[str]:
-    """`systemctl start` returns when it answers, and fails where it died before."""
-    url = f"{made.scheme}://{made.reached_host}:{made.plan.port}/health"
+def _wait(made: Deployment) -> str:
+    """A script by which `systemctl start` returns when the server answers, and fails if it died before."""
+    url = shlex.quote(f"{made.scheme}://{made.reached_host}:{made.plan.port}/health")
     insecure = " -k" if made.scheme == "https" else ""
-    script = (
-        f"while kill -0 $$MAINPID; do curl -fsS{insecure} -m 5 -o /dev/null {shlex.quote(url)} 2>/dev/null && exit 0; "
-        "sleep 2; done; exit 1"
-    )
-    return [f'ExecStartPost=/bin/sh -c "{_specifier(script)}"']
-
-
-def _hardening(made: Deployment) -> list[str]:
-    lines = [
-        "NoNewPrivileges=yes",
-        "ProtectSystem=strict",
-        "ProtectHome=yes",
-        "PrivateTmp=yes",
-        "ProtectKernelTunables=yes",
-        "ProtectKernelModules=yes",
-        "ProtectKernelLogs=yes",
-        "ProtectControlGroups=yes",
-        "ProtectClock=yes",
-        "ProtectHostname=yes",
-        "RestrictSUIDSGID=yes",
-        "RestrictRealtime=yes",
-        "RestrictNamespaces=yes",
-        "LockPersonality=yes",
-        "SystemCallArchitectures=native",
-        "CapabilityBoundingSet=",
-        "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-        "UMask=0077",
-    ]
-    if made.is_cpu:
-        lines.append("PrivateDevices=yes")
-    else:
-        lines.append("# not PrivateDevices: the GPUs are devices; not MemoryDenyWriteExecute: vLLM compiles")
-    return lines
-
-
-def _assigned(name: str, value: str) -> str:
-    return f"Environment={_word(f'{name}={value}', dollar=False)}"
+    ask = f"curl -fsS{insecure} -m 5 -o /dev/null {url} 2>/dev/null"
+    return f"while kill -0 $$MAINPID; do {ask} && exit 0; sleep 2; done; exit 1"
 
 
 def _words(words: list[str]) -> str:
@@ -172,7 +141,7 @@ def _words(words: list[str]) -> str:
 def _word(text: str, *, dollar: bool = True) -> str:
     """One word of a command: systemd knows quotes, `%` and `$` of its own."""
     escaped = _specifier(text).replace("$", "$$") if dollar else _specifier(text)
-    if _SAFE.fullmatch(escaped) and escaped not in (";",):
+    if _SAFE.fullmatch(escaped):
         return escaped
     inner = escaped.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{inner}"'

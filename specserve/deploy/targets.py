@@ -30,56 +30,46 @@ def render(target: str, made: Deployment, *, folder: str) -> tuple[Artifact, ...
 
 
 FileState = Literal["missing", "stale", "left over"]
-_MARK = "Rendered by `specserve render --to {target}` from "
 
 
 def stale(artifacts: Iterable[Artifact], folder: Path, *, target: str) -> list[tuple[str, FileState]]:
-    """Files that are not as they would be rendered now, by path; and those of an earlier rendering for `target`."""
+    """Returns files that are not as they would be rendered now, and those of an earlier rendering for `target`."""
     wanted = {one.path: one.text for one in artifacts}
     found: list[tuple[str, FileState]] = []
     for path, text in wanted.items():
         there = _read(folder / path)
         if there != text:
             found.append((path, "missing" if there is None else "stale"))
-    mark = _MARK.format(target=target)
+    mark = f"Rendered by `specserve render --to {target}` from "
     for file in sorted(folder.rglob("*")) if folder.is_dir() else ():
         path = file.relative_to(folder).as_posix()
-        if (
-            path not in wanted
-            and file.suffix in (".yaml", ".yml", ".service")
-            and mark in (_read(file) or "")
-        ):
+        is_ours = file.suffix in (".yaml", ".yml", ".service") and mark in (_read(file) or "")
+        if path not in wanted and is_ours:
             found.append((path, "left over"))
     return found
 
 
 def foreign(artifacts: Iterable[Artifact], folder: Path) -> list[str]:
-    """The paths at which something lies that no rendering wrote."""
-    return [
-        one.path
-        for one in artifacts
-        if (there := _read(folder / one.path)) is not None and "specserve" not in there
-    ]
+    """Returns the paths at which something lies that no rendering wrote."""
+    texts = {one.path: _read(folder / one.path) for one in artifacts}
+    return [path for path, text in texts.items() if text is not None and "specserve" not in text]
 
 
 def put(artifacts: Iterable[Artifact], folder: Path) -> int:
-    """Write what is not there as it should be; says how many. Raises FactError where that cannot be."""
-    changed = 0
-    for one in artifacts:
+    """Writes what is not there as it should be, and returns how many files. Raises FactError if that fails."""
+    changed = [one for one in artifacts if _read(folder / one.path) != one.text]
+    for one in changed:
         file = folder / one.path
-        if _read(file) == one.text:
-            continue
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(one.text, encoding="utf-8", newline="\n")
         except OSError as error:
             raise FactError(f"cannot write `{file}`: {error.strerror}") from error
-        changed += 1
-    return changed
+    return len(changed)
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file; None where there is none, empty for what is no text."""
+    """The text of a file; None without one, empty for what is no text."""
     try:
         return file.read_bytes().decode()
     except (FileNotFoundError, NotADirectoryError):

@@ -81,23 +81,16 @@ def answer_json(answer: Answer, *, url: str) -> dict[str, object]:
     }
 
 
-_EVERY_S = 10.0
-"""How often a pipe is told that the work goes on."""
-
-
 class GenerationProgress:
     """Lines done and tokens per second; a context manager, so that the terminal is left clean."""
 
     def __init__(self, *, total: int, done: int) -> None:
-        self._total = total
-        self.done = done
-        """Finished lines, those of earlier runs included."""
-        self.completion_tokens = 0
-        """Tokens generated in this run."""
+        """`done`: lines that earlier runs finished."""
+        self._total, self._done = total, done
+        self._tokens = 0
         self._started_s = time.monotonic()
         self._generating_since_s: float | None = None
-        self._line = LiveLine(every_s=_EVERY_S)
-        self._is_finished = False
+        self._line: LiveLine | None = LiveLine(every_s=10.0)
 
     def __enter__(self) -> GenerationProgress:
         return self
@@ -107,9 +100,9 @@ class GenerationProgress:
 
     def finish(self) -> None:
         """Take the live line away: what is said from now on stays."""
-        if not self._is_finished:
+        if self._line is not None:
             self._line.erase()
-        self._is_finished = True
+        self._line = None
 
     def generating(self) -> float:
         """The engine is ready; returns the seconds that this took."""
@@ -118,26 +111,18 @@ class GenerationProgress:
 
     def advance(self, completion_tokens: int) -> None:
         """One more line is done."""
-        self.done += 1
-        self.completion_tokens += completion_tokens
+        self._done += 1
+        self._tokens += completion_tokens
         self.tick()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the engine was ready."""
-        return 0.0 if self._generating_since_s is None else time.monotonic() - self._generating_since_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens per second, all requests together, the loading of the model left out."""
-        return self.completion_tokens / self.elapsed_s if self.elapsed_s else 0.0
 
     def tick(self) -> None:
         """Called often: shows how far it is, if it is time to."""
-        if self._is_finished:
+        if self._line is None:
             return
-        phase = "starting the engine"
+        now_s = time.monotonic()
+        phase, rate = "starting the engine", ""
         if self._generating_since_s is not None:
-            phase = f"generating: {self.done} of {self._total} lines"
-        rate = f", {self.tokens_per_s:.0f} tokens/s" if self.completion_tokens else ""
-        self._line.show(f"{phase}, {time.monotonic() - self._started_s:.0f} s{rate}")
+            phase = f"generating: {self._done} of {self._total} lines"
+            if self._tokens and now_s > self._generating_since_s:
+                rate = f", {self._tokens / (now_s - self._generating_since_s):.0f} tokens/s"
+        self._line.show(f"{phase}, {now_s - self._started_s:.0f} s{rate}")

@@ -5,27 +5,24 @@ from __future__ import annotations
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from specserve.errors import without_user
 from specserve.measure.bench.result import (
+    ArmInfo,
+    Cell,
     Comparison,
     Figures,
+    Point,
     Promise,
+    Quantiles,
     Result,
     Verdict,
 )
 from specserve.measure.statistics import CERTAINTY, COSTS_BELOW, PAYS_ABOVE
-from specserve.report.benchrows import (
-    BenchRow,
-    BenchSection,
-    arm_words,
-    bench_charts,
-    machine,
-    sections,
-    where,
-)
+from specserve.report.charts import Chart, Series, Value, clean_value, other_colour
 from specserve.report.document import (
     Block,
     Card,
@@ -51,171 +48,325 @@ from specserve.report.numbers import (
 )
 from specserve.report.page import render
 from specserve.report.serializer import json_document
-from specserve.report.table import Column, Table, distinct
+from specserve.report.table import Column, Table
 
 FORMS = ("text", "markdown", "html", "json")
 _WORSE = 1.03
 """A P99 that is higher by more than this is reported even if the speedup is good."""
-_NAME_WIDTH = 20
-"""Columns that an arm's name may take in text."""
-
-
-def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
-    """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
-    if form == "json":
-        return without_user(json_document(result)) + "\n"
-    names = {arm.name: arm.name for arm in result.arms}
-    if form == "text":
-        names = distinct(list(names), _NAME_WIDTH)
-    return render(bench_document(result, names), form=form, stream=stream or sys.stdout)
-
-
-Names = Mapping[str, str]
-
-
-def bench_document(result: Result, names: Names) -> Document:
-    """Returns the whole report. `names`: what each arm is called in it."""
-    blocks: list[Block] = [Paragraph(_question(result), is_muted=True)]
-    if not result.is_complete:
-        blocks.append(Paragraph("Not complete: some cells are still to be measured."))
-    blocks += [Cards(list(_cards(result, names))), _arms(result, names)]
-    blocks += [_section(result, section, names) for section in sections(result)]
-    if result.promises:
-        blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
-    notes = [("note", note) for note in _notes(result)]
-    blocks += [Items(notes), Paragraph(_LEGEND), Paragraph(_basis(result)), _method(result, names)]
-    return Document("benchmark", result.name, blocks)
-
-
-def _question(result: Result) -> str:
-    """What is compared with what, where and when."""
-    against = next((item.against for item in result.comparisons), "")
-    words = f"Servers compared with {against}" if against else "Servers measured"
-    if any(arm.is_baseline for arm in result.arms):
-        words = "Speculation against the same server without it"
-    vllm = f"vLLM {result.versions['vllm']}" if "vllm" in result.versions else "vLLM of unknown version"
-    return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
-
-
-def _cards(result: Result, names: Names) -> Iterator[Card]:
-    """The worst point of each arm with its own interval, then how often the arm pays and its best point."""
-    for arm in result.arms:
-        mine = [item for item in result.comparisons if item.arm == arm.name]
-        known = sorted(
-            ((item.speedup, item.point) for item in mine if item.speedup), key=lambda item: item[0].value
-        )
-        if known:
-            worst, best = known[0], known[-1]
-            lines = [f"95 % interval {spread(worst[0])} on {where(worst[1])}", _counted(mine)]
-            if len(known) > 1:
-                lines.append(f"best: {with_spread(best[0], unit='x')} on {where(best[1])}")
-            yield Card(
-                _named(arm.name, names), f"{number(worst[0].value)}x{' at worst' * (len(known) > 1)}", lines
-            )
-        elif mine:
-            yield Card(_named(arm.name, names), NONE, [_counted(mine)])
-
-
-def _counted(comparisons: Sequence[Comparison]) -> str:
-    """`pays at 3, costs at 1 of 4 points`."""
-    counts = Counter(item.verdict for item in comparisons)
-    words = {
-        Verdict.PAYS: "pays",
-        Verdict.COSTS: "costs",
-        Verdict.NO_DIFFERENCE: "makes no difference",
-        Verdict.INCONCLUSIVE: "is inconclusive",
-    }
-    if len(counts) == 1:
-        of_all = len(comparisons)
-        return (
-            f"{words[comparisons[0].verdict]} at {'the one point' if of_all == 1 else f'all {of_all} points'}"
-        )
-    parts = [f"{words[verdict]} at {counts[verdict]}" for verdict in Verdict if counts[verdict]]
-    return f"{', '.join(parts)} of {len(comparisons)} points"
-
-
-def _named(arm: str, names: Names) -> str:
-    return names.get(arm, arm[-_NAME_WIDTH:])
-
-
-def _arms(result: Result, names: Names) -> Items:
-    targets = dict.fromkeys(arm.model for arm in result.arms if arm.model)
-    lines = [("target", model) for model in targets]
-    for arm in result.arms:
-        full = f" ({arm.name})" if _named(arm.name, names) != arm.name else ""
-        lines.append((_named(arm.name, names), arm_words(arm) + full))
-    return Items(lines)
-
-
-def _section(result: Result, section: BenchSection, names: Names) -> Section:
-    remarks = [(f"{_named(row.arm, names)} at {row.load}", why) for row, why in _remarks(section)]
-    remarks += [(_named(arm, names), clause) for arm, clause in _stops(result, section)]
-    blocks: list[Block] = [
-        Charts(list(bench_charts(result, section))),
-        _figures(section, names),
-        Items(remarks),
-    ]
-    return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
-
-
+_VERDICTS = {
+    Verdict.PAYS: "pays",
+    Verdict.COSTS: "costs",
+    Verdict.NO_DIFFERENCE: "makes no difference",
+    Verdict.INCONCLUSIVE: "is inconclusive",
+}
 _HEAD = (
     Column("load"), Column("arm", "code"), Column("tokens/s"), Column("speedup, 95 %"), Column("verdict", "verdict"),
     Column("length"), Column("needed"), Column("TTFT, ms"), Column("TPOT, ms"), Column("E2E, s"), Column("accepted"),
     Column("goodput/s"), Column("cost/M"), Column("failed"), Column("requests", is_detail=True),
     Column("gap P99, ms", is_detail=True),
 )  # fmt: skip
+_LEGEND = (
+    "speedup: output tokens/s over those of the first arm, with its 95 % interval; length: mean acceptance length, "
+    "tokens per step; needed: the length at which speculation breaks even"
+)
+_METHOD = (
+    f"PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
+    f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
+    "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across arms: "
+    "with speculation one chunk holds several tokens."
+)
 
 
-def _figures(section: BenchSection, names: Names) -> Table:
-    rows = []
-    for row in section.rows:
+def size(point: Point) -> float:
+    """Returns the load as a number."""
+    return float(point.concurrency if point.concurrency is not None else point.request_rate or 0)
+
+
+def load(point: Point) -> str:
+    """Returns `16`, or `2.5/s`."""
+    return f"{size(point):g}{'' if point.concurrency is not None else '/s'}"
+
+
+def load_words(point: Point) -> str:
+    """Returns what its load is."""
+    return "requests/s" if point.concurrency is None else "concurrency"
+
+
+def setting(point: Point) -> str:
+    """Returns `temperature 0.7`, and whether the prefix cache was off."""
+    return f"temperature {point.temperature:g}{'' if point.prefix_cache else ', prefix cache off'}"
+
+
+def where(point: Point) -> str:
+    """Returns `chat, concurrency 16, temperature 0.7`."""
+    loaded = f"{size(point):g}"
+    loaded = f"{loaded} requests/s" if point.concurrency is None else f"concurrency {loaded}"
+    return f"{point.workload}, {loaded}, {setting(point)}"
+
+
+def arm_words(arm: ArmInfo) -> str:
+    """Returns how an arm speculates: `draft_model K=5, meta-llama/Llama-3.1-8B-Instruct`."""
+    if arm.method is None:
+        return "a server that runs already" if arm.url and not arm.is_baseline else "no speculation"
+    tokens = f" K={arm.num_speculative_tokens}" if arm.num_speculative_tokens is not None else ""
+    return f"{arm.method}{tokens}" + (f", {arm.draft_model}" if arm.draft_model else "")
+
+
+def machine(result: Result) -> str:
+    """Returns `4xH100-80GB`, or the processor if there is no accelerator."""
+    found = result.host.get("accelerator", "")
+    if found and found != "cpu":
+        return found
+    cores, processor = result.host.get("cores"), result.host.get("cpu", "an unknown machine")
+    return f"{cores} cores of {processor}" if cores else processor
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRow:
+    """One arm at one load. `comparison`: None for the arm that the others are compared with."""
+
+    cell: Cell
+    comparison: Comparison | None
+
+    @property
+    def figures(self) -> Figures | None:
+        """What was measured; None if it counts for nothing."""
+        return self.cell.figures if self.cell.invalid is None else None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSection:
+    """One workload at one temperature under one kind of load: all loads, rising, and all arms."""
+
+    title: str
+    """`chat, temperature 0.7`."""
+    load_words: str
+    rows: Sequence[BenchRow]
+
+    @property
+    def arms(self) -> list[str]:
+        """In the order of the result."""
+        return list(dict.fromkeys(row.cell.arm for row in self.rows))
+
+
+def sections(result: Result) -> list[BenchSection]:
+    """Returns the measured cells, by workload, temperature, prefix cache and kind of load."""
+    order = [arm.name for arm in result.arms]
+    compared = {(item.arm, item.point): item for item in result.comparisons}
+    groups: dict[tuple[str, str], list[BenchRow]] = {}
+    for cell in result.cells:
+        key = (f"{cell.point.workload}, {setting(cell.point)}", load_words(cell.point))
+        groups.setdefault(key, []).append(BenchRow(cell, compared.get((cell.arm, cell.point))))
+
+    def place(row: BenchRow) -> tuple[float, int]:
+        return size(row.cell.point), order.index(row.cell.arm) if row.cell.arm in order else len(order)
+
+    return [BenchSection(*key, sorted(rows, key=place)) for key, rows in groups.items()]
+
+
+def rendered(result: Result, *, form: str, stream: TextIO | None = None) -> str:
+    """Returns the report, with a line break at its end; text is coloured if `stream` (default stdout) is a terminal."""
+    if form == "json":
+        return without_user(json_document(result)) + "\n"
+    return render(_BenchReport(result).document(), form=form, stream=stream or sys.stdout)
+
+
+@dataclass(frozen=True, slots=True)
+class _BenchReport:
+    """The report of one result."""
+
+    result: Result
+
+    def document(self) -> Document:
+        result = self.result
+        blocks: list[Block] = [Paragraph(self._question(), is_muted=True)]
+        if not result.is_complete:
+            blocks.append(Paragraph("Not complete: some cells are still to be measured."))
+        blocks += [Cards(list(self._cards())), self._arms(), *map(self._section, sections(result))]
+        if result.stops_paying:
+            ends = [(key.replace("/", ", "), clause) for key, clause in result.stops_paying.items()]
+            blocks.append(Section("Load at which speculation stops paying", [Items(ends)]))
+        if result.promises:
+            blocks.append(Section("Promises of the profile", [Items(list(map(_promise, result.promises)))]))
+        notes = [f"{item.name}: {item.note}" for item in result.workloads if item.note]
+        blocks.append(Items([("note", note) for note in (*notes, *result.notes)]))
+        basis = "measured within one launch: another start of the same servers may differ by a few %"
+        if result.launches > 1:
+            basis = f"measured over {result.launches} launches of each arm"
+        blocks += [Paragraph(_LEGEND), Paragraph(basis), self._method()]
+        return Document("benchmark", result.name, blocks)
+
+    def _question(self) -> str:
+        """What is compared with what, where and when."""
+        result = self.result
+        against = next((item.against for item in result.comparisons), "")
+        words = f"Servers compared with {against}" if against else "Servers measured"
+        if any(arm.is_baseline for arm in result.arms):
+            words = "Speculation against the same server without it"
+        vllm = f"vLLM {result.versions.get('vllm', 'of unknown version')}"
+        return f"{words}: {machine(result)}, {vllm}, {moment(result.created)}, {took(result.duration_s)}."
+
+    def _cards(self) -> Iterator[Card]:
+        """The worst point of each arm with its own interval, then how often the arm pays and its best point."""
+        for arm in self.result.arms:
+            mine = [item for item in self.result.comparisons if item.arm == arm.name]
+            known = [(item.speedup, item.point) for item in mine if item.speedup]
+            known.sort(key=lambda item: item[0].value)
+            if not known:
+                if mine:
+                    yield Card(arm.name, NONE, [_counted(mine)])
+                continue
+            (worst, worst_point), (best, best_point) = known[0], known[-1]
+            figure = f"{number(worst.value)}x{' at worst' if len(known) > 1 else ''}"
+            lines = [f"95 % interval {spread(worst)} on {where(worst_point)}", _counted(mine)]
+            if len(known) > 1:
+                lines.append(f"best: {with_spread(best, unit='x')} on {where(best_point)}")
+            yield Card(arm.name, figure, lines)
+
+    def _arms(self) -> Items:
+        targets = dict.fromkeys(arm.model for arm in self.result.arms if arm.model)
+        arms = [(arm.name, arm_words(arm)) for arm in self.result.arms]
+        return Items([*(("target", model) for model in targets), *arms])
+
+    def _section(self, section: BenchSection) -> Section:
+        table = Table(_HEAD, [self._cells(row) for row in section.rows], keys=2)
+        blocks: list[Block] = [
+            Charts(list(self._charts(section))),
+            table,
+            Items(list(self._remarks(section.rows))),
+        ]
+        return Section(f"{section.title} (load: {section.load_words}; latencies P50/P90/P99)", blocks)
+
+    def _cells(self, row: BenchRow) -> list[str]:
+        """One row of the table, in the order of its head."""
         known, against = row.figures, row.comparison
-        speedup = with_spread(against.speedup) if against and row.cell.invalid is None else ""
+        cells = [load(row.cell.point), row.cell.arm]
+        cells.append(rate(known.output_tokens_per_s) if known else NONE)
+        cells.append(with_spread(against.speedup) if against and known else "")
+        cells.append("invalid" if row.cell.invalid is not None else against.verdict.value if against else "")
         lengths = (
             (against.mean_acceptance_length, against.break_even_mean_acceptance_length) if against else ()
         )
-        shown = [
-            row.load,
-            _named(row.arm, names),
-            rate(known.output_tokens_per_s) if known else NONE,
-            speedup,
+        cells += [*map(number, lengths)] or ["", ""]
+        if known is None:
+            return [*cells, *[NONE] * 9]
+        accepted = percent(known.acceptance.acceptance_rate) if known.acceptance else ""
+        return [
+            *cells, quantiles_words(known.ttft_ms), quantiles_words(known.tpot_ms),
+            quantiles_words(known.e2e_ms, divisor=1000), accepted, rate(known.goodput_per_s),
+            number(known.cost_per_million_tokens), str(known.failed_requests or NONE), str(known.requests),
+            rate(known.inter_chunk_p99_ms),
+        ]  # fmt: skip
+
+    def _remarks(self, rows: Sequence[BenchRow]) -> Iterator[tuple[str, str]]:
+        """Rows without a verdict, with their reason; those whose slowest requests are slower, which a rate hides."""
+        for row in rows:
+            label, against = f"{row.cell.arm} at {load(row.cell.point)}", row.comparison
+            if row.cell.invalid is not None:
+                yield label, f"invalid: {row.cell.invalid}"
+            elif against is not None:
+                if against.verdict is Verdict.INCONCLUSIVE:
+                    yield label, f"inconclusive, needs {against.needed or 'more requests'}"
+                if against.e2e_p99_ratio is not None and against.e2e_p99_ratio > _WORSE:
+                    longer = percent(against.e2e_p99_ratio - 1)
+                    yield label, f"P99 of E2E is {longer} longer than that of {against.against}"
+
+    def _charts(self, section: BenchSection) -> Iterator[Chart]:
+        """Each chart of a section that has at least one value."""
+        rival = next((row.comparison.against for row in section.rows if row.comparison), "the first arm")
+        loads = list(dict.fromkeys(load(row.cell.point) for row in section.rows))
+        unit, x = "P50 (mark) to P99 (bar)", section.load_words
+
+        def series(value: Callable[[BenchRow, Figures], Value | None]) -> list[Series]:
+            known = {
+                (row.cell.arm, load(row.cell.point)): value(row, row.figures)
+                for row in section.rows
+                if row.figures
+            }
+            rows = [(arm, tuple(known.get((arm, each)) for each in loads)) for arm in section.arms]
+            return [Series(arm, self._colour(arm), values) for arm, values in rows if any(values)]
+
+        def speedup(row: BenchRow, _: Figures) -> Value | None:
+            known = row.comparison.speedup if row.comparison else None
+            return clean_value(known.value, known.low, known.high) if known else None
+
+        def span(known: Quantiles, divisor: float = 1) -> Value | None:
+            return clean_value(known.p50 / divisor, known.p50 / divisor, known.p99 / divisor)
+
+        rates = series(lambda _, known: clean_value(known.output_tokens_per_s))
+        ttft = series(lambda _, known: span(known.ttft_ms))
+        tpot = series(lambda _, known: span(known.tpot_ms))
+        e2e = series(lambda _, known: span(known.e2e_ms, 1000))
+        times = f"times the tokens/s of {rival}, 95 % interval"
+        drawn = (
+            Chart("bars", "Throughput", "output tokens/s", x, loads, rates),
+            Chart("lines", "Speedup", times, x, loads, series(speedup), reference=1.0),
+            Chart("ranges", "Time to the first token", f"ms, {unit}", x, loads, ttft, bounds="P99"),
+            Chart("ranges", "Time per output token", f"ms, {unit}", x, loads, tpot, bounds="P99"),
+            Chart("ranges", "Time per request", f"s, {unit}", x, loads, e2e, bounds="P99"),
+            self._positions(section),
+        )
+        yield from (chart for chart in drawn if chart.series)
+
+    def _positions(self, section: BenchSection) -> Chart:
+        """Acceptance per position at the lowest load that has it: it hardly depends on the load."""
+        found: dict[str, tuple[float, ...]] = {}
+        for row in section.rows:
+            if row.figures and row.figures.acceptance and row.figures.acceptance.per_position:
+                found.setdefault(row.cell.arm, row.figures.acceptance.per_position)
+        groups = [str(at + 1) for at in range(max(map(len, found.values()), default=0))]
+        series = []
+        for arm, shares in found.items():
+            values = [clean_value(100 * share) for share in shares]
+            padded = (*values, *[None] * (len(groups) - len(values)))
+            series.append(Series(arm, self._colour(arm), padded))
+        unit = "% of steps that accept draft token n"
+        return Chart("bars", "Acceptance by position", unit, "draft token", groups, series)
+
+    def _colour(self, arm: str) -> int:
+        """Grey for what the others are compared with."""
+        against = {item.against for item in self.result.comparisons}
+        others = [each.name for each in self.result.arms if each.name not in against]
+        return 0 if arm in against else other_colour(others.index(arm) if arm in others else 0)
+
+    def _method(self) -> Details:
+        result = self.result
+        facts = {
+            "launches of each arm": str(result.launches),
+            **result.host,
+            **result.settings,
+            **result.versions,
+        }
+        facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
+        head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
+        rows = [
+            (item.name, str(item.prompts), item.source, item.sha256[:16], item.note or "")
+            for item in result.workloads
         ]
-        shown += [row.verdict, *(map(number, lengths) if lengths else ("", ""))]
-        rows.append([*shown, *(_latencies(known) if known else [NONE] * 9)])
-    return Table(_HEAD, rows, keys=2)
+        sums = Table((*head, Column("sha256 of the prompts", "code"), Column("note", "text")), rows)
+        blocks: list[Block] = [Paragraph(_METHOD), Items(list(facts.items())), sums]
+        for arm in result.arms:
+            known = {
+                "target": arm.model,
+                "draft": arm.draft_model,
+                "URL": arm.url,
+                "fingerprint": arm.fingerprint,
+            }
+            named = [(name, f"`{value}`") for name, value in known.items() if value]
+            blocks.append(Items([(arm.name, arm_words(arm)), *named]))
+            if arm.argv:
+                blocks.append(Verbatim(shlex.join(arm.argv)))
+        return Details("How this was measured", blocks)
 
 
-def _latencies(known: Figures) -> list[str]:
-    return [
-        quantiles_words(known.ttft_ms), quantiles_words(known.tpot_ms), quantiles_words(known.e2e_ms, divisor=1000),
-        percent(known.acceptance.acceptance_rate) if known.acceptance else "",
-        rate(known.goodput_per_s), number(known.cost_per_million_tokens),
-        str(known.failed_requests) if known.failed_requests else NONE,
-        str(known.requests), rate(known.inter_chunk_p99_ms),
-    ]  # fmt: skip
-
-
-def _remarks(section: BenchSection) -> Iterator[tuple[BenchRow, str]]:
-    """Rows without a verdict, with their reason; then those whose slowest requests are slower, which a rate hides."""
-    for row in section.rows:
-        if row.cell.invalid is not None:
-            yield row, f"invalid: {row.cell.invalid}"
-        elif row.comparison is not None and row.comparison.verdict is Verdict.INCONCLUSIVE:
-            yield row, f"inconclusive, needs {row.comparison.needed or 'more requests'}"
-    for row in section.rows:
-        ratio = row.comparison.e2e_p99_ratio if row.comparison and row.cell.invalid is None else None
-        if ratio is not None and ratio > _WORSE and row.comparison:
-            yield row, f"P99 of E2E is {percent(ratio - 1)} longer than that of {row.comparison.against}"
-
-
-def _stops(result: Result, section: BenchSection) -> Iterator[tuple[str, str]]:
-    """Per arm, where it stops paying on this workload."""
-    for arm in section.arms:
-        for form in (str(section.temperature), f"{section.temperature:g}"):
-            clause = result.stops_paying.get(f"{arm}/{section.workload}/{form}")
-            if clause is not None:
-                yield arm, clause
-                break
+def _counted(comparisons: Sequence[Comparison]) -> str:
+    """`pays at 3, costs at 1 of 4 points`."""
+    counts = Counter(item.verdict for item in comparisons)
+    total = len(comparisons)
+    if len(counts) == 1:
+        return f"{_VERDICTS[comparisons[0].verdict]} at {'the one point' if total == 1 else f'all {total} points'}"
+    parts = [f"{words} at {counts[verdict]}" for verdict, words in _VERDICTS.items() if counts[verdict]]
+    return f"{', '.join(parts)} of {total} points"
 
 
 def _promise(promise: Promise) -> tuple[str, str]:
@@ -228,58 +379,3 @@ def _promise(promise: Promise) -> tuple[str, str]:
     elif promise.kept is None:
         state = "not measured"
     return state, words + (f" ({promise.place})" if promise.place else "")
-
-
-def _notes(result: Result) -> Iterator[str]:
-    yield from (f"{item.name}: {item.note}" for item in result.workloads if item.note)
-    yield from result.notes
-    placed = {clause for section in sections(result) for _, clause in _stops(result, section)}
-    yield from (f"{key}: {clause}" for key, clause in result.stops_paying.items() if clause not in placed)
-
-
-_LEGEND = (
-    "speedup: output tokens/s over those of the first arm, with its 95 % interval; length: mean acceptance length, "
-    "tokens per step; needed: the length at which speculation breaks even"
-)
-
-
-def _basis(result: Result) -> str:
-    """What the intervals hold for."""
-    if result.launches > 1:
-        return f"measured over {result.launches} launches of each arm"
-    return "measured within one launch: another start of the same servers may differ by a few %"
-
-
-def _method(result: Result, names: Names) -> Details:
-    verdicts = (
-        f"PAYS: the whole interval is above {PAYS_ABOVE}, and that of {CERTAINTY:.1%} is above 1. COSTS: below "
-        f"{COSTS_BELOW}, and below 1. NO DIFFERENCE: the interval lies between {COSTS_BELOW} and {PAYS_ABOVE}. "
-        "INCONCLUSIVE: more requests are needed. Do not compare the gap between two chunks of a stream across arms: "
-        "with speculation one chunk holds several tokens."
-    )
-    facts = {
-        "launches of each arm": str(result.launches),
-        **result.host,
-        **result.settings,
-        **result.versions,
-    }
-    facts |= {"fingerprint": f"`{result.fingerprint}`"} if result.fingerprint else {}
-    workloads = [
-        (item.name, str(item.prompts), item.source, item.sha256[:16], item.note or "")
-        for item in result.workloads
-    ]
-    head = (Column("workload", "name"), Column("prompts"), Column("from", "name"))
-    sums = Table((*head, Column("sha256 of the prompts", "code"), Column("note", "text")), workloads)
-    blocks: list[Block] = [Paragraph(verdicts), Items(list(facts.items())), sums]
-    for arm in result.arms:
-        known = {
-            "target": arm.model,
-            "draft": arm.draft_model,
-            "URL": arm.url,
-            "fingerprint": arm.fingerprint,
-        }
-        own = Items(
-            [(_named(arm.name, names), arm_words(arm)), *((k, f"`{v}`") for k, v in known.items() if v)]
-        )
-        blocks += [own, *([Verbatim(shlex.join(arm.argv))] if arm.argv else [])]
-    return Details("How this was measured", blocks)

@@ -8,70 +8,63 @@ from typing import TextIO
 
 from specserve.errors import without_user
 from specserve.measure.bench.comparison import PointChange, RunComparison
-from specserve.report.benchrows import load, size, where
+from specserve.report.bench import load, load_words, setting, size, where
 from specserve.report.document import Block, Document, Items, Paragraph, Section
 from specserve.report.numbers import moment, number, rate, with_spread
 from specserve.report.page import render
 from specserve.report.serializer import json_document, json_values, picked
-from specserve.report.table import Column, Table, distinct
+from specserve.report.table import Column, Table
 
 _HEAD = (
     Column("load"), Column("arm", "code"), Column("old tok/s"), Column("new"), Column("ratio"),
     Column("old speedup"), Column("new"), Column("new/old, 95 %"),
 )  # fmt: skip
-_NAME_WIDTH = 12
 
 
 def compared(comparison: RunComparison, *, form: str, stream: TextIO | None = None) -> str:
     """Returns the comparison as `text`, `markdown` or `json`, with a line break at its end."""
     if form == "json":
         return without_user(_json(comparison)) + "\n"
-    width = _NAME_WIDTH if form == "text" else sys.maxsize
-    return render(_document(comparison, width), form=form, stream=stream or sys.stdout)
+    return render(_document(comparison), form=form, stream=stream or sys.stdout)
 
 
-def _document(comparison: RunComparison, width: int) -> Document:
-    """`width`: characters that an arm's name may have."""
+def _document(comparison: RunComparison) -> Document:
+    known = [item.direction for item in comparison.points if item.direction]
+    parts = [f"{word} at {known.count(word)}" for word in ("rose", "fell", "no change seen") if word in known]
+    summary = f"speedup: {', '.join(parts)} of {len(known)} points" if known else "no speedup can be compared"
     runs = (("old", comparison.old), ("new", comparison.new))
-    names = distinct(list(dict.fromkeys(item.arm for item in comparison.points)), width)
-    changes = [(item.what, f"{item.old} → {item.new}") for item in comparison.changes]
     blocks: list[Block] = [
-        Paragraph(_summary(comparison)),
+        Paragraph(summary),
         Items([(word, f"{moment(run.created)}, {run.name}") for word, run in runs]),
     ]
-    if changes:
+    if comparison.changes:
+        changes = [(item.what, f"{item.old} → {item.new}") for item in comparison.changes]
         blocks.append(Section("Changed", [Items(changes)]))
-    for title, points in _groups(comparison).items():
-        table = Table(_HEAD, [_cells(item, names[item.arm]) for item in points], keys=2)
+    groups: dict[str, list[PointChange]] = {}
+    for item in sorted(comparison.points, key=lambda item: size(item.point)):
+        if item.refused is None:
+            point = item.point
+            title = f"{point.workload}, {setting(point)} (load: {load_words(point)})"
+            groups.setdefault(title, []).append(item)
+    for title, points in groups.items():
+        table = Table(_HEAD, list(map(_cells, points)), keys=2)
         blocks.append(Section(title, [table, Items(list(_turns(points)))]))
     blocks.append(Items([*_refusals(comparison), *(("note", note) for note in comparison.notes)]))
     return Document("comparison", f"two runs: {comparison.new.name}", blocks)
 
 
-def _cells(change: PointChange, name: str) -> tuple[str, ...]:
+def _cells(change: PointChange) -> tuple[str, ...]:
+    """One row of the table, in the order of its head."""
+    speedups = (change.old_speedup, change.new_speedup)
     return (
         load(change.point),
-        name,
+        change.arm,
         rate(change.old_tokens_per_s),
         rate(change.new_tokens_per_s),
         number(change.tokens_per_s_ratio),
-        number(change.old_speedup.value) if change.old_speedup else "",
-        number(change.new_speedup.value) if change.new_speedup else "",
+        *(number(speedup.value) if speedup else "" for speedup in speedups),
         with_spread(change.speedup_ratio) if change.speedup_ratio else "",
     )
-
-
-def _groups(comparison: RunComparison) -> dict[str, list[PointChange]]:
-    """The points that can be compared, by workload and temperature."""
-    found: dict[str, list[PointChange]] = {}
-    for change in sorted(comparison.points, key=lambda item: size(item.point)):
-        if change.refused is None:
-            point = change.point
-            cache = "" if point.prefix_cache else ", prefix cache off"
-            kind = "concurrency" if point.concurrency is not None else "requests/s"
-            title = f"{point.workload}, temperature {point.temperature:g}{cache} (load: {kind})"
-            found.setdefault(title, []).append(change)
-    return found
 
 
 def _turns(changes: Sequence[PointChange]) -> Iterator[tuple[str, str]]:
@@ -83,29 +76,21 @@ def _turns(changes: Sequence[PointChange]) -> Iterator[tuple[str, str]]:
             yield f"{item.arm} at {load(item.point)}", f"the speedup {item.direction}{after}"
 
 
-def _refusals(comparison: RunComparison) -> list[tuple[str, str]]:
+def _refusals(comparison: RunComparison) -> Iterator[tuple[str, str]]:
     """What cannot be compared, the points of one workload and reason together."""
     if comparison.refused is not None:
-        return [("not comparable", comparison.refused)]
+        yield "not comparable", comparison.refused
+        return
     found: dict[tuple[str, str], list[PointChange]] = {}
     for item in comparison.points:
         if item.refused is not None:
             found.setdefault((item.point.workload, item.refused), []).append(item)
-    return [
-        ("not comparable", f"{_points(workload, items)}: {why}") for (workload, why), items in found.items()
-    ]
-
-
-def _points(workload: str, items: Sequence[PointChange]) -> str:
-    if len(items) == 1:
-        return f"{items[0].arm} on {where(items[0].point)}"
-    return f"{len(items)} points of {workload}"
-
-
-def _summary(comparison: RunComparison) -> str:
-    known = [item.direction for item in comparison.points if item.direction]
-    parts = [f"{word} at {known.count(word)}" for word in ("rose", "fell", "no change seen") if word in known]
-    return f"speedup: {', '.join(parts)} of {len(known)} points" if known else "no speedup can be compared"
+    for (workload, why), items in found.items():
+        points = f"{len(items)} points of {workload}"
+        yield (
+            "not comparable",
+            f"{points if items[1:] else f'{items[0].arm} on {where(items[0].point)}'}: {why}",
+        )
 
 
 def _json(comparison: RunComparison) -> str:

@@ -4,153 +4,123 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, TextIO
 
 from specserve.errors import UsageError
 from specserve.measure.bench import rundir
+from specserve.measure.bench.plan import BenchPlan
 from specserve.measure.bench.result import Point
-from specserve.report.benchrows import arm_words, where
+from specserve.measure.bench.schedule import deal
+from specserve.measure.workloads.workload import Prompt
+from specserve.plan.launchplan import as_json
+from specserve.report.bench import arm_words, where
 from specserve.report.console import LiveLine, in_one_line, out, say
 from specserve.report.numbers import duration
 
-_START_S = {"cpu": 30.0, "cuda": 180.0}
-_TOKENS_PER_S = {"cpu": (40.0, 2), "cuda": (60.0, 64)}
-"""Of one request, and of how many at once they add up: assumed, to say minutes before anything ran."""
+_SPEEDS = {"cpu": (30.0, 40.0, 2), "cuda": (180.0, 60.0, 64)}
+"""Assumed, to say minutes before anything ran: seconds of a launch, tokens/s of one request, requests that add up."""
 _TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """Seconds, all assumed: no server was asked."""
+class BenchEstimate:
+    """Seconds, all assumed: no server was asked. `requests`: of every arm together."""
 
     launches: int
     launching_s: float
     measuring_s: float
     requests: int
-    """Of every arm together."""
 
 
-def show(ready: Any, *, format: str, obstacle: str | None = None) -> None:
+def show(plan: BenchPlan, *, format: str, obstacle: str | None = None) -> None:
     """On stdout. `obstacle`: why it would not start here. Raises UsageError for a format that a plan does not have."""
     if format not in {"text", "json"}:
         raise UsageError(f"`--dry-run` has no {format}", hint="`--format json`, or none")
     if format == "json":
-        out(json.dumps({**plan_json(ready), "obstacle": obstacle}, indent=2))
+        out(json.dumps({**_plan_json(plan), "obstacle": obstacle}, indent=2))
         return
-    out(plan_text(ready))
+    out(_plan_text(plan))
     if obstacle is not None:
         out(f"on this machine it would not start: {in_one_line(obstacle)}")
 
 
-def estimate(ready: Any) -> Estimate:
+def _platform(plan: BenchPlan) -> str:
+    return next((arm.plan.platform for arm in plan.arms if arm.plan is not None), "cuda")
+
+
+def _estimate(plan: BenchPlan) -> BenchEstimate:
     """From the sizes alone."""
-    wish, platform = ready, _platform(ready)
-    launches = sum(
-        sum(arm.plan is not None for arm in wish.arms if arm.name in session.arms)
-        for session in wish.sessions
-    )
-    runs = sum(len(session.arms) for session in wish.sessions)
+    launch_s, speed, most = _SPEEDS[_platform(plan)]
+    launched = {arm.name for arm in plan.arms if arm.plan is not None}
+    launches = sum(name in launched for session in plan.sessions for name in session.arms)
+    runs = sum(len(session.arms) for session in plan.sessions)
     requests, measuring_s = 0, 0.0
-    speed, most = _TOKENS_PER_S[platform]
-    tokens = wish.max_tokens or _TOKENS
-    for point in wish.points:
-        count = _requests(ready, point)
-        requests += count * runs
-        at_once = min(point.concurrency or most, most)
-        seconds = count * tokens / (speed * at_once)
+    for point in plan.points:
+        count = _requests(plan, point)
+        seconds = count * (plan.max_tokens or _TOKENS) / (speed * min(point.concurrency or most, most))
         if point.request_rate:
             seconds = max(seconds, count / point.request_rate)
-        measuring_s += seconds * runs
-    if wish.budget_s is not None:
-        measuring_s = min(measuring_s, wish.budget_s)
-    return Estimate(launches, launches * _START_S[platform], measuring_s, requests)
+        requests, measuring_s = requests + count * runs, measuring_s + seconds * runs
+    if plan.budget_s is not None:
+        measuring_s = min(measuring_s, plan.budget_s)
+    return BenchEstimate(launches, launches * launch_s, measuring_s, requests)
 
 
-def _requests(ready: Any, point: Point) -> int:
+def _requests(plan: BenchPlan, point: Point) -> int:
     """To one arm in one launch."""
-    from specserve.measure.bench.schedule import deal
-    from specserve.measure.workloads.workload import Prompt
-
-    prompts = [Prompt(f"p{number}", 1, text="") for number in range(ready.prompts[point.workload])]
-    return sum(map(len, deal(prompts, point, sizes=ready.sizes, launch=0)))
+    prompts = [Prompt(f"p{number}", 1, text="") for number in range(plan.prompts[point.workload])]
+    return sum(map(len, deal(prompts, point, sizes=plan.sizes, launch=0)))
 
 
-def _platform(ready: Any) -> str:
-    return next((arm.plan.platform for arm in ready.arms if arm.plan is not None), "cuda")
-
-
-def plan_json(ready: Any) -> dict[str, Any]:
-    """For scripts."""
-    from specserve.plan.launchplan import as_json
-
+def _plan_json(plan: BenchPlan) -> dict[str, Any]:
     return {
         "version": 1,
-        "name": ready.name,
+        "name": plan.name,
         "arms": [
             {"name": arm.name, "url": arm.url, "launch": as_json(arm.plan) if arm.plan is not None else None}
-            for arm in ready.arms
+            for arm in plan.arms
         ],
-        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in ready.sessions],
-        "arms_at_once": ready.fit.at_once,
-        "points": [asdict(point) for point in ready.points],
-        "blocks": ready.sizes.blocks,
-        "estimated": asdict(estimate(ready)),
+        "sessions": [{"launch": each.launch, "arms": list(each.arms)} for each in plan.sessions],
+        "arms_at_once": plan.fit.at_once,
+        "points": [asdict(point) for point in plan.points],
+        "blocks": plan.sizes.blocks,
+        "estimated": asdict(_estimate(plan)),
     }
 
 
-def plan_text(ready: Any) -> str:
+def _plan_text(plan: BenchPlan) -> str:
     """80 columns."""
-    wish, guess = ready, estimate(ready)
-    lines = [f"Benchmark of {in_one_line(ready.name)}: nothing is started", "", "arms"]
-    width = max(len(in_one_line(arm.name)) for arm in wish.arms)
-    for arm in wish.arms:
+    guess, (launch_s, speed, _) = _estimate(plan), _SPEEDS[_platform(plan)]
+    width = max(len(in_one_line(arm.name)) for arm in plan.arms)
+    lines = [f"Benchmark of {in_one_line(plan.name)}: nothing is started", "", "arms"]
+    for arm in plan.arms:
         words = in_one_line(arm.url or arm_words(arm.info))
         lines.append(f"  {in_one_line(arm.name).ljust(width)}  {words}")
-    lines += ["", f"launches: {guess.launches} ({in_one_line(ready.fit.why)})"]
-    lines += _sessions(wish.sessions)
-    lines += ["", f"points, {wish.sizes.blocks} blocks each, on every arm in turn"]
-    for point in wish.points:
-        count = _requests(ready, point)
+    lines += ["", f"launches: {guess.launches} ({in_one_line(plan.fit.why)})"]
+    for number, session in enumerate(plan.sessions, 1):
+        together = " at the same time" if len(session.arms) > 1 else ""
+        lines.append(f"  {number}. {', '.join(map(in_one_line, session.arms))}{together}")
+    lines += ["", f"points, {plan.sizes.blocks} blocks each, on every arm in turn"]
+    for point in plan.points:
+        count = _requests(plan, point)
         lines.append(f"  {in_one_line(where(point))}: {count} requests to each arm in a launch")
-    minutes = (guess.launching_s + guess.measuring_s) / 60
-    bound = f"; measuring ends after {wish.budget_s / 60:.3g} min" if wish.budget_s is not None else ""
-    lines += [
-        "",
-        f"about {math.ceil(minutes)} min (assumed, not measured: {_start(ready)}){bound}",
-    ]
-    return "\n".join(lines)
-
-
-def _sessions(sessions: Sequence[Any]) -> list[str]:
-    return [
-        f"  {number}. {', '.join(map(in_one_line, each.arms))}{' at the same time' if len(each.arms) > 1 else ''}"
-        for number, each in enumerate(sessions, 1)
-    ]
-
-
-def _start(ready: Any) -> str:
-    platform = _platform(ready)
-    return f"{_START_S[platform]:g} s a launch, {_TOKENS_PER_S[platform][0]:g} tokens/s a request"
-
-
-_EVERY_S = 15.0
+    minutes = math.ceil((guess.launching_s + guess.measuring_s) / 60)
+    assumed = f"assumed, not measured: {launch_s:g} s a launch, {speed:g} tokens/s a request"
+    bound = f"; measuring ends after {plan.budget_s / 60:.3g} min" if plan.budget_s is not None else ""
+    return "\n".join([*lines, "", f"about {minutes} min ({assumed}){bound}"])
 
 
 class BenchView:
-    """Tells what happens; a context manager that leaves no half line behind."""
+    """Shows what happens; a context manager that leaves no half line behind."""
 
     def __init__(self, *, stream: TextIO | None = None) -> None:
-        self._line = LiveLine(stream, every_s=_EVERY_S)
+        self._line = LiveLine(stream, every_s=15.0)
 
     def __enter__(self) -> BenchView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._line.erase()
 
     def __call__(self, what: rundir.News) -> None:
@@ -165,16 +135,12 @@ class BenchView:
             case rundir.Noted():
                 self._say(f"note: {in_one_line(what.text)}")
             case rundir.Passed():
-                self._passed(what)
+                is_last = what.done == what.total
+                left = "done" if is_last else f"about {duration(what.left_s)} left (estimated)"
+                figures = f"{where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}"
+                self._line.show(f"{what.done}/{what.total} {what.arm}, {figures}", is_last=is_last)
             case rundir.Stopping():
                 self._line.show("stopping the servers")
-
-    def _passed(self, what: rundir.Passed) -> None:
-        left = f"about {duration(what.left_s)} left (estimated)" if what.done < what.total else "done"
-        self._line.show(
-            f"{what.done}/{what.total} {what.arm}, {where(what.point)}: {what.tokens_per_s:.1f} tokens/s; {left}",
-            is_last=what.done == what.total,
-        )
 
     def _say(self, line: str) -> None:
         self._line.erase()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TextIO
 
 from specserve.plan.compare import Comparison, Difference, Written
@@ -38,19 +37,15 @@ class Named:
 
 
 def difference_text(a: Named, b: Named, comparison: Comparison, *, stream: TextIO | None = None) -> str:
-    """One block a difference: the key, `-` with the first side's value and place, `+` with the second's."""
+    """Returns one block a difference: the key, `-` with the first side's value and place, `+` with the second's."""
     stream = stream or sys.stdout
-    lines = [
-        styled(f"--- {_head(a, b)}", "red", stream=stream),
-        styled(f"+++ {_head(b, a)}", "green", stream=stream),
-    ]
+    lines = [styled(f"--- {_head(a, b)}", "red", stream=stream)]
+    lines.append(styled(f"+++ {_head(b, a)}", "green", stream=stream))
     for name, title in _TITLES.items():
         items = getattr(comparison, name) or ()
-        if items:
-            lines += ["", styled(title, "bold", stream=stream)]
-            for item in items:
-                words = _alike(item) if name in ("models", "memory") else _shown
-                lines += _block(item, words, stream)
+        lines += ["", styled(title, "bold", stream=stream)] if items else []
+        for item in items:
+            lines += _block(item, stream, in_units=name in ("models", "memory"))
     return "\n".join(lines) + "\n"
 
 
@@ -66,58 +61,42 @@ def _head(side: Named, other: Named) -> str:
     return "  ".join(parts)
 
 
-def _block(item: Difference, words: Callable[[str, Any], str], stream: TextIO) -> Iterator[str]:
+def _block(item: Difference, stream: TextIO, *, in_units: bool) -> Iterator[str]:
     yield f"  {clean(item.key)}"
-    for sign, written, style in (("-", item.a, "red"), ("+", item.b, "green")):
-        if written is not None:
-            value = f"    {sign} {clean(masked(item.key, words(item.key, written.value)))}"
-            where = f"  {clean(str(written.span))}" if written.span else ""
-            yield styled(f"{value:<{_WHERE_COLUMN}}" if where else value, style, stream=stream) + where
+    sides = [(sign, written) for sign, written in (("-", item.a), ("+", item.b)) if written is not None]
+    words = _in_units if in_units else _plain
+    for (sign, written), text in zip(sides, words(item.key, [side.value for _, side in sides]), strict=True):
+        value = f"    {sign} {clean(masked(item.key, text))}"
+        where = f"  {clean(str(written.span))}" if written.span else ""
+        style = "red" if sign == "-" else "green"
+        yield styled(f"{value:<{_WHERE_COLUMN}}" if where else value, style, stream=stream) + where
 
 
-def _shown(key: str, value: Any) -> str:
-    del key
-    if isinstance(value, dict) and value.keys() == {"low", "high"}:
-        return low_to_high(*(f"{end:,}" for end in value.values()), between=" to ")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _plain(_key: str, values: list[Any]) -> list[str]:
+    return [value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
 
 
-def _alike(item: Difference) -> Callable[[str, Any], str]:
-    """How both sides are written: in one unit, with as many digits as it takes to see that they differ."""
-    values = [written.value for written in (item.a, item.b) if written]
-    unit = max(_unit(item.key, value) for value in values)
-    digits = 3 if any(0 < size < unit / 200 for value in values for size in _sizes(value)) else 2
-    while (
-        digits < _MOST_DIGITS
-        and len({_in_unit(item.key, value, unit=unit, digits=digits) for value in values}) == 1
-    ):
+def _in_units(key: str, values: list[Any]) -> list[str]:
+    """Numbers in one unit (GiB from a tenth of one on), with as many digits as it takes to see that they differ."""
+    ranges = [_ends(value) for value in values]
+    if not all(ranges):
+        return _plain(key, values)
+    if not key.endswith("_bytes"):
+        return [low_to_high(f"{ends[0]:,}", f"{ends[-1]:,}", between=" to ") for ends in ranges]
+    unit, name = (GIB, "GiB") if max(map(max, ranges)) >= GIB / 10 else (MIB, "MiB")
+    digits = 3 if any(0 < end < unit / 200 for ends in ranges for end in ends) else 2
+    while True:
+        texts = [[f"{end / unit:.{digits}f} {name}" for end in ends] for ends in ranges]
+        shown = [low_to_high(each[0], each[-1], between=" to ") for each in texts]
+        if len(set(shown)) > 1 or len(shown) == 1 or digits == _MOST_DIGITS:
+            return shown
         digits += 1
-    return partial(_in_unit, unit=unit, digits=digits)
 
 
-def _sizes(value: Any) -> list[float]:
-    """The numbers in it: one, or both ends of an interval."""
-    ends = value.values() if isinstance(value, dict) else (value,)
-    return [end for end in ends if isinstance(end, (int, float))]
-
-
-def _unit(key: str, value: Any) -> int:
-    """What bytes are counted in: GiB from a tenth of one on."""
-    if isinstance(value, dict):
-        return max((_unit(key, end) for end in value.values()), default=MIB)
-    is_large = isinstance(value, (int, float)) and key.endswith("_bytes") and value >= GIB / 10
-    return GIB if is_large else MIB
-
-
-def _in_unit(key: str, value: Any, *, unit: int, digits: int) -> str:
-    if isinstance(value, dict) and value.keys() == {"low", "high"}:
-        ends = (_in_unit(key, end, unit=unit, digits=digits) for end in value.values())
-        return low_to_high(*ends, between=" to ")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return _shown(key, value)
-    if key.endswith("_bytes"):
-        return f"{value / unit:.{digits}f} {'GiB' if unit == GIB else 'MiB'}"
-    return f"{value:,}"
+def _ends(value: Any) -> list[float]:
+    """A number, or both ends of an interval; nothing for any other value."""
+    ends = list(value.values()) if isinstance(value, dict) and value.keys() == {"low", "high"} else [value]
+    return ends if all(type(end) in (int, float) for end in ends) else []
 
 
 def difference_json(a: Named, b: Named, comparison: Comparison) -> str:

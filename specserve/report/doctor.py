@@ -23,8 +23,10 @@ _NAME = 12
 
 def doctor_text(lines: Sequence[Line], *, stream: TextIO | None = None) -> str:
     """Returns the screen; its last line says whether anything breaks a launch."""
-    rows = [row for line in lines for row in _rows(line, stream or io.StringIO())]
-    return "\n".join([*rows, "", _verdict(lines)])
+    bad, notes = count(lines, "bad"), count(lines, "note")
+    verdict = f"{plural(bad, 'thing')} will break a launch here" if bad else "nothing here breaks a launch"
+    verdict += f"; {plural(notes, 'note')}" if notes else ""
+    return "\n".join([*(row for line in lines for row in _rows(line, stream or io.StringIO())), "", verdict])
 
 
 def _rows(line: Line, stream: TextIO) -> Iterator[str]:
@@ -32,14 +34,7 @@ def _rows(line: Line, stream: TextIO) -> Iterator[str]:
     shown = styled(line.state, _STYLES[line.state], stream=stream) + lead.removeprefix(line.state)
     yield filled(" ".join(clean(line.text).split()), lead=lead, shown=shown, stream=stream)
     if line.fix:
-        fix = f"fix: {' '.join(clean(line.fix).split())}"
-        yield filled(fix, lead=" " * (6 + _NAME), stream=stream)
-
-
-def _verdict(lines: Sequence[Line]) -> str:
-    bad, notes = count(lines, "bad"), count(lines, "note")
-    found = f"{plural(bad, 'thing')} will break a launch here" if bad else "nothing here breaks a launch"
-    return found + (f"; {plural(notes, 'note')}" if notes else "")
+        yield filled(f"fix: {' '.join(clean(line.fix).split())}", lead=" " * (6 + _NAME), stream=stream)
 
 
 def count(lines: Sequence[Line], state: State) -> int:
@@ -50,15 +45,12 @@ def count(lines: Sequence[Line], state: State) -> int:
 def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
     """Returns the same for programs, with every leftover by name."""
     files, processes = remains.files, remains.processes
-    return json_document(
-        {
-            "lines": [picked(line, "name", "state", "text", "fix") for line in lines],
-            "leftovers": {
-                "files": list(map(str, files.files)),
-                "shared_memory_bytes": files.shared_bytes,
-                "orphans": [picked(process, "pid", "command") for process in processes.orphans],
-                "other_servers": [picked(process, "pid", "command") for process in processes.others],
-            },
-            "summary": {state: count(lines, state) for state in _STYLES},
-        }
-    )
+    leftovers = {
+        "files": list(map(str, files.files)),
+        "shared_memory_bytes": files.shared_bytes,
+        "orphans": [picked(process, "pid", "command") for process in processes.orphans],
+        "other_servers": [picked(process, "pid", "command") for process in processes.others],
+    }
+    shown = [picked(line, "name", "state", "text", "fix") for line in lines]
+    summary = {state: count(lines, state) for state in _STYLES}
+    return json_document({"lines": shown, "leftovers": leftovers, "summary": summary})

@@ -6,11 +6,11 @@ import os
 import re
 import sys
 import traceback
-import unicodedata
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
+from unicodedata import combining, east_asian_width
 
 from specserve.diagnostics import Finding, Report, Severity, Skipped, Span
 from specserve.errors import LaunchError, ProfileError, SpecserveError
@@ -22,6 +22,8 @@ from specserve.report.numbers import count
 _WIDTH = 100
 """Columns of a source line that are shown; the marked part is never cut at its start."""
 _LEAD = 30
+Mark = tuple[Span, str, str]
+"""A span, its label, and the character that marks it."""
 _NAMED = re.compile(
     r"""(?ix) (?:api_?keys?|token|tokens(?!["']?\s*[:=]\s*["']?[\d._]+[kmg]?(?:[\s"'#,}\]]|$))
           |secrets?|passwords?|passwd|credentials?|access_key) ["']? \s* [:=] \s* ["']?
@@ -69,72 +71,31 @@ def _without_secrets(text: str) -> str:
     return hushed(_NAMED.sub(lambda match: match[0].replace(match["value"], "*" * len(match["value"])), text))
 
 
-def snippet(text: str, marks: Iterable[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
-    """A line and a row of marks for each `(span, label, mark)` in it. Tabs become one space.
-
-    A line that is too long is shown as often as it takes to show every mark, such as that of a whole command.
-    """
+def _snippet(text: str, marks: Sequence[Mark], *, number: int, width: int) -> list[str]:
+    """A line and a row of marks for each of its spans; a line that is too long is shown once per mark."""
     text = text.replace("\t", " ")
-    return [
-        row for part in _windows(text, list(marks)) for row in _window(text, part, number=number, width=width)
-    ]
-
-
-def _window(text: str, marks: list[tuple[Span, str, str]], *, number: int, width: int) -> list[str]:
-    """One part of a line with the marks in it."""
-    shown, shift = _cropped(text, first=_first(marks))
-    rows = [f"{number:>{width}} | {shown}"]
-    for span, label, mark in marks:
-        end = span.end_column - 1 if span.end_line == span.line else len(text)
-        start = min(span.column - 1, len(text))
-        length = _columns(text[start : max(end, start)].rstrip())
-        lead = " " * (_columns(text[shift:start]) + (1 if shift else 0))
-        room = max(1, min(length, _WIDTH - len(lead)))
-        row = f"{' ' * width} | {lead}{mark * room} {clean(label)}"
-        rows.append(row.rstrip())
+    rows: list[str] = []
+    for part in [marks] if _columns(text) <= _WIDTH else [[mark] for mark in marks]:
+        start, end = 0, len(text)
+        if _columns(text) > _WIDTH:
+            first = min(span.column for span, _, _ in part) - 1
+            start = max(0, first - _LEAD) if first > _WIDTH - _LEAD else 0
+            end = min(end, start + _WIDTH)
+        before = "…" if start else ""
+        rows.append(f"{number:>{width}} | {before}{clean(text[start:end])}{'…' if end < len(text) else ''}")
+        for span, label, mark in part:
+            stop = span.end_column - 1 if span.end_line == span.line else len(text)
+            lead = " " * (_columns(text[start : span.column - 1]) + len(before))
+            length = _columns(text[span.column - 1 : min(stop, end)].rstrip())
+            rows.append(f"{' ' * width} | {lead}{mark * max(1, length)} {clean(label)}".rstrip())
     return rows
-
-
-def _windows(text: str, marks: list[tuple[Span, str, str]]) -> list[list[tuple[Span, str, str]]]:
-    """The marks by the parts of the line that show them, in the order of the line."""
-    waiting, parts = sorted(marks, key=lambda mark: mark[0].column), []
-    while waiting:
-        _, shift = _cropped(text, first=_first(waiting))
-        seen = [mark for mark in waiting if _columns(text[shift : mark[0].column - 1]) < _WIDTH] or waiting[
-            :1
-        ]
-        parts.append([mark for mark in marks if mark in seen])
-        waiting = [mark for mark in waiting if mark not in seen]
-    return parts
-
-
-def _first(marks: Iterable[tuple[Span, str, str]]) -> int:
-    return min(span.column for span, _, _ in marks) - 1
-
-
-def _cropped(text: str, *, first: int) -> tuple[str, int]:
-    """The part of a line that is shown, and how many characters before it are not."""
-    if _columns(text) <= _WIDTH:
-        return clean(text), 0
-    shift = max(0, first - _LEAD) if first > _WIDTH - _LEAD else 0
-    part = text[shift:]
-    while _columns(part) > _WIDTH:
-        part = part[: min(len(part) - 1, _WIDTH)]
-    tail = "…" if shift + len(part) < len(text) else ""
-    return f"{'…' if shift else ''}{clean(part)}{tail}", shift
 
 
 def _columns(text: str) -> int:
     """How many columns a terminal takes for it."""
-    return sum(_width(character) for character in clean(text))
-
-
-def _width(character: str) -> int:
-    if character.isascii():
-        return 1
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    shown = clean(text)
+    wide = sum(east_asian_width(character) in "WF" for character in shown)
+    return len(shown) + wide - sum(map(bool, map(combining, shown)))
 
 
 COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
@@ -242,25 +203,24 @@ def _full(finding: Finding, sources: Sources, stream: TextIO) -> str:
     return "\n".join(lines + after)
 
 
-def _body(finding: Finding, marked: list[tuple[Span, str, str]], sources: Sources, width: int) -> list[str]:
+def _body(finding: Finding, marked: list[Mark], sources: Sources, width: int) -> list[str]:
     """The marked lines: those of the finding's own file first, each in file order."""
-    places: dict[tuple[bool, str, int], list[tuple[Span, str, str]]] = {}
-    for item in marked:
-        span = item[0]
-        places.setdefault((span.file != finding.span.file, span.file, span.line), []).append(item)
+    places: dict[tuple[bool, str, int], list[Mark]] = {}
+    for mark in marked:
+        span = mark[0]
+        places.setdefault((span.file != finding.span.file, span.file, span.line), []).append(mark)
     body: list[str] = []
-    previous: tuple[bool, str, int] | None = None
-    for place, marks in sorted(places.items(), key=lambda entry: entry[0]):
+    shown_file, shown_line = finding.span.file, sys.maxsize
+    for (_, file, line), marks in sorted(places.items(), key=lambda place: place[0]):
         text = sources.line(marks[0][0])
         if text is None or not text.strip():
             continue
-        pad = " " * width
-        if place[0] and (previous is None or previous[1] != place[1]):
-            body += [f"{pad}::: {clean(str(marks[0][0]))}", f"{pad} |"]
-        elif previous and place[2] > previous[2] + 1:
+        if file != shown_file:
+            body += [f"{' ' * width}::: {clean(str(marks[0][0]))}", f"{' ' * width} |"]
+        elif line > shown_line + 1:
             body.append("...")
-        body += snippet(text, marks, number=place[2], width=width)
-        previous = place
+        body += _snippet(text, marks, number=line, width=width)
+        shown_file, shown_line = file, line
     return body
 
 

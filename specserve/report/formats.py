@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from specserve.memory.estimate import Bounds as Interval
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
+
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
+_PROBLEMS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "recommendation"}
+_COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+_DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = _DATA | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def report_json(report: Report) -> str:
@@ -130,57 +139,47 @@ def _bounds(interval: Interval, *, digits: int | None = None) -> dict[str, Any]:
     return {"low": low, "high": high, "logs": interval.logs}
 
 
-def is_file(name: str) -> bool:
+def _is_file(name: str) -> bool:
     """Whether a span's file is one: `-` is stdin, `--set key` and `<command>` are the command line."""
     return not name.startswith(("-", "<"))
 
 
-def from_root(name: str) -> str:
-    """The path of a file seen from the root of its repository; absolute where it lies outside."""
+def _from_root(name: str) -> str:
+    """The path of a file seen from the root of its repository; absolute if it lies outside."""
     folder, base = os.path.split(os.path.abspath(name))  # noqa: PTH100 - a name that is no file yet will do
     place = Path(os.path.realpath(folder)) / base
     root = _root(os.environ.get("GITHUB_WORKSPACE"), Path.cwd())
     return place.relative_to(root).as_posix() if place.is_relative_to(root) else str(place)
 
 
-def uri(name: str) -> str:
-    """The same as a percent-encoded URI reference; `file://` where it is absolute."""
-    path = from_root(name)
-    encoded = quote(os.fsencode(path))
-    return f"file://{encoded}" if path.startswith("/") else encoded
-
-
 @lru_cache
 def _root(workspace: str | None, here: Path) -> Path:
     """The checkout that a CI job works in; else the repository around the working directory; else that one."""
-    if workspace:
-        place = Path(os.path.realpath(workspace))
-        if here.is_relative_to(place):
-            return place
+    if workspace and here.is_relative_to(os.path.realpath(workspace)):
+        return Path(os.path.realpath(workspace))
     return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
 
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-_LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_PROBLEMS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "recommendation"}
-
-
 def sarif(report: Report) -> str:
-    """The whole report as one SARIF log with one run; the rules are those of its findings."""
+    """Returns the whole report as one SARIF log with one run; the rules are those of its findings."""
     known = pages()
     codes = sorted({finding.code for finding in report.findings})
     seen: Counter[str] = Counter()
+    driver = {
+        "name": "specserve",
+        "semanticVersion": __version__,
+        "informationUri": HOME,
+        "rules": [_descriptor(known[code]) for code in codes],
+    }
     run = {
-        "tool": {
-            "driver": {
-                "name": "specserve",
-                "semanticVersion": __version__,
-                "informationUri": HOME,
-                "rules": [_descriptor(known[code]) for code in codes],
-            }
-        },
+        "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": _sarif_skipped(report)}],
+        "invocations": [
+            {
+                "executionSuccessful": True,
+                "toolExecutionNotifications": [_notification(item) for item in report.skipped],
+            }
+        ],
         "results": [_result(finding, codes.index(finding.code), seen) for finding in report.findings],
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -201,51 +200,47 @@ def _descriptor(page: Page) -> dict[str, Any]:
     }
 
 
-def _sarif_skipped(report: Report) -> list[dict[str, Any]]:
-    """What was not looked at: no result of a group that did not run means nothing."""
-    return [
-        {
-            "level": "warning",
-            "descriptor": {"id": f"skipped-{item.group}"},
-            "message": {
-                "text": clean(_plain(f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"))
-            },
-        }
-        for item in report.skipped
-    ]
+def _notification(item: Skipped) -> dict[str, Any]:
+    """A group of rules that was not run: no result of it means nothing."""
+    text = f"{item.profile}: {', '.join(item.codes)} did not run: {item.reason}"
+    descriptor = {"id": f"skipped-{item.group}"}
+    return {"level": "warning", "descriptor": descriptor, "message": {"text": clean(_plain(text))}}
 
 
 def _result(finding: Finding, index: int, seen: Counter[str]) -> dict[str, Any]:
-    """One finding; columns are 1-based, and `endColumn` is the one after the last character."""
+    """One finding. Its fingerprint is the same in the next commit, on whatever line it then stands."""
+    span = finding.span
+    place = _uri(span.file) if _is_file(span.file) else span.file
+    key = "\0".join((finding.code, place, span.path or finding.message))
+    seen[key] += 1
+    fingerprint = hashlib.sha256(f"{key}\0{seen[key]}".encode(errors="surrogateescape")).hexdigest()[:32]
+    related = enumerate(finding.related, start=1)
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": _LEVELS[finding.severity],
-        "message": {"text": _sarif_text(finding)},
-        "locations": [_location(finding.span, label=finding.label)],
-        "relatedLocations": [
-            {"id": number, **_location(item.span, label=item.label)}
-            for number, item in enumerate(finding.related, start=1)
-        ],
-        "partialFingerprints": {"specserve/v1": _fingerprint(finding, seen)},
+        "message": {"text": _message(finding)},
+        "locations": [_location(span, label=finding.label)],
+        "relatedLocations": [{"id": at, **_location(item.span, label=item.label)} for at, item in related],
+        "partialFingerprints": {"specserve/v1": fingerprint},
     }
 
 
-def _sarif_text(finding: Finding) -> str:
+def _message(finding: Finding) -> str:
     """Message, both sides (the other ones as links to their places), evidence and the way out."""
     sides = [_plain(finding.label)] if finding.label else []
-    sides += [
-        f"[{_link_text(item.label or 'the other place')}]({number})"
-        for number, item in enumerate(finding.related, start=1)
-    ]
-    lines = [f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"]
-    return "\n".join(map(clean, [*lines, *map(_plain, _remarks(finding))]))
+    for number, item in enumerate(finding.related, start=1):
+        sides.append(f"[{_link_text(item.label or 'the other place')}]({number})")
+    head = f"{_plain(finding.message)}{': ' if sides else ''}{'; '.join(sides)}"
+    return "\n".join(map(clean, [head, *map(_plain, _remarks(finding))]))
 
 
 def _remarks(finding: Finding) -> list[str]:
     """The evidence, and the way out."""
-    ways_out = [f"help: {finding.help}"] if finding.help else []
-    return [*(f"note: {note}" for note in finding.notes), *ways_out]
+    return [
+        *(f"note: {note}" for note in finding.notes),
+        *([f"help: {finding.help}"] if finding.help else []),
+    ]
 
 
 def _plain(text: str) -> str:
@@ -254,85 +249,55 @@ def _plain(text: str) -> str:
 
 
 def _link_text(label: str) -> str:
-    return label.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
+    return re.sub(r"[\\\[\]]", r"\\\g<0>", label)
+
+
+def _uri(name: str) -> str:
+    """The path from the root as a percent-encoded URI reference; `file://` if it is absolute."""
+    path = _from_root(name)
+    return f"{'file://' if path.startswith('/') else ''}{quote(os.fsencode(path))}"
 
 
 def _location(span: Span, *, label: str) -> dict[str, Any]:
+    """A place; columns are 1-based, and `endColumn` is the one after the last character."""
     location: dict[str, Any] = {}
-    if is_file(span.file):
-        location["physicalLocation"] = {
-            "artifactLocation": {"uri": uri(span.file), "uriBaseId": "%SRCROOT%"},
-            "region": {
-                "startLine": span.line,
-                "startColumn": span.column,
-                "endLine": span.end_line,
-                "endColumn": span.end_column,
-            },
-        }
-        if location["physicalLocation"]["artifactLocation"]["uri"].startswith("file:"):
-            del location["physicalLocation"]["artifactLocation"]["uriBaseId"]
+    if _is_file(span.file):
+        artifact = {"uri": _uri(span.file)}
+        if not artifact["uri"].startswith("file:"):
+            artifact["uriBaseId"] = "%SRCROOT%"
+        start, end = {"startLine": span.line, "startColumn": span.column}, (span.end_line, span.end_column)
+        region = {**start, "endLine": end[0], "endColumn": end[1]}
+        location["physicalLocation"] = {"artifactLocation": artifact, "region": region}
     if span.path or not location:
         location["logicalLocations"] = [{"fullyQualifiedName": clean(span.path or span.file)}]
-    if label:
-        location["message"] = {"text": clean(_plain(label))}
-    return location
-
-
-def _fingerprint(finding: Finding, seen: Counter[str]) -> str:
-    """The same finding in the next commit has the same one, on whatever line it then stands."""
-    place = uri(finding.span.file) if is_file(finding.span.file) else finding.span.file
-    key = "\0".join((finding.code, place, finding.span.path or finding.message))
-    seen[key] += 1
-    return hashlib.sha256(f"{key}\0{seen[key]}".encode(errors="surrogateescape")).hexdigest()[:32]
-
-
-_COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
-_DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
+    return location | ({"message": {"text": clean(_plain(label))}} if label else {})
 
 
 def github(findings: Iterable[Finding], *, skipped: Iterable[Skipped] = ()) -> str:
-    """One `::error …::…` line a finding, with both sides of a mismatch in its text.
+    """Returns one `::error …::…` line a finding, with both sides of a mismatch in its text.
 
     A group of rules that did not run is a warning: a job must not look as if it had.
     """
-    return "".join(
-        [*(_command(finding) for finding in findings), *(_github_skipped(item) for item in skipped)]
-    )
+    lines = []
+    for finding in findings:
+        span, sides = finding.span, (*((finding,) if finding.label else ()), *finding.related)
+        place = {}
+        if _is_file(span.file):
+            place = {"file": _from_root(span.file), "line": str(span.line), "endLine": str(span.end_line)}
+            if span.line == span.end_line:  # GitHub refuses columns if the lines differ
+                place |= {"col": str(span.column), "endColumn": str(span.end_column)}
+        text = [f"{span}: {finding.code} {finding.message}"]
+        text += [f"{item.span}: {item.label}" for item in sides]
+        command = _COMMANDS[finding.severity]
+        lines.append(_command(command, finding.code, place, "\n".join([*text, *_remarks(finding)])))
+    for item in skipped:
+        place = {"file": _from_root(item.profile)} if _is_file(item.profile) else {}
+        words = f"{item.profile}: {len(item.codes)} rules did not run: {item.reason}"
+        lines.append(_command("warning", item.group, place, words))
+    return "".join(lines)
 
 
-def _github_skipped(item: Skipped) -> str:
-    title = f"title=specserve ({item.group})".translate(_PROPERTY)
-    place = f",file={from_root(item.profile).translate(_PROPERTY)}" if is_file(item.profile) else ""
-    text = clean(f"{item.profile}: {len(item.codes)} rules did not run: {item.reason}")
-    return f"::warning {title}{place}::{text.translate(_DATA)}\n"
-
-
-def _command(finding: Finding) -> str:
-    properties = {"title": f"specserve ({finding.code})", **_place(finding)}
+def _command(command: str, title: str, place: Mapping[str, str], text: str) -> str:
+    properties = {"title": f"specserve ({title})", **place}
     head = ",".join(f"{name}={value.translate(_PROPERTY)}" for name, value in properties.items())
-    return f"::{_COMMANDS[finding.severity]} {head}::{_github_text(finding).translate(_DATA)}\n"
-
-
-def _place(finding: Finding) -> dict[str, str]:
-    span = finding.span
-    if not is_file(span.file):
-        return {}
-    place = {"file": from_root(span.file), "line": str(span.line)}
-    if span.line != span.end_line:  # GitHub refuses columns if the lines differ
-        return {**place, "endLine": str(span.end_line)}
-    return {
-        **place,
-        "col": str(span.column),
-        "endLine": str(span.end_line),
-        "endColumn": str(span.end_column),
-    }
-
-
-def _github_text(finding: Finding) -> str:
-    """Message and both sides with their places, evidence and the way out."""
-    lines = [f"{finding.span}: {finding.code} {finding.message}"]
-    lines += [
-        f"{item.span}: {item.label}" for item in ((finding,) if finding.label else ()) + finding.related
-    ]
-    return "\n".join(map(clean, [*lines, *_remarks(finding)]))
+    return f"::{command} {head}::{clean(text).translate(_DATA)}\n"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import cleandoc
-from textwrap import TextWrapper, fill
+from textwrap import TextWrapper
 from typing import TextIO
 
 from specserve.checks.catalogue import RULES
@@ -67,7 +67,7 @@ class Page:
 
 
 def pages() -> dict[str, Page]:
-    """Every page by its code, in the order of the codes."""
+    """Returns every page by its code, in the order of the codes."""
     besides: list[tuple[Code, Need]] = [(code, "nothing") for code in (*CODES, UNUSED_IGNORE)]
     besides.append((UNREADABLE, "models"))
     plain = [Page(code.code, code.name, code.severity, needs, code.doc) for code, needs in besides]
@@ -76,7 +76,7 @@ def pages() -> dict[str, Page]:
 
 
 def find(word: str) -> Page:
-    """The page of a code or name, in any case. Raises UsageError where there is none."""
+    """Returns the page of a code or name, in any case. Raises UsageError if there is none."""
     everything = pages()
     names = {page.name: page for page in everything.values()}
     found = everything.get(word.strip().upper()) or names.get(word.strip().lower().replace("_", "-"))
@@ -89,21 +89,18 @@ def find(word: str) -> Page:
 
 
 def manual(page: Page, *, stream: TextIO | None = None) -> str:
-    """The page as text of at most 80 columns; code stands as it was written."""
+    """Returns the page as text of at most 80 columns; code stands as it was written."""
     stream = stream or sys.stdout
-    head = f"{styled(page.code, 'bold', stream=stream)}  {page.name}"
-    lines = [f"{head}  ({page.severity}, needs {page.needs})"]
+    lines = [
+        f"{styled(page.code, 'bold', stream=stream)}  {page.name}  ({page.severity}, needs {page.needs})"
+    ]
     if page.policy:
         lines.append("A policy of specserve: a warning for a raw command.")
     for heading, text in page.parts.items():
-        lines.append("")
-        indent = "  " if heading else ""
-        if heading:
-            lines.append(styled(heading, "bold", stream=stream))
-        lines += _laid_out(text, indent=indent)
-    lines += ["", styled("Silence it", "bold", stream=stream)]
-    lines.append(f"  {page.silence or 'It cannot be silenced.'}")
-    return "\n".join(lines) + "\n"
+        lines += ["", styled(heading, "bold", stream=stream)] if heading else [""]
+        lines += _laid_out(text, indent="  " if heading else "")
+    silence = page.silence or "It cannot be silenced."
+    return "\n".join([*lines, "", styled("Silence it", "bold", stream=stream), f"  {silence}"]) + "\n"
 
 
 def _laid_out(text: str, *, indent: str) -> Iterator[str]:
@@ -112,10 +109,12 @@ def _laid_out(text: str, *, indent: str) -> Iterator[str]:
             yield ""
         if kind == "code":
             yield from (f"{indent}{line}".rstrip() for line in block.split("\n"))
-        else:
-            first, rest = (f"{indent}- ", f"{indent}  ") if kind == "item" else (indent, indent)
-            wrapper = TextWrapper(WIDTH, first, rest, break_long_words=False, break_on_hyphens=False)
-            yield wrapper.fill(block)
+            continue
+        lead, rest = ("- ", "  ") if kind == "item" else ("", "")
+        wrapper = TextWrapper(
+            WIDTH, indent + lead, indent + rest, break_long_words=False, break_on_hyphens=False
+        )
+        yield wrapper.fill(block)
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -155,28 +154,13 @@ def _unfolded(line: str) -> str:
     return "\n".join([f"{indent}{key}:", *(f"{indent}  {item}" for item in inside.split(", "))])
 
 
-_GROUPS = {
-    "SD0": "The file itself",
-    "SD1": "The profile alone",
-    "SD2": "Models, tokenizers and locks",
-    "SD3": "Memory and hardware",
-    "SD4": "This host and vLLM's versions",
-    "SD5": "What vLLM's own code says",
-}
-
-
 def listing(pages: Iterable[Page]) -> str:
-    """Two lines a code: what it is, and its first sentence."""
-    return "".join(f"{_head(page)}\n{_below(page.summary)}\n" for page in pages)
-
-
-def _head(page: Page) -> str:
-    return f"{page.code}  {page.severity:<7}  needs {page.needs:<8}  {page.name}"
-
-
-def _below(text: str) -> str:
-    indent = " " * 7
-    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    """Returns two lines a code: what it is, and its first sentence."""
+    wrapper = TextWrapper(WIDTH, " " * 7, " " * 7, break_long_words=False)
+    return "".join(
+        f"{page.code}  {page.severity:<7}  needs {page.needs:<8}  {page.name}\n{wrapper.fill(page.summary)}\n"
+        for page in pages
+    )
 
 
 def listing_json(pages: Iterable[Page]) -> str:
@@ -185,45 +169,8 @@ def listing_json(pages: Iterable[Page]) -> str:
     return json_document({"rules": [picked(page, *names) for page in pages]})
 
 
-def document(pages: Iterable[Page]) -> str:
-    """docs/rules.md: a table of all, then each page."""
-    pages = list(pages)
-    lines = [
-        "# Rules",
-        "",
-        "Every finding of `specserve lint` and `specserve check`. `specserve explain CODE` shows a page on the",
-        "terminal, `specserve rules` the list. An *error* will not start, or serves wrong or crippled output; a",
-        "*warning* works, but slower, riskier or not as the profile reads; an *info* is worth knowing. What a rule",
-        "*needs* besides the profile decides where it runs: `lint` runs those that need nothing, `check` all that",
-        "have what they need. A *policy* is an error of specserve's own, which vLLM does not refuse: for a raw command",
-        "(`specserve lint -- vllm serve …`) it is a warning. One finding is silenced by a comment on one of its lines:",
-        "`# specserve: ignore[SD104] reason`.",
-        "",
-        "<!-- Written by scripts/gen_rules.py from the rules' docstrings: change those, then run it. -->",
-    ]
-    for prefix, title in _GROUPS.items():
-        of_group = [page for page in pages if page.code.startswith(prefix)]
-        if of_group:
-            lines += ["", f"## {title}", "", "| code | name | severity | needs | |", "|---|---|---|---|---|"]
-            lines += [_row(page) for page in of_group]
-    for page in pages:
-        lines += ["", f"## {page.code} {page.name}", "", _facts(page), "", body(page, level=3)]
-    return "\n".join(lines) + "\n"
-
-
-def _row(page: Page) -> str:
-    summary = page.summary.replace("|", "\\|")
-    return f"| [{page.code}](#{page.anchor}) | {page.name} | {page.severity} | {page.needs} | {summary} |"
-
-
-def _facts(page: Page) -> str:
-    silence = f"silenced by `{page.silence}`" if page.silence else "cannot be silenced"
-    policy = ", a policy" if page.policy else ""
-    return f"*{page.severity}{policy}, needs {page.needs}, {silence}*"
-
-
 def body(page: Page, *, level: int) -> str:
-    """A page's text in Markdown, its headings on this level."""
+    """Returns a page's text in Markdown, its headings on this level."""
     lines: list[str] = []
     for heading, text in page.parts.items():
         if heading:

@@ -78,21 +78,14 @@ def took(duration_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns a wait: `3.1s`, `41s`, `2m05s`."""
+    """Returns how long something took: `3.1s`, `41s`, `2m05s`, `3h07m`, `5d02h`."""
     if seconds < 10:
-        return f"{seconds:.1f}s"
+        return f"{max(0.0, seconds):.1f}s"
     if seconds < 120:
         return f"{seconds:.0f}s"
-    return f"{int(seconds) // 60}m{int(seconds) % 60:02d}s"
-
-
-def age(seconds: float) -> str:
-    """Returns how long something runs: `42s`, `12m`, `3h07m`, `5d02h`."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole}s"
+    whole = int(seconds)
     if whole < 3600:
-        return f"{whole // 60}m"
+        return f"{whole // 60}m{whole % 60:02d}s"
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"

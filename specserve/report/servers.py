@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,80 +17,63 @@ from specserve.errors import LaunchError, SpecserveError
 from specserve.models.read import model_note
 from specserve.plan.launchplan import LaunchPlan
 from specserve.report.console import WIDTH, LiveLine, in_one_line, out, say, styled
-from specserve.report.numbers import age, duration, number
+from specserve.report.numbers import duration, number
 from specserve.report.serializer import VERSION, json_values, picked
 from specserve.serve import events
 from specserve.serve.logs import GIB, Figures
 
 if TYPE_CHECKING:
     from specserve.serve.detached.observe import Seen
-    from specserve.serve.detached.registry import Record
 
 _HEAD = ("NAME", "STATE", "PORT", "UP", "MODEL", "DRAFTS", "ACCEPTED", "DEVICES", "PID", "FINGERPRINT")
 _OPTIONAL = ("FINGERPRINT", "PID", "DEVICES", "MODEL")
 """Columns that a narrow terminal goes without, the first one first."""
+_ENDED = ("dead", "gone")
+_STILL_EVERY_S = 30.0
+_PROMPT = "def __len__(self):"
 
 
 def table(servers: Sequence[Seen], *, now_s: float | None = None) -> str:
     """Returns one line per server, and under it what is wrong with it."""
-    now_s = time.time() if now_s is None else now_s
-    rows = [_cells(seen, now_s=now_s) for seen in servers]
-    width = shutil.get_terminal_size((WIDTH, 24)).columns
-    head, *lines = next(
-        text
-        for dropped in range(len(_OPTIONAL) + 1)
-        if (text := _lines(rows, without=_OPTIONAL[:dropped]))
-        and (dropped == len(_OPTIONAL) or _fits(text, width))
-    )
+    rows = [_HEAD, *(_cells(seen, now_s=time.time() if now_s is None else now_s) for seen in servers)]
+    columns = list(zip(*rows, strict=True))
+    for name in (None, *_OPTIONAL):
+        columns = [column for column in columns if column[0] != name]
+        widths = [max(map(len, column)) for column in columns]
+        if sum(widths) + 2 * (len(widths) - 1) <= shutil.get_terminal_size((WIDTH, 24)).columns:
+            break
+    padded = ([cell.ljust(width) for cell in column] for column, width in zip(columns, widths, strict=True))
+    head, *lines = ("  ".join(cells).rstrip() for cells in zip(*padded, strict=True))
     parts = [head]
     for line, seen in zip(lines, servers, strict=True):
+        ended = seen.record.ended if seen.record is not None else None
         parts.append(line)
         if seen.detail:
             parts.append(f"  {in_one_line(seen.detail)}")
-        ended = seen.record.ended if seen.record is not None else None
         if ended is not None and ended.hint:
             parts.append(f"  hint: {in_one_line(ended.hint)}")
     return "\n".join(parts) + "\n"
 
 
-def _lines(rows: Sequence[Sequence[str]], *, without: Sequence[str]) -> list[str]:
-    kept = [at for at, name in enumerate(_HEAD) if name not in without]
-    cells = [_HEAD, *rows]
-    widths = {at: max(len(row[at]) for row in cells) for at in kept}
-    return ["  ".join(row[at].ljust(widths[at]) for at in kept).rstrip() for row in cells]
-
-
-def _fits(lines: Sequence[str], width: int) -> bool:
-    return max(map(len, lines)) <= width
-
-
 def _cells(seen: Seen, *, now_s: float) -> tuple[str, ...]:
+    """One row of the table, in the order of its head."""
     record = seen.record
     if record is None:
-        pid = str(seen.pids[0]) if seen.pids else "-"
-        return (seen.name, seen.state, "-", "-", "-", "-", "-", "-", pid, "-")
-    rate = seen.lately.acceptance_rate
-    runs = seen.state not in ("dead", "gone")
+        return (seen.name, seen.state, *["-"] * 6, str(seen.pids[0]) if seen.pids else "-", "-")
+    runs = seen.state not in _ENDED
+    tokens = f" K={record.num_speculative_tokens}" if record.num_speculative_tokens is not None else ""
     return (
         record.name,
         seen.state,
         str(record.port),
-        age(now_s - record.started_at_s) if runs else "-",
+        duration(now_s - record.started_at_s) if runs else "-",
         in_one_line(record.model),
-        drafts(record),
-        number(rate),
+        "-" if record.method is None else in_one_line(record.method) + tokens,
+        number(seen.lately.acceptance_rate),
         in_one_line(",".join(record.devices)) or "-",
         str(record.leader[0]) if runs and record.leader else "-",
         in_one_line(record.fingerprint[:12]),
     )
-
-
-def drafts(record: Record) -> str:
-    """Returns `draft_model K=4`, `-` without speculation."""
-    if record.method is None:
-        return "-"
-    tokens = record.num_speculative_tokens
-    return in_one_line(record.method) + (f" K={tokens}" if tokens is not None else "")
 
 
 def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
@@ -98,31 +82,23 @@ def as_json(servers: Sequence[Seen]) -> dict[str, Any]:
 
 
 def _one(seen: Seen) -> dict[str, Any]:
-    record = seen.record
+    record, ended = seen.record, seen.record.ended if seen.record else None
     content: dict[str, Any] = {"name": seen.name, "state": seen.state, "detail": seen.detail or None}
     if record is None:
         return {**content, "pids": list(seen.pids)}
-    runs = seen.state not in ("dead", "gone")
+    launch = ("devices", "model", "method", "num_speculative_tokens", "started_at_s", "ready_at_s")
     return {
         **content,
         **picked(record, "profile", "fingerprint", "vllm", "url", "port"),
         "pid": record.leader[0] if record.leader else None,
-        **picked(
-            record, "devices", "model", "method", "num_speculative_tokens", "started_at_s", "ready_at_s"
-        ),
-        "uptime_s": round(time.time() - record.started_at_s, 1) if runs else None,
+        **picked(record, *launch),
+        "uptime_s": round(time.time() - record.started_at_s, 1) if seen.state not in _ENDED else None,
         **picked(seen, "running_requests", "waiting_requests"),
         "acceptance_rate": seen.lately.acceptance_rate,
         "log": record.log_path,
         "api_key_env": record.api_key_env,
-        "ended": picked(record.ended, "at_s", "exit_code", "message", "cause", "hint")
-        if record.ended
-        else None,
+        "ended": picked(ended, "at_s", "exit_code", "message", "cause", "hint") if ended else None,
     }
-
-
-_STILL_EVERY_S = 30.0
-_PROMPT = "def __len__(self):"
 
 
 class TextView:
@@ -133,7 +109,7 @@ class TextView:
     ) -> None:
         """`stays_as`: the name under which it is left running."""
         self._plan = plan
-        self._stays_as = stays_as
+        self._end = f"`specserve down {stays_as}` stops it" if stays_as else "Ctrl-C stops it"
         self._stream = stream
         self._line = LiveLine(stream)
         self._log_path = ""
@@ -141,45 +117,66 @@ class TextView:
 
     def __call__(self, event: events.Event) -> None:
         """Show it."""
+        warning = styled("warning", "yellow")
         match event:
-            case events.Started():
-                self._log_path = event.log_path
-                say(f"starting vLLM {self._plan.vllm} (pid {event.pid}), log: {in_one_line(event.log_path)}")
-            case events.PhaseStarted():
+            case events.Started(pid, log_path):
+                self._log_path = log_path
+                say(f"starting vLLM {self._plan.vllm} (pid {pid}), log: {in_one_line(log_path)}")
+            case events.PhaseStarted(phase):
                 self._line = LiveLine(self._stream, every_s=_STILL_EVERY_S, began_s=0.0)
-                self._line.show(f"  {event.phase} …", at_s=0.0)
-            case events.PhaseGoesOn():
-                self._line.show(f"  {event.phase} … {duration(event.took_s)} so far", at_s=event.took_s)
-            case events.PhaseEnded():
+                self._line.show(f"  {phase} …", at_s=0.0)
+            case events.PhaseGoesOn(phase, took_s):
+                self._line.show(f"  {phase} … {duration(took_s)} so far", at_s=took_s)
+            case events.PhaseEnded(phase, took_s):
                 self._line.erase()
-                say(f"  {event.phase} … {duration(event.took_s)}")
+                say(f"  {phase} … {duration(took_s)}")
             case events.Ready():
-                say(f"ready in {duration(event.elapsed_s)}")
-                out(ready_block(event, self._plan, log_path=self._log_path))
-                if self._stays_as:
-                    say(f"`specserve down {self._stays_as}` stops it")
-                else:
-                    say("Ctrl-C stops it")
-            case events.Hangs():
-                waits = f"while {event.running_requests} requests run and {event.waiting_requests} wait"
-                say(
-                    f"{styled('warning', 'yellow')}: no token for {duration(event.for_s)} {waits}: vLLM hangs"
-                )
-            case events.GoesOn() | events.Joined() | events.StaysCold():
-                say(_news(event))
-            case events.Stopping():
+                self._ready(event)
+            case events.Hangs(for_s, running, waiting):
+                waits = f"while {running} requests run and {waiting} wait"
+                say(f"{warning}: no token for {duration(for_s)} {waits}: vLLM hangs")
+            case events.GoesOn():
+                say("tokens come again")
+            case events.StaysCold(reason):
+                why = f"so the first request is slow: {in_one_line(reason)}"
+                say(f"{warning}: the warm-up request failed, {why}")
+            case events.Joined(rank, nodes, elapsed_s):
+                say(f"node {rank} of {nodes} joined in {duration(elapsed_s)}")
+                say("node 0 answers the requests; Ctrl-C stops this one, and the others with it")
+            case events.Stopping(signal, grace_s):
                 self._stopping = True
                 self._line.erase()
-                grace = duration(event.grace_s)
-                say(f"stopping: sent {event.signal}, waiting up to {grace}; Ctrl-C again ends it at once")
-            case events.Stopped():
+                say(
+                    f"stopping: sent {signal}, waiting up to {duration(grace_s)}; Ctrl-C again ends it at once"
+                )
+            case events.Stopped(took_s, killed):
                 self._line.erase()
                 if self._stopping:
-                    say(f"stopped in {duration(event.took_s)}{' by SIGKILL' if event.killed else ''}")
+                    say(f"stopped in {duration(took_s)}{' by SIGKILL' if killed else ''}")
+
+    def _ready(self, event: events.Ready) -> None:
+        say(f"ready in {duration(event.elapsed_s)}")
+        out(ready_block(event, self._plan, log_path=self._log_path))
+        say(self._end)
 
     def failed(self, error: SpecserveError) -> None:
-        """The error itself is told by whoever ends the program."""
+        """Leave the line empty: whoever ends the program says what is wrong."""
+        del error
         self._line.erase()
+
+
+class StartView(TextView):
+    """The same for a server that is stopped again soon: nobody needs its address."""
+
+    def __call__(self, event: events.Event) -> None:
+        """Show it."""
+        if isinstance(event, events.Stopping):
+            say("stopping the server")
+        else:
+            super().__call__(event)
+
+    def _ready(self, event: events.Ready) -> None:
+        say(f"ready in {duration(event.elapsed_s)}")
 
 
 class JsonView:
@@ -195,12 +192,10 @@ class JsonView:
             return
         if isinstance(event, events.Started):
             self._log_path = event.log_path
-        name = "".join(
-            f"_{letter.lower()}" if letter.isupper() else letter for letter in type(event).__name__
-        )
-        self._write({"event": name.lstrip("_"), **json_values(event)})
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+        self._write({"event": name, **json_values(event)})
         if isinstance(event, events.Ready):
-            out(json.dumps(ready_json(event, self._plan, log_path=self._log_path)))
+            out(json.dumps(_ready_json(event, self._plan, log_path=self._log_path)))
 
     def failed(self, error: SpecserveError) -> None:
         """The error as an event of its own."""
@@ -213,21 +208,8 @@ class JsonView:
         say(json.dumps({"version": VERSION, "name": self._plan.name, **fields}))
 
 
-def _news(event: events.GoesOn | events.Joined | events.StaysCold) -> str:
-    if isinstance(event, events.GoesOn):
-        return "tokens come again"
-    if isinstance(event, events.StaysCold):
-        warning = styled("warning", "yellow")
-        return f"{warning}: the warm-up request failed, so the first request is slow: {in_one_line(event.reason)}"
-    return (
-        f"node {event.node_rank} of {event.nodes} joined in {duration(event.elapsed_s)}\n"
-        "node 0 answers the requests; Ctrl-C stops this one, and the others with it"
-    )
-
-
 def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
     """Where the server is and what it holds, one thing per line."""
-    key = plan.api_key_env
     note = model_note(Path(str(plan.engine_kwargs.get("model"))))
     lines = [
         ("url", in_one_line(f"{ready.url}/v1")),
@@ -236,14 +218,13 @@ def ready_block(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> str:
         ("memory", memory_line(ready.figures, resident_bytes=ready.resident_bytes)),
         ("KV cache", kv_cache_line(ready.figures)),
         ("log", in_one_line(log_path)),
-        ("curl", _curl(ready, key=key)),
-        ("ask", _ask(ready, key=key)),
+        *_requests(ready, key=plan.api_key_env),
     ]
     return "".join(f"{label:<9}{text}\n" for label, text in lines)
 
 
-def ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[str, Any]:
-    """Returns the same for scripts; figures that vLLM did not report are null."""
+def _ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[str, Any]:
+    """The same for scripts; figures that vLLM did not report are null."""
     return {
         "version": VERSION,
         "name": plan.name,
@@ -258,14 +239,12 @@ def ready_json(ready: events.Ready, plan: LaunchPlan, *, log_path: str) -> dict[
 
 def memory_line(figures: Figures, *, resident_bytes: int | None) -> str:
     """Weights, KV cache and graphs as vLLM reported them, and the host memory of its processes."""
+    weights = "weights unknown"
     if figures.weights_gib is not None:
         weights = f"weights {_gib(figures.weights_gib)} per GPU"
     elif figures.checkpoint_gib is not None:
         weights = f"weights {_gib(figures.checkpoint_gib)} on disk"
-    else:
-        weights = "weights unknown"
-    kv_cache = "unknown" if figures.kv_cache_gib is None else _gib(figures.kv_cache_gib)
-    parts = [weights, f"KV cache {kv_cache}"]
+    parts = [weights, f"KV cache {_gib(figures.kv_cache_gib)}"]
     if figures.graphs_gib is not None:
         parts.append(f"CUDA graphs {_gib(figures.graphs_gib)}")
     if resident_bytes is not None:
@@ -284,50 +263,28 @@ def kv_cache_line(figures: Figures) -> str:
     return line
 
 
-def _gib(gib: float) -> str:
+def _gib(gib: float | None) -> str:
+    if gib is None:
+        return "unknown"
     return f"{gib:.2f} GiB" if gib < 10 else f"{gib:.1f} GiB"
 
 
-def _curl(ready: events.Ready, *, key: str | None) -> str:
+def _requests(ready: events.Ready, *, key: str | None) -> Iterator[tuple[str, str]]:
+    """Lines to type, by curl and by this program. `key`: the variable that holds the server's API key."""
+    url = shlex.quote(ready.url)
     body = json.dumps({"model": ready.model, "prompt": _PROMPT, "max_tokens": 48, "temperature": 0})
     authorization = f' -H "Authorization: Bearer ${key}"' if key else ""
-    return (
-        f"curl -s {shlex.quote(ready.url)}/v1/completions{authorization} "
-        f"-H 'Content-Type: application/json' -d {shlex.quote(body)}"
-    )
-
-
-def _ask(ready: events.Ready, *, key: str | None) -> str:
-    url = f" --url {shlex.quote(ready.url)}"  # also on port 8000: without it, `ask` takes a detached server first
-    variable = f" --api-key-env {key}" if key else ""
-    return f"{program()} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0{url}{variable}"
-
-
-def program() -> str:
-    """What to type for this program: `specserve` where that is it, else its path as it was called."""
+    head = f"curl -s {url}/v1/completions{authorization} -H 'Content-Type: application/json'"
+    yield "curl", f"{head} -d {shlex.quote(body)}"
     called = sys.argv[0]
-    if Path(called).name != "specserve":
-        return "specserve"
-    found = shutil.which("specserve")
-    same = found is not None and os.path.realpath(found) == os.path.realpath(called)
-    return "specserve" if same else shlex.quote(called)
-
-
-class StartView:
-    """As `up` tells it, without where the server is: it goes again."""
-
-    def __init__(self, plan: LaunchPlan) -> None:
-        self._view = TextView(plan)
-
-    def __call__(self, event: events.Event) -> None:
-        """Show it."""
-        if isinstance(event, events.Ready):
-            say(f"ready in {duration(event.elapsed_s)}")
-        elif isinstance(event, events.Stopping):
-            say("stopping the server")
-        else:
-            self._view(event)
-
-    def failed(self, error: SpecserveError) -> None:
-        """The error itself is told by whoever ends the program."""
-        self._view.failed(error)
+    found, program = shutil.which("specserve"), "specserve"
+    if Path(called).name == program and (
+        found is None or os.path.realpath(found) != os.path.realpath(called)
+    ):
+        program = shlex.quote(called)
+    variable = f" --api-key-env {key}" if key else ""
+    # `--url` also on port 8000: without it, `ask` takes a detached server first
+    yield (
+        "ask",
+        f"{program} ask --completion '{_PROMPT}' --max-tokens 48 --temperature 0 --url {url}{variable}",
+    )

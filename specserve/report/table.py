@@ -132,23 +132,6 @@ def toned(word: str, *, stream: TextIO | None = None) -> str:
     return styled(word, STYLES[tone], stream=stream) if tone else word
 
 
-def short(text: str, most: int) -> str:
-    """Returns the text, or its end behind `…`: names of one kind differ at their ends."""
-    return text if len(text) <= most else f"…{text[-(most - 1) :]}"
-
-
-def distinct(names: Sequence[str], most: int) -> dict[str, str]:
-    """Returns short forms that differ from each other as the names do."""
-    forms: dict[str, str] = {}
-    for name in names:
-        form, same = short(name, most), 1
-        while form in forms.values():
-            same += 1
-            form = f"{short(name, most - len(str(same)) - 1)}#{same}"
-        forms[name] = form
-    return forms
-
-
 def markdown(text: object) -> str:
     """Returns plain text within markdown: no link, no mention, no picture, no HTML, no new cell comes from it."""
     plain = in_one_line(without_user(str(text))).strip()

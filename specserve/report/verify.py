@@ -27,7 +27,6 @@ from specserve.report.numbers import count
 from specserve.report.serializer import json_document, json_values, picked
 from specserve.report.table import toned
 
-_EVERY_S = 10.0
 NOT_SEEN = (
     "wrong weights, a wrong chat template, quantisation: the server is compared with itself "
     "(`--against URL` compares it with another)",
@@ -42,7 +41,7 @@ class VerifyProgress:
 
     def __init__(self, *, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._line = LiveLine(every_s=_EVERY_S)
+        self._line = LiveLine(every_s=10.0)
 
     def __call__(self, progress: VerifyStatus) -> None:
         """Show it, if it is time to."""
@@ -65,16 +64,16 @@ def verify_text(found: Verification) -> str:
         more = _wrong(found.greedy) - _SHOWN if found.greedy.differences else 0
         lines += [f"    and {more} more"] if more > 0 else []
     for item in found.sampled:
-        lines += _part(sampling_words(item.sampling), item.verdict, _sampled_words(item))
+        lines += _part(_sampling_words(item.sampling), item.verdict, _sampled_words(item))
     if found.against is not None:
         lines += ["", *_against(found.against)]
     if found.smoke:
         lines += ["", "smoke tests", *_smoke(found.smoke)]
     for name, reason in found.unused_prompts.items():
-        lines += ["", *_filled([f"the prompt `{in_one_line(name)}` was left out: {in_one_line(reason)}"], "")]
-    hints = list(_filled(_hints(found), ""))
-    lines += ["", *hints, *([""] if hints else []), "What this cannot see:", *_filled(NOT_SEEN, "  - ")]
-    return "\n".join(lines)
+        lines += ["", *_filled([f"the prompt `{in_one_line(name)}` was left out: {in_one_line(reason)}"])]
+    for hint in _filled(_hints(found)):
+        lines += ["", hint]
+    return "\n".join([*lines, "", "What this cannot see:", *_filled(NOT_SEEN, "  - ")])
 
 
 def brief(found: Verification) -> str:
@@ -83,7 +82,7 @@ def brief(found: Verification) -> str:
     if found.greedy is not None:
         lines += [line for item in found.greedy.differences[:1] for line in _difference(item)]
     for item in found.sampled:
-        lines += [f"  {sampling_words(item.sampling)}: {reason}" for reason in item.reasons]
+        lines += [f"  {_sampling_words(item.sampling)}: {reason}" for reason in item.reasons]
     lines += [f"  not ok: {item.name}: {in_one_line(item.detail)}" for item in _not_ok(found)]
     return "\n".join(lines)
 
@@ -115,31 +114,27 @@ def _headline(found: Verification, stream: TextIO) -> list[str]:
         parts.append(f"{bad} of {len(found.smoke)} smoke tests not ok")
     text = f"`{in_one_line(found.model)}` at {in_one_line(found.url)}, {', '.join(parts)}"
     verdict = found.verdict.value
-    head = filled(text, lead=f"{verdict}: ", shown=f"{toned(verdict, stream=stream)}: ", stream=stream)
-    excluded = _excluded(found)
-    return [head, *([filled(excluded, lead="  ", stream=stream)] if excluded else [])]
+    lines = [filled(text, lead=f"{verdict}: ", shown=f"{toned(verdict, stream=stream)}: ", stream=stream)]
+    if found.verdict is not VerifyVerdict.LOSSY and (excluded := "; ".join(_excluded(found))):
+        text = f"excluded at {100 * CONFIDENCE:.0f} % confidence: {excluded}"
+        lines.append(filled(text, lead="  ", stream=stream))
+    return lines
 
 
-def _excluded(found: Verification) -> str:
-    """The faults that the run excludes, in one sentence; empty if there are none, or a fault was found."""
-    parts = [
-        f"a temperature wrong by {_up(item.excluded_temperature_percent)} % or more"
-        + (f" ({sampling_words(item.sampling)})" if len(found.sampled) > 1 else "")
-        if item.excluded_temperature_percent is not None
-        else f"a most likely token sampled {_up(item.excluded_points)} points too often or too rarely"
-        for item in found.sampled
-        if item.excluded_temperature_percent is not None or item.excluded_points is not None
-    ]
+def _excluded(found: Verification) -> Iterator[str]:
+    """The faults that the run excludes."""
+
+    def up(bound: float) -> str:  # what a bound excludes must stay excluded
+        return f"{math.ceil(10 * bound) / 10:.1f}"
+
+    for item in found.sampled:
+        if item.excluded_temperature_percent is not None:
+            which = f" ({_sampling_words(item.sampling)})" if len(found.sampled) > 1 else ""
+            yield f"a temperature wrong by {up(item.excluded_temperature_percent)} % or more{which}"
+        elif item.excluded_points is not None:
+            yield f"a most likely token sampled {up(item.excluded_points)} points too often or too rarely"
     if found.greedy is not None and found.greedy.excluded_share is not None:
-        parts.append(f"{_up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0")
-    if found.verdict is VerifyVerdict.LOSSY or not parts:
-        return ""
-    return f"excluded at {100 * CONFIDENCE:.0f} % confidence: {'; '.join(parts)}"
-
-
-def _up(bound: float | None) -> str:
-    """A bound with one digit, rounded up: what it excludes must stay excluded."""
-    return "" if bound is None else f"{math.ceil(10 * bound) / 10:.1f}"
+        yield f"{up(100 * found.greedy.excluded_share)} % or more wrong tokens at T = 0"
 
 
 def _excluded_json(found: Verification) -> dict[str, Any]:
@@ -152,8 +147,8 @@ def _excluded_json(found: Verification) -> dict[str, Any]:
     }
 
 
-def sampling_words(sampling: Sampling) -> str:
-    """Returns `T = 0.7, top_p 0.9`: the temperature, and what differs from vLLM's defaults."""
+def _sampling_words(sampling: Sampling) -> str:
+    """`T = 0.7, top_p 0.9`: the temperature, and what differs from vLLM's defaults."""
     values, plain = json_values(sampling), json_values(Sampling(sampling.temperature))
     others = (f"{name} {value:g}" for name, value in values.items() if value != plain[name])
     return ", ".join([f"T = {sampling.temperature:g}", *others])
@@ -163,20 +158,23 @@ def _part(label: str, verdict: VerifyVerdict | result.Likeness, words: Iterable[
     return [f"{label}: {toned(verdict.value, stream=sys.stdout)}", *_filled(words, "  ")]
 
 
+def _filled(texts: Iterable[str], lead: str = "") -> Iterator[str]:
+    return (filled(text, lead=lead, stream=sys.stdout) for text in texts)
+
+
 def _greedy_words(found: Greedy) -> Iterator[str]:
-    ties = f"(tolerance {found.tie_tolerance:g} nats"
-    ties += f", largest gap {found.largest_gap:.3f})" if found.near_ties else ")"
+    gap = f", largest gap {found.largest_gap:.3f}" if found.near_ties else ""
+    wrong = f", {_wrong(found):,} wrong" if found.differences else ""
     yield (
         f"{found.tokens:,} tokens of {count(found.requests, 'request')}: {found.best:,} are the target's most "
-        f"likely token, {count(found.near_ties, 'near-tie')} {ties}"
-        + (f", {_wrong(found):,} wrong" if found.differences else "")
+        f"likely token, {count(found.near_ties, 'near-tie')} (tolerance {found.tie_tolerance:g} nats{gap}){wrong}"
     )
     if found.unstable:
         yield f"{count(found.unstable, 'token')} looked wrong once, and not when scored again"
     if found.unchecked:
         yield f"{count(found.unchecked, 'token')} looked wrong once, and got no second score"
     if found.tokens_needed:
-        yield f"LOSSLESS takes about {found.tokens_needed} more tokens"
+        yield f"LOSSLESS takes about {found.tokens_needed:,} more tokens"
 
 
 def _wrong(found: Greedy) -> int:
@@ -210,9 +208,9 @@ def _sampled_words(found: Sampled) -> Iterator[str]:
 
 
 def _difference(item: result.WrongToken) -> list[str]:
+    place = f"{in_one_line(item.prompt)}, token {item.index}"
     return [
-        f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} came "
-        f"{_quoted(item.emitted)},",
+        f"    {place}: behind {_quoted(item.before)} came {_quoted(item.emitted)},",
         f"    the target wants {_quoted(item.best)} (by {item.gap:.2f} nats)",
     ]
 
@@ -229,52 +227,42 @@ def _against(found: result.Against) -> Iterator[str]:
     ]
     if found.verdict is result.Likeness.CLOSE:
         words.append("not the same numbers: another version or machine, or slightly other weights")
-    yield from _part(
-        f"against `{in_one_line(found.model)}` at {in_one_line(found.url)}", found.verdict, words
-    )
+    label = f"against `{in_one_line(found.model)}` at {in_one_line(found.url)}"
+    yield from _part(label, found.verdict, words)
     for item in sorted(found.partings, key=lambda item: item.is_near_tie)[:_SHOWN]:
-        yield (
-            f"    {in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)} "
-            f"{_quoted(item.here)} here, {_quoted(item.there)} there:"
-        )
+        place = f"{in_one_line(item.prompt)}, token {item.index}: behind {_quoted(item.before)}"
         kind = "a near-tie" if item.is_near_tie else "no near-tie"
-        yield f"    {kind} (each server's gap for its own: {item.gap_here:.2f} and {item.gap_there:.2f} nats)"
+        gaps = f"{item.gap_here:.2f} and {item.gap_there:.2f} nats"
+        yield f"    {place} {_quoted(item.here)} here, {_quoted(item.there)} there:"
+        yield f"    {kind} (each server's gap for its own: {gaps})"
 
 
 def _smoke(found: tuple[result.Smoke, ...]) -> Iterator[str]:
     wide = max(len(item.name) for item in found)
     for item in found:
-        lead = f"  {item.outcome.value:<7}  {item.name:<{wide}}  "
-        shown = lead.replace(item.outcome.value, toned(item.outcome.value, stream=sys.stdout), 1)
+        word = item.outcome.value
+        lead = f"  {word:<7}  {item.name:<{wide}}  "
+        shown = lead.replace(word, toned(word, stream=sys.stdout), 1)
         yield filled(in_one_line(item.detail), lead=lead, shown=shown, stream=sys.stdout)
 
 
 def _hints(found: Verification) -> Iterator[str]:
     """What would settle an open verdict."""
-    greedy = found.greedy
+    greedy, needed = found.greedy, sum(part.tokens_needed for part in found.sampled)
     if found.verdict is VerifyVerdict.LOSSY or not found.is_open:
         return
     lacks_text = greedy is not None and greedy.tokens_needed > 0 and not greedy.unasked
-    if (seconds := _seconds(found)) is not None:
-        yield f"`--seconds {seconds}` should be enough for LOSSLESS{' above T = 0' * lacks_text} (estimated)"
+    if greedy is not None and greedy.unasked:
+        needed += greedy.tokens_needed
+    if needed and found.tokens_per_s:  # more time brings these tokens
+        wanted_s = found.elapsed_s + 1.1 * needed / found.tokens_per_s
+        seconds = max(10, math.ceil(wanted_s / 10) * 10)
+        above = " above T = 0" if lacks_text else ""
+        yield f"`--seconds {seconds}` should be enough for LOSSLESS{above} (estimated)"
     if greedy is not None and greedy.unchecked:
         yield "more `--seconds` leave time to score again what looked wrong once"
-    if greedy is not None and lacks_text:
+    if lacks_text:
         yield "at T = 0 more time gives no more text, as it repeats: more prompts (`--prompts`)"
-
-
-def _seconds(found: Verification) -> int | None:
-    """The `--seconds` that should bring the tokens that LOSSLESS lacks; None if time brings none."""
-    needed = sum(part.tokens_needed for part in found.sampled)
-    if found.greedy is not None and found.greedy.unasked:
-        needed += found.greedy.tokens_needed
-    if not needed or not found.tokens_per_s:
-        return None
-    return max(10, int(math.ceil((found.elapsed_s + 1.1 * needed / found.tokens_per_s) / 10) * 10))
-
-
-def _filled(texts: Iterable[str], lead: str) -> Iterator[str]:
-    return (filled(text, lead=lead, stream=sys.stdout) for text in texts)
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from specserve.report.numbers import age
 from specserve.report.servers import as_json, table
 from specserve.serve.detached.observe import Recent, Seen
 from specserve.serve.detached.registry import Ended, Record
@@ -76,19 +75,3 @@ def test_programs_get_all_of_it() -> None:
     assert ready["api_key_env"] == "MY_KEY"
     assert dead["ended"]["exit_code"] == -9 and dead["uptime_s"] is None
     assert lost == {"name": "demo", "state": "lost", "detail": LOST.detail, "pids": [12, 13]}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (-1, "0s"),
-        (59.9, "59s"),
-        (60, "1m"),
-        (3599, "59m"),
-        (3600, "1h00m"),
-        (86399, "23h59m"),
-        (90000, "1d01h"),
-    ],
-)
-def test_ages_are_short(seconds: float, text: str) -> None:
-    assert age(seconds) == text

@@ -189,7 +189,9 @@ def test_on_gpus_weights_and_graphs_are_per_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.04, "0.0s"), (3.14, "3.1s"), (41.2, "41s"), (125.0, "2m05s")]
-)
+    ("seconds", "text"),
+    [(-1, "0.0s"), (3.14, "3.1s"), (41.2, "41s"), (125, "2m05s"), (3599, "59m59s"), (3600, "1h00m"),
+     (86399, "23h59m"), (90000, "1d01h")],
+)  # fmt: skip
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
