@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import judged, on_cpu, on_gpu, only_in
+from specserve.checks.arms import judged, on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
@@ -42,7 +42,7 @@ def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
         at_key = problem.kind not in ("value", "plug-in") and not path.endswith(".method")
         severity = Severity.WARNING if problem.kind == "plug-in" else None
         yield Hit(
-            path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key, severity=severity,
+            path, message, versions=found, help=help_text, at_key=at_key, severity=severity,
             policy=problem.kind in ("elsewhere", "refused"),
         )  # fmt: skip
 
@@ -65,17 +65,11 @@ def _elsewhen(path: str) -> str | None:
 def unknown_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that a vLLM version of the profile's range does not have.
 
-    ## Why is this bad?
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
 
-    ## Example
-        engine: {max_num_sequences: 64}
-
-    ## Use instead
-        engine: {max_num_seqs: 64}
-
-    ## Source
-    vllm/engine/arg_utils.py, `class EngineArgs`
+    Example: engine: {max_num_sequences: 64}
+    Use instead: engine: {max_num_seqs: 64}
+    Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _hits(ctx, "unknown", "spelling")
 
@@ -84,18 +78,12 @@ def unknown_argument(ctx: Context) -> Iterator[Hit]:
 def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that has its own place in a profile, or none.
 
-    ## Why is this bad?
-    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has
-    no place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
+    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has no
+    place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
 
-    ## Example
-        engine: {shutdown_timeout: 60}
-
-    ## Use instead
-        server: {shutdown_timeout_s: 65}
-
-    ## Source
-    specserve, plan/arguments.py, `ELSEWHERE`
+    Example: engine: {shutdown_timeout: 60}
+    Use instead: server: {shutdown_timeout_s: 65}
+    Source: specserve, plan/arguments.py, `ELSEWHERE`
     """
     return _hits(ctx, "elsewhere", "refused")
 
@@ -104,18 +92,12 @@ def misplaced_argument(ctx: Context) -> Iterator[Hit]:
 def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     """A value that vLLM does not take: of another type, out of bounds, or none of its choices.
 
-    ## Why is this bad?
-    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention
-    backends that vLLM does not bring are a warning: a plug-in may bring them.
+    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention backends
+    that vLLM does not bring are a warning: a plug-in may bring them.
 
-    ## Example
-        engine: {max_num_seqs: many}
-
-    ## Use instead
-        engine: {max_num_seqs: 64}
-
-    ## Source
-    vllm/engine/arg_utils.py, `class EngineArgs`
+    Example: engine: {max_num_seqs: many}
+    Use instead: engine: {max_num_seqs: 64}
+    Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
     return _hits(ctx, "value", "plug-in")
 
@@ -142,19 +124,15 @@ _SAYS_NOTHING = (None, "", "auto")
 def deprecated_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that vLLM announces to remove.
 
-    ## Why is this bad?
     The next version may refuse to start with it; some of them do nothing already.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         engine: {disable_cascade_attn: true}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         engine: {enforce_eager: true}
-
-    ## Source
-    vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
+    Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
         for name in values:
@@ -169,7 +147,8 @@ def deprecated_argument(ctx: Context) -> Iterator[Hit]:
                 yield Hit(
                     f"{section}.{name}",
                     f"vLLM {newest} calls `{name}` deprecated",
-                    notes=(f"vLLM: {said[newest]}", *only_in(ctx, list(said))),
+                    notes=(f"vLLM: {said[newest]}",),
+                    versions=list(said),
                     help="leave it out, or write what vLLM names instead",
                     at_key=True,
                 )
@@ -187,17 +166,11 @@ def _both(profile: Profile, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tu
 def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
     """A setting stands in two places that vLLM calls mutually exclusive.
 
-    ## Why is this bad?
     vLLM refuses to start, even where both say the same.
 
-    ## Example
-        engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
-
-    ## Use instead
-        engine: {attention_backend: FLASH_ATTN}
-
-    ## Source
-    vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
+    Example: engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
+    Use instead: engine: {attention_backend: FLASH_ATTN}
+    Source: vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
     """
     for name, place, first, second in _both(ctx.profile, _REFUSED_TWICE):
         if first is not None and second is not None:
@@ -213,20 +186,16 @@ def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
 def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     """A setting has no effect, because another one stands in its way.
 
-    ## Why is this bad?
-    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does
-    nothing, or, for the share of a GPU's memory, no more than a check at the start.
+    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does nothing,
+    or, for the share of a GPU's memory, no more than a check at the start.
 
-    ## Example
+    Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
-
-    ## Use instead
+    Use instead:
         engine: {kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
+    Source: vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
     """
     profile = ctx.profile
     for name, place, first, second in _both(profile, _OVERRIDDEN):
@@ -267,19 +236,14 @@ def _shadowed(loser: str, winner: str) -> Hit:
 def misread_variable(ctx: Context) -> Iterator[Hit]:
     """A variable of vLLM that does not set what its name says.
 
-    ## Why is this bad?
     `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes: neither moves the server, which
     listens where `server.port` and `server.host` say.
 
-    ## Example
+    Example:
         server: {port: 8080}
         env: {VLLM_PORT: 8080}
-
-    ## Use instead
-        server: {port: 8080}
-
-    ## Source
-    vllm/envs.py, `# used in distributed environment to manually set the communication port`
+    Use instead: server: {port: 8080}
+    Source: vllm/envs.py, `# used in distributed environment to manually set the communication port`
     """
     server, env = ctx.profile.server, ctx.profile.env
     if env.get("VLLM_PORT") == str(server.port):

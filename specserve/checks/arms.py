@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from specserve.checks.rule import Arm, Context
-from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.values import human_int
 from specserve.vllm.context import Length, context_length, only_sizes_cache
@@ -50,14 +49,13 @@ def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
     return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
 
 
-def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
-    """A warning if a profile names no versions and the newest is free of an error; else None, the rule's own.
+def is_past(ctx: Context, found: Sequence[str]) -> bool:
+    """Whether a profile names no versions, and the newest and the one that is about to run it are free of this.
 
-    Nobody said that such a profile is for the older ones, except for the version that is about to run it.
+    Nobody said that such a profile is for the older ones.
     """
     own = [version for version in found if ctx.plan is not None and minor(version) == minor(ctx.plan.vllm)]
-    is_asked = ctx.profile.vllm is not None or judged(ctx)[-1] in found or bool(own)
-    return None if is_asked else Severity.WARNING
+    return ctx.profile.vllm is None and judged(ctx)[-1] not in found and not own
 
 
 Config = Mapping[str, Any]

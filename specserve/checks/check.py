@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
+from specserve.checks.byvllm import Judged
 from specserve.checks.catalogue import RULES
 from specserve.checks.gather import Gathered, Unread, Wanted, gather, on_this_machine
 from specserve.checks.reading import Read
-from specserve.checks.rule import Context, Judged, Need
+from specserve.checks.rule import Context, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
 from specserve.diagnostics import Code, Finding, Report, Severity, Skipped, Verdict
 from specserve.errors import FactError

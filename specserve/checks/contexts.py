@@ -10,8 +10,6 @@ from specserve.checks.arms import (
     judged,
     lengths,
     newest_length,
-    only_in,
-    severity_in,
     stretches,
     target_config,
     versions_on,
@@ -61,18 +59,12 @@ def draft_length(ctx: Context, arm: Arm) -> Length | None:
 def too_long_context(ctx: Context) -> Iterator[Hit]:
     """The profile asks for more context than the model has.
 
-    ## Why is this bad?
-    vLLM refuses to start. Told to go on by `VLLM_ALLOW_LONG_MAX_MODEL_LEN`, positions beyond what the model was
-    made for give nonsense, or end the engine.
+    vLLM refuses to start. Told to go on by `VLLM_ALLOW_LONG_MAX_MODEL_LEN`, positions beyond what the model was made
+    for give nonsense, or end the engine.
 
-    ## Example
-        target: {model: ./llama, max_model_len: 8192}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 4096}
-
-    ## Source
-    vllm/config/model.py, `is greater `
+    Example: target: {model: ./llama, max_model_len: 8192}
+    Use instead: target: {model: ./llama, max_model_len: 4096}
+    Source: vllm/config/model.py, `is greater `
     """
     config = target_config(ctx)
     wanted = asked(ctx)
@@ -87,9 +79,8 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
             f"the model has a context of {length.most} tokens; the profile asks for {wanted}",
             label=f"`{length.key}` of config.json says {length.most}",
             related=(("target.model", "the model"),),
-            notes=only_in(ctx, found),
+            versions=found,
             help=f"write `max_model_len: {length.most}` or less",
-            severity=severity_in(ctx, found),
         )
 
 
@@ -97,21 +88,17 @@ def too_long_context(ctx: Context) -> Iterator[Hit]:
 def shorter_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model's context is shorter than the target's.
 
-    ## Why is this bad?
-    The V2 runner, the default on GPUs, lowers the server's own context to the draft's since 0.33, with one line in
-    the log: long requests are refused or cut. The V1 runner stops drafting for every request of a batch in which
-    one is longer. Setting the draft's `max_model_len` accepts that.
+    The V2 runner, the default on GPUs, lowers the server's own context to the draft's since 0.33, with one line in the
+    log: long requests are refused or cut. The V1 runner stops drafting for every request of a batch in which one is
+    longer. Setting the draft's `max_model_len` accepts that.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 512}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
+    Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
     """
     whole = served(ctx)
     for arm in ctx.arms:
@@ -143,7 +130,7 @@ def _shorter(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
         f"{arm.path}.model",
         text,
         related=(("target.max_model_len", "asked for here"),),
-        notes=only_in(ctx, lowered) if lowered else (),
+        versions=lowered,
         help=f"write `max_model_len: {own}` under `target`, or take a draft with a longer context",
         severity=severity,
     )
@@ -157,19 +144,15 @@ def _v2(ctx: Context, arm: Arm, version: str) -> bool:
 def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
     """The draft is given more context than it, or the target, has.
 
-    ## Why is this bad?
     vLLM refuses to start.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, max_model_len: 8192}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
+    Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
     """
     whole = served(ctx)
     for arm in ctx.arms:
@@ -190,24 +173,20 @@ def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
 def short_trained_head(ctx: Context) -> Iterator[Hit]:
     """The head was made for shorter sequences than the server takes.
 
-    ## Why is this bad?
     Many heads were trained on 2048 tokens. Until vLLM 0.32 the V1 runner drafts nothing for a batch with a longer
-    request. Otherwise vLLM stretches the head's positions, and acceptance beyond what it was trained on is seldom
-    what the head's page says (sgl-project/sglang#6783). Between the two, the V2 runner gives a `dflash` or `dspark`
-    head positions that it has not: a request that is longer ends the engine (vllm-project/vllm#57964).
+    request. Otherwise vLLM stretches the head's positions, and acceptance beyond what it was trained on is seldom what
+    the head's page says (sgl-project/sglang#6783). Between the two, the V2 runner gives a `dflash` or `dspark` head
+    positions that it has not: a request that is longer ends the engine (vllm-project/vllm#57964).
 
-    ## Example
+    Example:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
+    Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
     whole = served(ctx)
     for arm in ctx.arms:
@@ -224,7 +203,7 @@ def _short_head(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
     idle = [v for v in judged(ctx) if not SHORTENS_TARGET.at(v) and not _v2(ctx, arm, v)]
     if ends:
         text = f"a request of more than {own} tokens, the head's own positions, ends the engine"
-        notes, help_ = only_in(ctx, ends), f"write `max_model_len: {own}` under `target`"
+        notes, help_ = (), f"write `max_model_len: {own}` under `target`"
     else:
         text = f"the head was made for {own} tokens; the server takes {whole}"
         notes = (f"vLLM {', '.join(idle)} may draft nothing beyond {own} tokens",) if idle else ()
@@ -234,8 +213,9 @@ def _short_head(ctx: Context, arm: Arm, *, own: int, whole: int) -> Hit:
         text,
         related=(("target.max_model_len", "asked for here"),),
         notes=notes,
+        versions=ends,
         help=help_,
-        severity=(severity_in(ctx, ends) or Severity.ERROR) if ends else None,
+        severity=Severity.ERROR if ends else None,
     )
 
 

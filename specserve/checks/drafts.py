@@ -8,7 +8,6 @@ from specserve.checks.arms import (
     Config,
     class_of,
     draft_config,
-    only_in,
     registries,
     target_config,
     text_config,
@@ -42,20 +41,16 @@ _SETTINGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json"
 def oversized_draft(ctx: Context) -> Iterator[Hit]:
     """The draft is not much smaller than its target.
 
-    ## Why is this bad?
     A step of decoding costs about as much as reading the weights once. A draft of a quarter of the target's bytes
     spends, for four tokens, the time of one of the target's own steps before anything is verified.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    specserve, the bytes of both checkpoints
+    Source: specserve, the bytes of both checkpoints
     """
     whole = _weight_bytes(ctx.target)
     for arm in ctx.arms:
@@ -84,21 +79,17 @@ def _weight_bytes(facts: ModelFacts | None) -> int | None:
 def text_draft(ctx: Context) -> Iterator[Hit]:
     """The target takes images or sound; its draft reads text alone.
 
-    ## Why is this bad?
-    Requests with images are served, and drafted without having seen them: acceptance falls on those requests.
-    Measure them on their own, or switch the inputs off that nobody sends.
+    Requests with images are served, and drafted without having seen them: acceptance falls on those requests. Measure
+    them on their own, or switch the inputs off that nobody sends.
 
-    ## Example
+    Example:
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
         engine: {language_model_only: true}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
     """
     config = target_config(ctx)
     if config is None or ctx.profile.engine.get("language_model_only") is True or _no_media(ctx):
@@ -127,19 +118,15 @@ def _no_media(ctx: Context) -> bool:
 def unknown_quantization(ctx: Context) -> Iterator[Hit]:
     """The checkpoint is quantised in a way that vLLM does not read.
 
-    ## Why is this bad?
     vLLM refuses the start. `bitsandbytes` was read until vLLM 0.26.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         target: {model: ./llama-bnb}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         target: {model: ./llama}
-
-    ## Source
-    vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
+    Source: vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
     """
     for path, config in read_models(ctx):
         method = _method(config)
@@ -150,7 +137,7 @@ def unknown_quantization(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 path,
                 f"vLLM {', '.join(found)} does not read `{method}` checkpoints",
-                notes=only_in(ctx, found),
+                versions=found,
                 help="take another build of the model: compressed-tensors, AWQ, GPTQ or FP8",
             )
 
@@ -159,18 +146,12 @@ def unknown_quantization(ctx: Context) -> Iterator[Hit]:
 def quantization_mismatch(ctx: Context) -> Iterator[Hit]:
     """The profile asks for another quantisation than the checkpoint has.
 
-    ## Why is this bad?
-    `quantization` need not be said: vLLM reads it from the checkpoint. Where it is said, and differs, vLLM refuses
-    the start; for a format whose weights must be prepared, and were not, it fails while loading.
+    `quantization` need not be said: vLLM reads it from the checkpoint. Where it is said, and differs, vLLM refuses the
+    start; for a format whose weights must be prepared, and were not, it fails while loading.
 
-    ## Example
-        target: {model: ./llama, quantization: awq}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/config/model.py, `"Quantization method specified in the model config "`
+    Example: target: {model: ./llama, quantization: awq}
+    Use instead: target: {model: ./llama}
+    Source: vllm/config/model.py, `"Quantization method specified in the model config "`
     """
     for path, config, facts, asked in _asked(ctx):
         has, wanted = _method(config), _FAMILIES.get(asked)
@@ -223,26 +204,22 @@ def _method(config: Config) -> str:
 def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
     """The draft has positions of a vision model, on a runner that cannot draft with them.
 
-    ## Why is this bad?
-    The V1 runner refuses a draft model with M-RoPE once it is loaded. It serves where the V2 runner cannot: on the
-    CPU, with another vocabulary, with parallel drafting, or where the environment asks for it.
+    The V1 runner refuses a draft model with M-RoPE once it is loaded. It serves where the V2 runner cannot: on the CPU,
+    with another vocabulary, with parallel drafting, or where the environment asks for it.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-tiny, num_speculative_tokens: 4}
         engine: {language_model_only: true}
         env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
         engine: {language_model_only: true}
         env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
     """
     for arm in ctx.arms:
         config = draft_config(ctx, arm)
@@ -254,6 +231,6 @@ def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{arm.path}.model",
                 "the V1 runner drafts with no M-RoPE model",
-                notes=only_in(ctx, found),
+                versions=found,
                 help="take a text-only draft of the family",
             )

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from specserve.checks.byvllm import Judged
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.rule import Judged
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.plan.compare import Difference, Written, differences

@@ -32,20 +32,16 @@ _LEAST_CAPABILITY = {
 def split_node(ctx: Context) -> Iterator[Hit]:
     """Tensor parallelism reaches over nodes.
 
-    ## Why is this bad?
     Every layer waits for the network between nodes, twice: far slower than inside of one. The usual way is tensor
     parallelism inside of a node and `pipeline_parallel_size` over the nodes.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-
-    ## Source
-    specserve, checks/hardware.py
+    Source: specserve, checks/hardware.py
     """
     machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
     assert machine is not None
@@ -61,19 +57,15 @@ def split_node(ctx: Context) -> Iterator[Hit]:
 def idle_accelerators(ctx: Context) -> Iterator[Hit]:
     """The profile's `hardware` has more accelerators than the launch uses.
 
-    ## Why is this bad?
     The others stay idle: vLLM takes tensor_parallel_size x pipeline_parallel_size x data_parallel_size of them.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Source
-    specserve, checks/hardware.py
+    Source: specserve, checks/hardware.py
     """
     machine = ctx.machine
     assert machine is not None
@@ -88,20 +80,16 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
 def missing_hardware(ctx: Context) -> Iterator[Hit]:
     """This machine is less than the profile's `hardware`.
 
-    ## Why is this bad?
-    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or
-    not keep them.
+    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or not keep
+    them.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Source
-    specserve, checks/hardware.py
+    Source: specserve, checks/hardware.py
     """
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
@@ -136,19 +124,15 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
 def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
     """The dtype `bfloat16` is asked for on a GPU that has none.
 
-    ## Why is this bad?
     vLLM refuses it below compute capability 8.0. `auto` takes float16 there.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
         hardware: {accelerator: T4-16GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048, dtype: float16}
         hardware: {accelerator: T4-16GB}
-
-    ## Source
-    vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
+    Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
     """
     assert ctx.machine is not None
     kind = ctx.machine.accelerator
@@ -168,19 +152,15 @@ def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
 def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
     """The quantization has no kernels for this GPU.
 
-    ## Why is this bad?
     Each method has a least compute capability, and vLLM refuses GPUs below it when it builds its configuration.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, quantization: fp8}
         hardware: {accelerator: V100-32GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048, quantization: fp8}
         hardware: {accelerator: T4-16GB}
-
-    ## Source
-    vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
+    Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
     """
     assert ctx.machine is not None
     kind = ctx.machine.accelerator
@@ -212,22 +192,18 @@ def _dotted(capability: tuple[int, int]) -> str:
 def occupied_memory(ctx: Context) -> Iterator[Hit]:
     """Less memory is free on this machine than the launch needs now.
 
-    ## Why is this bad?
     vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start if other
-    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be
-    free beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free,
-    this finding is a warning.
+    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free
+    beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free, this
+    finding is a warning.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.4}
-
-    ## Source
-    vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
+    Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
     """
     machine = ctx.machine
     assert machine is not None

@@ -12,8 +12,6 @@ from specserve.checks.arms import (
     hidden_size,
     judged,
     layers,
-    only_in,
-    severity_in,
     target_config,
     vocab_size,
     whole,
@@ -35,21 +33,17 @@ _BUILD = re.compile(
 def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     """The head takes hidden states of another width than the target's.
 
-    ## Why is this bad?
-    It was trained for another model. Loading fails, or the first request does. It also fails for a head of the
-    Llama class that reads other than three layers and says so in `eagle_aux_hidden_state_layer_ids` alone
+    It was trained for another model. Loading fails, or the first request does. It also fails for a head of the Llama
+    class that reads other than three layers and says so in `eagle_aux_hidden_state_layer_ids` alone
     (vllm-project/vllm#54526): vLLM counts by `num_aux_hidden_states`.
 
-    ## Example
+    Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
+    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
     """
     target = target_config(ctx)
     width = hidden_size(target) if target is not None else None
@@ -115,20 +109,16 @@ def _counts_states(config: Config) -> bool:
 def layer_beyond_target(ctx: Context) -> Iterator[Hit]:
     """The head reads a layer that the target does not have.
 
-    ## Why is this bad?
     The head was trained for a deeper model. vLLM collects fewer hidden states than the head takes, and the first
     request ends the engine.
 
-    ## Example
+    Example:
         target: {model: ./qwen3-flat}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
     """
     target = target_config(ctx)
     depth = layers(target) if target is not None else None
@@ -170,20 +160,16 @@ def _numbers(value: Any) -> list[int]:
 def head_of_another_target(ctx: Context) -> Iterator[Hit]:
     """The head names another model that it was trained for.
 
-    ## Why is this bad?
     The sizes fit, so vLLM serves the pair. A head follows the hidden states of one model: with another of the same
     family its drafts are rejected more often, sometimes always. Quantised builds of the same model count as it.
 
-    ## Example
+    Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama-instruct, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
+    Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
     """
     known = _names(ctx)
     for arm in ctx.arms if known else ():
@@ -225,20 +211,16 @@ def _bare(model: str) -> str:
 def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
     """The head drafts from a smaller vocabulary, and the checkpoint does not say which tokens those are.
 
-    ## Why is this bad?
     `d2t` maps the head's tokens to the target's. Without it vLLM takes the head's token i for the target's token i:
     nearly every draft is another word than the head meant.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3-unmapped, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
+    Source: vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
     """
     for arm, config in head_arms(ctx):
         drafts, own = whole(config, "draft_vocab_size"), vocab_size(config)
@@ -263,22 +245,18 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 def quantized_block_head(ctx: Context) -> Iterator[Hit]:
     """The DFlash head is quantised, and this vLLM takes plain heads only.
 
-    ## Why is this bad?
     Before 0.31 vLLM joins the head's key and value matrices as if they were plain. It loads the head, and the engine
     ends in its first pass, on the shapes (vllm-project/vllm#51581).
 
-    ## Example
+    Example:
         vllm: "==0.27.*"
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.27.*"
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
+    Source: vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
     """
     found = [version for version in judged(ctx) if not QUANTIZED_DFLASH.at(version)]
     for arm, config in head_arms(ctx) if found else ():
@@ -286,7 +264,6 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{arm.path}.model",
                 f"vLLM {', '.join(found)} takes no DFlash head that is quantised",
-                notes=only_in(ctx, found),
+                versions=found,
                 help="take the head that is not quantised",
-                severity=severity_in(ctx, found),
             )

@@ -11,7 +11,6 @@ from specserve.checks.arms import (
     draft_config,
     judged,
     model_type,
-    only_in,
     target_config,
     text_config,
     versions_where,
@@ -41,21 +40,17 @@ def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
 def unknown_head(ctx: Context) -> Iterator[Hit]:
     """vLLM has no class for this head.
 
-    ## Why is this bad?
     vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and knows few of
-    those: one for each family that such heads were published for. It refuses the rest, also a head of one method
-    under another.
+    those: one for each family that such heads were published for. It refuses the rest, also a head of one method under
+    another.
 
-    ## Example
+    Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
+    Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
     """
     for arm in ctx.arms:
         raw, names = arm.draft.config if arm.draft else {}, _asked_for(ctx, arm)
@@ -73,7 +68,7 @@ def unknown_head(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 f"vLLM {', '.join(found)} {text}",
                 related=((f"{arm.path}.method", "the method"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help=_other_method((*(arm.draft.architectures if arm.draft else ()), "")[0]),
             )
 
@@ -118,22 +113,19 @@ def _other_method(name: str) -> str:
 def head_as_draft(ctx: Context) -> Iterator[Hit]:
     """A head, or a model with layers for further tokens, is run as a draft model.
 
-    ## Why is this bad?
-    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or
-    loading fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers
-    alone, whatever `method` says.
+    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or loading
+    fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers alone, whatever
+    `method` says.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
-    vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
+    Source:
+        vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
+        vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
     """
     for arm in ctx.arms:
         config = draft_config(ctx, arm)
@@ -157,7 +149,7 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
             f"{arm.path}.model",
             text,
             related=((f"{arm.path}.method", "the profile says `draft_model`"),),
-            notes=only_in(ctx, heads or retyped) if heads or retyped else (),
+            versions=heads or retyped,
             help=help_,
         )
 
@@ -188,20 +180,16 @@ def _is_head(config: Config, known: Registry) -> bool:
 def missing_mask_token(ctx: Context) -> Iterator[Hit]:
     """All tokens are to be drafted at once, by a model that has no mask token.
 
-    ## Why is this bad?
     Parallel drafting fills the places to be drafted with a token that the draft was trained to read as empty. vLLM
     looks for its id in config.json while it loads, and fails.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
     for arm in ctx.arms:
         config = draft_config(ctx, arm) if arm.speculation.model else None
@@ -224,21 +212,18 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
 def block_overrun(ctx: Context) -> Iterator[Hit]:
     """More tokens are drafted at once than the head was trained to draft.
 
-    ## Why is this bad?
-    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it
-    is with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it is
+    with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
 
-    ## Example
+    Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
-    vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
+    Source:
+        vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
+        vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
     """
     for arm, config in (*head_arms(ctx), *_stage_arms(ctx)):
         block, count = (
@@ -276,20 +261,16 @@ def _anchored(config: Config) -> bool:
 def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
     """The method is `dspark`, without a head, on a target that has none inside.
 
-    ## Why is this bad?
     Only DeepSeek V4 carries DSpark stages in its own checkpoint. For every other target vLLM builds a DeepSeek head
     from the wrong configuration, and fails.
 
-    ## Example
+    Example:
         target: {model: ./qwen3}
         speculation: {method: dspark, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
+    Source: vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
     """
     target = target_config(ctx)
     for arm in ctx.arms if target is not None else ():
@@ -310,22 +291,18 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
 def partial_block(ctx: Context) -> Iterator[Hit]:
     """Fewer tokens are drafted than the DSpark head's block holds, where vLLM takes whole blocks alone.
 
-    ## Why is this bad?
     vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text; later versions cut the block. For
     Qwen3-Omni every version that knows its head wants K to be the block.
 
-    ## Example
+    Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}
         speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.26.*"
         target: {model: ./qwen3}
         speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
+    Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
     """
     for arm in ctx.arms:
         config, count = draft_config(ctx, arm), arm.speculation.num_speculative_tokens
@@ -339,6 +316,6 @@ def partial_block(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
                 f"the head drafts blocks of {block} tokens; the profile asks for {count}",
-                notes=only_in(ctx, found),
+                versions=found,
                 help=f"write `num_speculative_tokens: {block}`",
             )

@@ -145,24 +145,21 @@ def needed_at_once(memory: MemoryEstimate, machine: Machine) -> Interval:
 def insufficient_memory(ctx: Context) -> Iterator[Hit]:
     """The weights, or one request of `max_model_len`, do not fit the accelerator.
 
-    ## Why is this bad?
-    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says how
-    much too small the KV cache is for one request. Where the verdict rests on fitted bounds, and not on weights
-    or the upper bound of the KV cache, this finding is a warning.
+    vLLM loads every weight, profiles, and then ends with `No available memory for the cache blocks`, or says how much
+    too small the KV cache is for one request. Where the verdict rests on fitted bounds, and not on weights or the upper
+    bound of the KV cache, this finding is a warning.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 16G}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
-    vllm/v1/core/kv_cache_utils.py (to 0.32), `To serve at least one request with the model's max seq len `
+    Source:
+        vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
+        vllm/v1/core/kv_cache_utils.py (to 0.32), `To serve at least one request with the model's max seq len `
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -195,24 +192,20 @@ def _reason(memory: MemoryEstimate, machine: Machine) -> str:
 def tight_memory(ctx: Context) -> Iterator[Hit]:
     """It may fit: what is needed lies within the bounds of what there is.
 
-    ## Why is this bad?
-    Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication
-    buffers. It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies
-    outside of vLLM's share, or if a promised concurrency has no room. If only a model is not known, the draft or
-    an architecture whose KV cache cannot be computed, this finding is an info.
+    Whether the server starts depends on what cannot be known before: activations, CUDA graphs, communication buffers.
+    It also is tight if verifying drafts, which vLLM's profile run leaves out, needs more than lies outside of vLLM's
+    share, or if a promised concurrency has no room. If only a model is not known, the draft or an architecture whose KV
+    cache cannot be computed, this finding is an info.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    specserve, memory/verdict.py
+    Source: specserve, memory/verdict.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -233,21 +226,17 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
 def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
     """More requests are to run at one time than the KV cache holds at `max_model_len`.
 
-    ## Why is this bad?
     Nothing is wrong where requests are shorter; long ones wait, or are preempted and computed again.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 128, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
+    Source: vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
     """
     wanted = ctx.profile.engine.get("max_num_seqs")
     for _, memory in estimates(ctx):
@@ -268,25 +257,21 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
 def costly_draft(ctx: Context) -> Iterator[Hit]:
     """The draft takes more than a quarter of the KV cache that the target would have alone.
 
-    ## Why is this bad?
-    Its weights, and its part of every cached token, are memory that requests no longer have: fewer run at one
-    time. A smaller draft, or a head, costs less; only a measurement shows whether the speed is worth it.
+    Its weights, and its part of every cached token, are memory that requests no longer have: fewer run at one time. A
+    smaller draft, or a head, costs less; only a measurement shows whether the speed is worth it.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation:
           method: draft_model
           model: ./llama-draft-big  # specserve: ignore[SD245] its size is another matter
           num_speculative_tokens: 3
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    specserve, memory/judge.py
+    Source: specserve, memory/judge.py
     """
     assert ctx.machine is not None
     for path, memory in estimates(ctx):
@@ -307,11 +292,10 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
 def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
     """Probabilistic drafts keep their logits, and these take a gibibyte, or a tenth of the KV cache.
 
-    ## Why is this bad?
-    vLLM holds max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With fewer
-    sequences, or greedy drafts, that memory goes to the KV cache.
+    vLLM holds max_num_seqs x K x vocabulary logits all the time, whether requests sample or not. With fewer sequences,
+    or greedy drafts, that memory goes to the KV cache.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 256}
         speculation:
           method: draft_model
@@ -320,8 +304,7 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
           draft_sample_method: probabilistic
         engine: {kv_cache_memory_bytes: 4M}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 256}
         speculation:
           method: draft_model
@@ -330,9 +313,7 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
           draft_sample_method: probabilistic
         engine: {kv_cache_memory_bytes: 1G}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
+    Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
     assert ctx.machine is not None
     where = "the host's memory" if ctx.machine.is_cpu else "every GPU"
@@ -352,24 +333,20 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
 def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
     """More requests may run than the KV cache has blocks for their recurrent states.
 
-    ## Why is this bad?
     Layers of Mamba, gated delta net and short convolutions keep a state for each request, and a state takes a whole
     block. vLLM counts the blocks when it captures CUDA graphs, after all weights are loaded, and aborts if
-    `max_num_seqs` is larger; its default is 1024 on GPUs with 70 GiB and more. If the upper bound of the KV cache
-    has enough blocks, this finding is a warning.
+    `max_num_seqs` is larger; its default is 1024 on GPUs with 70 GiB and more. If the upper bound of the KV cache has
+    enough blocks, this finding is a warning.
 
-    ## Example
+    Example:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/config/compilation.py, `exceeds available Mamba cache `
+    Source: vllm/config/compilation.py, `exceeds available Mamba cache `
     """
     for _, memory in estimates(ctx):
         states = memory.states

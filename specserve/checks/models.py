@@ -13,7 +13,6 @@ from specserve.checks.arms import (
     heads,
     judged,
     kv_heads,
-    only_in,
     registries,
     target_config,
     versions_on,
@@ -45,18 +44,12 @@ def read_models(ctx: Context) -> Iterator[tuple[str, Config]]:
 def unknown_architecture(ctx: Context) -> Iterator[Hit]:
     """Neither vLLM nor the transformers library has the model's class.
 
-    ## Why is this bad?
-    vLLM refuses what it cannot build. Models leave it too: `removed in` names the last version that had it. Code
-    of the repository itself (`auto_map`) and plug-ins may bring a class, and are not judged.
+    vLLM refuses what it cannot build. Models leave it too: `removed in` names the last version that had it. Code of the
+    repository itself (`auto_map`) and plug-ins may bring a class, and are not judged.
 
-    ## Example
-        target: {model: ./qwen-first}
-
-    ## Use instead
-        target: {model: ./qwen3}
-
-    ## Source
-    vllm/model_executor/models/registry.py, `are not supported for now. `
+    Example: target: {model: ./qwen-first}
+    Use instead: target: {model: ./qwen3}
+    Source: vllm/model_executor/models/registry.py, `are not supported for now. `
     """
     if ctx.profile.engine.get("model_impl", "auto") != "auto" or "VLLM_PLUGINS" in ctx.profile.env:
         return
@@ -70,7 +63,8 @@ def unknown_architecture(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 path,
                 f"vLLM {', '.join(found)} cannot build a `{names[0]}`",
-                notes=(*only_in(ctx, found), *_gone(ctx, names[0])),
+                notes=_gone(ctx, names[0]),
+                versions=found,
                 help="take a model that it supports; where a plug-in brings the class, silence this finding",
             )
 
@@ -88,18 +82,12 @@ def _gone(ctx: Context, name: str) -> tuple[str, ...]:
 def served_head(ctx: Context) -> Iterator[Hit]:
     """The target is a draft head.
 
-    ## Why is this bad?
-    A head is no model: it continues another model's hidden states. Pages of heads show `vllm serve HEAD` all the
-    same, because the page's text is made for every repository.
+    A head is no model: it continues another model's hidden states. Pages of heads show `vllm serve HEAD` all the same,
+    because the page's text is made for every repository.
 
-    ## Example
-        target: {model: ./llama-eagle3}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
+    Example: target: {model: ./llama-eagle3}
+    Use instead: target: {model: ./llama}
+    Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
     config = target_config(ctx)
     if config is None:
@@ -112,7 +100,7 @@ def served_head(ctx: Context) -> Iterator[Hit]:
         yield Hit(
             "target.model",
             f"`{architectures(config)[0]}` is a draft head, not a model to serve",
-            notes=only_in(ctx, found),
+            versions=found,
             help=_TRAINED_FOR,
         )
     elif ctx.target and has_no_embedding(ctx.target):
@@ -148,21 +136,17 @@ def _replaced(config: Any) -> Iterator[Hit]:
 def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     """Attention heads cannot be divided over the tensor-parallel ranks.
 
-    ## Why is this bad?
-    The draft is cut into as many parts as the target. vLLM refuses attention heads that do not divide, and KV
-    heads that neither divide nor repeat evenly stop it while it loads. Small drafts have few and odd numbers of
-    heads: 14 are common.
+    The draft is cut into as many parts as the target. vLLM refuses attention heads that do not divide, and KV heads
+    that neither divide nor repeat evenly stop it while it loads. Small drafts have few and odd numbers of heads: 14 are
+    common.
 
-    ## Example
+    Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
+    Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
     """
     size = ctx.profile.target.tensor_parallel_size
     if size == 1:
@@ -207,22 +191,18 @@ def _sizes(configs: list[Config]) -> str:
 def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
     """The model, or its head, does not run over pipeline stages.
 
-    ## Why is this bad?
-    vLLM refuses a class without pipeline parallelism, and, once everything is loaded, a head that needs hidden
-    states of layers that lie on another stage.
+    vLLM refuses a class without pipeline parallelism, and, once everything is loaded, a head that needs hidden states
+    of layers that lie on another stage.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         target: {model: ./llama, max_model_len: 2048, pipeline_parallel_size: 2}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (from 0.30), `does not support {method} with `
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (from 0.30), `does not support {method} with `
     """
     config = target_config(ctx)
     if ctx.profile.target.pipeline_parallel_size == 1 or config is None or config.get("auto_map"):
@@ -231,7 +211,7 @@ def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
     found = versions_where(ctx, lambda known: _lacks(config, known, "pp"))
     if found:
         text = f"`{architectures(config)[0]}` does not run over pipeline stages"
-        yield Hit("target.pipeline_parallel_size", text, related=where, notes=only_in(ctx, found))
+        yield Hit("target.pipeline_parallel_size", text, related=where, versions=found)
         return
     for arm in ctx.arms:
         yield from _over_stages(ctx, arm, config)
@@ -253,7 +233,7 @@ def _over_stages(ctx: Context, arm: Arm, config: Config) -> Iterator[Hit]:
     ]
     if found:
         text = f"`{architectures(config)[0]}` does not hand hidden states over pipeline stages to `{method}`"
-        yield Hit(path, text, related=where, notes=only_in(ctx, found), help="use tensor parallelism")
+        yield Hit(path, text, related=where, versions=found, help="use tensor parallelism")
 
 
 def _lacks(
@@ -267,22 +247,18 @@ def _lacks(
 def deaf_target(ctx: Context) -> Iterator[Hit]:
     """The head needs hidden states that vLLM does not take from this target.
 
-    ## Why is this bad?
-    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes hand out. vLLM
-    says so after it has loaded all of the target.
+    `eagle3`, `dflash` and `dspark` read the target's inner layers, which only some model classes hand out. vLLM says so
+    after it has loaded all of the target.
 
-    ## Example
+    Example:
         vllm: "==0.32.*"
         target: {model: ./gemma, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.32.*"
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
     """
     config = target_config(ctx)
     if config is None or config.get("auto_map") or ctx.profile.engine.get("model_impl", "auto") != "auto":
@@ -297,7 +273,7 @@ def deaf_target(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.method",
                 f"vLLM {', '.join(found)} takes no hidden states from a `{architectures(config)[0]}`",
                 related=(("target.model", "the target"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help=_instead(judged(ctx), found),
             )
 
@@ -316,18 +292,13 @@ _READABLE = (None, "auto", "safetensors")
 def missing_weights(ctx: Context) -> Iterator[Hit]:
     """The model's directory has no weights, or not all of them.
 
-    ## Why is this bad?
-    A download that was cut short, or a copy without its large files, has everything that vLLM looks at first. It
-    fails minutes later, when it comes to the file that is not there.
+    A download that was cut short, or a copy without its large files, has everything that vLLM looks at first. It fails
+    minutes later, when it comes to the file that is not there.
 
-    ## Example
-        target: {model: ./llama-empty}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `{model_name_or_path}`"`
+    Example: target: {model: ./llama-empty}
+    Use instead: target: {model: ./llama}
+    Source:
+        vllm/model_executor/model_loader/default_loader.py, `f"Cannot find any model weights with `
     """
     load_format = ctx.profile.engine.get("load_format")
     if load_format not in _READABLE or ctx.profile.engine.get("model_loader_extra_config"):

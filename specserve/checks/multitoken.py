@@ -12,7 +12,6 @@ from specserve.checks.arms import (
     draft_facts,
     layers,
     model_type,
-    only_in,
     text_config,
     versions_where,
 )
@@ -66,19 +65,15 @@ def predicts(config: Config, known: Registry) -> bool:
 def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
     """The method is `mtp`, and the model has no layers for further tokens.
 
-    ## Why is this bad?
     vLLM refuses the start, in the words `Unsupported speculative method: 'mtp'`.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
+    Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
     """
     for arm, config in _mtp_arms(ctx):
         found = versions_where(ctx, lambda known, config=config: not predicts(config, known))  # type: ignore[misc]
@@ -88,7 +83,7 @@ def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.method",
                 f"`{name}` has no layers that predict further tokens",
                 related=((f"{arm.path}.model" if arm.speculation.model else "target.model", "the model"),),
-                notes=only_in(ctx, found) if found else (),
+                versions=found,
                 help="use `draft_model`, a trained head, `ngram` or `suffix`",
             )
 
@@ -111,20 +106,16 @@ def _is_own(ctx: Context, arm: Arm) -> bool:
 def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
     """The checkpoint has lost its layers for further tokens.
 
-    ## Why is this bad?
-    Fine-tuning, merging and quantising often drop them, and leave config.json as it was. vLLM fails once the target
-    is loaded; a quantised checkpoint may start, with layers that were never filled, and no draft is accepted.
+    Fine-tuning, merging and quantising often drop them, and leave config.json as it was. vLLM fails once the target is
+    loaded; a quantised checkpoint may start, with layers that were never filled, and no draft is accepted.
 
-    ## Example
+    Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
+    Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
     for arm, config in _mtp_arms(ctx):
         if _is_own(ctx, arm) and ctx.target and trained(config) and _stripped(ctx.target, config):
@@ -152,20 +143,16 @@ def _further(name: str, count: int) -> bool:
 def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
     """K is no multiple of the tokens that the trained layers predict.
 
-    ## Why is this bad?
-    With n layers trained for one further token each, vLLM runs all of them again and again: it refuses a K above n
-    that n does not divide.
+    With n layers trained for one further token each, vLLM runs all of them again and again: it refuses a K above n that
+    n does not divide.
 
-    ## Example
+    Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 2}
-
-    ## Source
-    vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
+    Source: vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
     """
     for arm, config in _mtp_arms(ctx):
         count, own = arm.speculation.num_speculative_tokens, trained(config)
@@ -182,20 +169,16 @@ def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
 def reused_layer(ctx: Context) -> Iterator[Hit]:
     """K is larger than the number of tokens that the model was trained to predict.
 
-    ## Why is this bad?
     It may well pay: the layer is run again on its own output. But each further token is accepted less often, so the
     best K differs from server to server. Measure it, at the concurrency that you serve.
 
-    ## Example
+    Example:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `",which may result in lower acceptance rate"`
+    Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
     """
     for arm, config in _mtp_arms(ctx):
         count, own = arm.speculation.num_speculative_tokens, trained(config)
@@ -212,20 +195,16 @@ def reused_layer(ctx: Context) -> Iterator[Hit]:
 def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
     """The layers for further tokens are not quantised, and the checkpoint does not say so.
 
-    ## Why is this bad?
     vLLM builds every layer quantised that the checkpoint's own list does not leave out. It then finds plain weights
     where it looks for packed ones, and fails after the target is loaded (vllm-project/vllm#53387).
 
-    ## Example
+    Example:
         target: {model: ./mimo-packed}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
+    Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
     """
     for arm, config in _mtp_arms(ctx):
         if _is_own(ctx, arm) and ctx.target and _plain_layer(ctx.target, config):

@@ -17,21 +17,17 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 def refused_layout(ctx: Context) -> Iterator[Hit]:
     """Sizes or switches of parallelism that vLLM refuses together.
 
-    ## Why is this bad?
     vLLM ends while it builds its configuration: the ranks of decode context parallelism must divide those of tensor
-    parallelism, a node holds no more data-parallel ranks than there are, hybrid load balancing needs their number,
-    and load balancing of experts needs expert parallelism over more than one rank.
+    parallelism, a node holds no more data-parallel ranks than there are, hybrid load balancing needs their number, and
+    load balancing of experts needs expert parallelism over more than one rank.
 
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/config/parallel.py, `must be divisible by dcp_size=`
+    Source: vllm/config/parallel.py, `must be divisible by dcp_size=`
     """
     engine, tensor = ctx.profile.engine, ctx.profile.target.tensor_parallel_size
     contexts, prefill = (
@@ -85,20 +81,16 @@ _ONE_NODE_EACH = ("mp", "uni")
 def uneven_nodes(ctx: Context) -> Iterator[Hit]:
     """The ranks do not divide into the nodes.
 
-    ## Why is this bad?
     vLLM puts the same number of ranks on each node, and refuses what does not divide. Pipeline stages over the nodes
     are the usual way; Ray, as the executor, spreads the ranks as it likes.
 
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
         hardware: {count: 4, nodes: 3}
-
-    ## Source
-    vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
+    Source: vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
     """
     nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
     if nodes > 1 and ranks % nodes:
@@ -114,20 +106,16 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
 def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
     """The name in `hardware.accelerator` is not in the list of accelerators.
 
-    ## Why is this bad?
     The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
     `specserve gpus` lists the names.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: B9000}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: B200-180GB}
-
-    ## Source
-    specserve, hardware/accelerators.toml
+    Source: specserve, hardware/accelerators.toml
     """
     hardware = ctx.profile.hardware
     if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):
@@ -144,20 +132,16 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
 def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     """The model is split over more accelerators than there are.
 
-    ## Why is this bad?
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
     and other executors may find accelerators elsewhere: `check` counts those of the machine, `lint` leaves them out.
 
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 2}
-
-    ## Source
-    vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
+    Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
     """
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)
     if machine is not None:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
+from specserve.checks.byvllm import Answer, Asked, Judged
 from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
-from specserve.checks.rule import Answer, Asked, Context, Judged
+from specserve.checks.rule import Context
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.settings import HEADS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.arms import blocks, judged, only_in, versions_on
+from specserve.checks.arms import blocks, judged, versions_on
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
@@ -31,19 +31,15 @@ _COMBINED = re.compile(r"deepseek-?v4|mimo-?v\d", re.I)
 def too_long_draft(ctx: Context) -> Iterator[Hit]:
     """The draft is given a longer context than its target.
 
-    ## Why is this bad?
     vLLM refuses to start: `speculative_max_model_len` cannot be larger than the target's.
 
-    ## Example
+    Example:
         target: {model: ./model, max_model_len: 8192}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, max_model_len: 8192}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
+    Source: vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
     """
     longest = ctx.profile.target.max_model_len
     for path, block in blocks(ctx):
@@ -61,22 +57,18 @@ def too_long_draft(ctx: Context) -> Iterator[Hit]:
 def shortened_context(ctx: Context) -> Iterator[Hit]:
     """The server's context becomes as short as the draft's.
 
-    ## Why is this bad?
-    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to
-    that of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
+    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to that
+    of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 4096}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
+    Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
     longest = ctx.profile.target.max_model_len
     for path, block in blocks(ctx):
@@ -89,7 +81,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
                 f"{path}.max_model_len",
                 f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",
                 related=(("target.max_model_len", f"{longest} are asked for"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
             )
 
@@ -98,22 +90,18 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
 def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
     """The draft takes over the MoE kernels that were chosen for the target.
 
-    ## Why is this bad?
     A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
     kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
 
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {moe_backend: marlin}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
         engine: {moe_backend: marlin}
-
-    ## Source
-    vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
+    Source: vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
     """
     backend = ctx.profile.engine.get("moe_backend")
     if backend in (None, "auto", "triton"):
@@ -132,20 +120,16 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
 def unquantized_draft(ctx: Context) -> Iterator[Hit]:
     """The target is quantized while it loads, and the draft is not.
 
-    ## Why is this bad?
-    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction
-    layers (`mtp` without a model) do inherit it.
+    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction layers
+    (`mtp` without a model) do inherit it.
 
-    ## Example
+    Example:
         target: {model: ./model, quantization: fp8}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, quantization: fp8}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
-
-    ## Source
-    vllm/config/speculative.py, `quantization=self.quantization,`
+    Source: vllm/config/speculative.py, `quantization=self.quantization,`
     """
     method = ctx.profile.target.quantization
     for path, block in blocks(ctx):
@@ -162,20 +146,14 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
 def head_as_target(ctx: Context) -> Iterator[Hit]:
     """The target reads like a draft head.
 
-    ## Why is this bad?
-    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
-    layers of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that
-    hold both (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves
-    the model that it was trained for, with a speculation that the profile does not show: an info.
+    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no layers
+    of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that hold both
+    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves the model
+    that it was trained for, with a speculation that the profile does not show: an info.
 
-    ## Example
-        target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
-
-    ## Use instead
-        target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
+    Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
+    Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
+    Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
     model = ctx.profile.target.model
     if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
@@ -202,20 +180,16 @@ def head_as_target(ctx: Context) -> Iterator[Hit]:
 def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
     """A head is to run on one rank, and runs on all of the target's.
 
-    ## Why is this bad?
     vLLM takes `draft_tensor_parallel_size: 1` for a head and cuts it like the target all the same
     (vllm-project/vllm#31886): memory and speed are not what the profile says.
 
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
+    Source: vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
     """
     size = ctx.profile.target.tensor_parallel_size
     for path, block in blocks(ctx):
@@ -233,20 +207,16 @@ def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
 def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     """A drafter that attends in both directions takes over the target's small KV cache type.
 
-    ## Why is this bad?
-    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM
-    then ends with `No valid attention backend found`, or picks a slower one.
+    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM then
+    ends with `No valid attention backend found`, or picks a slower one.
 
-    ## Example
+    Example:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
         engine: {kv_cache_dtype: fp8}
-
-    ## Use instead
+    Use instead:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
         engine: {kv_cache_dtype: fp8}
-
-    ## Source
-    vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
+    Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
     """
     dtype = str(ctx.profile.engine.get("kv_cache_dtype") or "auto")
     if not dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
@@ -265,28 +235,24 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
 def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
     """The names of target and draft belong to families with different tokenizers.
 
-    ## Why is this bad?
     vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
     rejected. A name proves nothing: `specserve check` compares the tokenizers.
 
-    ## Example
+    Example:
         target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
         speculation:
           method: draft_model
           model: Qwen/Qwen2.5-0.5B
           revision: 0123456789012345678901234567890123456789
           num_speculative_tokens: 3
-
-    ## Use instead
+    Use instead:
         target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
         speculation:
           method: draft_model
           model: meta-llama/Llama-3.2-1B
           revision: 0123456789012345678901234567890123456789
           num_speculative_tokens: 3
-
-    ## Source
-    vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
+    Source: vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
     """
     target = ctx.profile.target.model
     compared = {arm.path for arm in ctx.arms if arm.tokenizer is not None}
@@ -313,21 +279,17 @@ _POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_emb
 def inherited_tensors(ctx: Context) -> Iterator[Hit]:
     """The draft is loaded from the file of the target's tensors.
 
-    ## Why is this bad?
-    The draft is loaded as the target is, unless `draft_load_config` says otherwise. With `tensorizer` that means
-    from the target's own file: loading fails on the first tensor that differs (vllm-project/vllm#12725).
+    The draft is loaded as the target is, unless `draft_load_config` says otherwise. With `tensorizer` that means from
+    the target's own file: loading fails on the first tensor that differs (vllm-project/vllm#12725).
 
-    ## Example
+    Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
-
-    ## Use instead
+    Use instead:
         speculation:
           {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
         engine: {load_format: tensorizer}
-
-    ## Source
-    vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
+    Source: vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
     """
     if ctx.profile.engine.get("load_format") != "tensorizer":
         return
@@ -345,22 +307,18 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
 def unshared_overrides(ctx: Context) -> Iterator[Hit]:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    ## Why is this bad?
-    vLLM applies overrides that are a mapping to the target alone. The layers that draft for `mtp` read config.json
-    as it is: beyond the context it names, they draft with other positions than the target has, and what they draft
-    is rejected (vllm-project/vllm#58080).
+    vLLM applies overrides that are a mapping to the target alone. The layers that draft for `mtp` read config.json as
+    it is: beyond the context it names, they draft with other positions than the target has, and what they draft is
+    rejected (vllm-project/vllm#58080).
 
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {hf_overrides: {rope_parameters: {rope_type: yarn, factor: 4.0, rope_theta: 1000000}}}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
+    Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
     """
     overrides = ctx.profile.engine.get("hf_overrides")
     if not isinstance(overrides, Mapping):

@@ -28,21 +28,15 @@ _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 def remote_code(ctx: Context) -> Iterator[Hit]:
     """The profile makes the server run code that is not vLLM's own.
 
-    ## Why is this bad?
     `trust_remote_code` runs whatever a repository holds on the day of the download. Worker, scheduler and proposer
-    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search
-    paths run whatever lies under that name on the serving machine, with the server's rights. Insecure
-    serialization unpickles what arrives on vLLM's internal sockets. A profile from somebody else deserves a look
-    at each of them. `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
+    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
+    whatever lies under that name on the serving machine, with the server's rights. Insecure serialization unpickles
+    what arrives on vLLM's internal sockets. A profile from somebody else deserves a look at each of them.
+    `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
 
-    ## Example
-        engine: {worker_extension_cls: somebody.tools.Extension}
-
-    ## Use instead
-        engine: {trust_remote_code: false}
-
-    ## Source
-    vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
+    Example: engine: {worker_extension_cls: somebody.tools.Extension}
+    Use instead: engine: {trust_remote_code: false}
+    Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
         for path, value in _code(values, section):
@@ -99,23 +93,19 @@ _FLOATING = (None, "main")
 def unpinned_code(ctx: Context) -> Iterator[Hit]:
     """Code of a model is trusted that can change with every start.
 
-    ## Why is this bad?
-    Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there
-    runs code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag
-    can be moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it
-    brings code (`check` reads whether it does), a warning where it does, or where others are trusted with it.
+    Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there runs
+    code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag can be
+    moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it brings code
+    (`check` reads whether it does), a warning where it does, or where others are trusted with it.
 
-    ## Example
+    Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
-
-    ## Use instead
+    Use instead:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
-
-    ## Source
-    vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
+    Source: vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
     """
     if ctx.profile.engine.get("trust_remote_code") is not True or locked(ctx):
         return
@@ -153,18 +143,12 @@ def _brings_code(facts: ModelFacts | None) -> bool:
 def unpinned_revision(ctx: Context) -> Iterator[Hit]:
     """A model of the Hub is taken as it is on the day of the start.
 
-    ## Why is this bad?
-    Weights, configuration and chat template can change under a deployment: a restart then serves something else
-    than what was measured. Under a lock this is silent.
+    Weights, configuration and chat template can change under a deployment: a restart then serves something else than
+    what was measured. Under a lock this is silent.
 
-    ## Example
-        target: {model: org/target}
-
-    ## Use instead
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/config/model.py, `If unspecified, will use`
+    Example: target: {model: org/target}
+    Use instead: target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+    Source: vllm/config/model.py, `If unspecified, will use`
     """
     if ctx.profile.engine.get("trust_remote_code") is True or locked(ctx):
         return
@@ -184,21 +168,17 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
 def split_revision(ctx: Context) -> Iterator[Hit]:
     """The target is pinned, and its own prediction layers are not.
 
-    ## Why is this bad?
-    `mtp` and `dspark` without a model draft with layers of the target's repository, which vLLM loads a second
-    time, at the revision of `speculation` alone: without one, from the default branch. Once that moves, target and
-    layers come from different commits, and acceptance falls without a word.
+    `mtp` and `dspark` without a model draft with layers of the target's repository, which vLLM loads a second time, at
+    the revision of `speculation` alone: without one, from the default branch. Once that moves, target and layers come
+    from different commits, and acceptance falls without a word.
 
-    ## Example
+    Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/config/speculative.py, `revision=self.revision,`
+    Source: vllm/config/speculative.py, `revision=self.revision,`
     """
     target = ctx.profile.target
     if not is_hub_id(target.model) or target.revision in _FLOATING or locked(ctx):
@@ -248,19 +228,14 @@ _SHOWN = 4
 def unreadable_lock(ctx: Context) -> Iterator[Hit]:
     """The lock beside the profile cannot be used.
 
-    ## Why is this bad?
-    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a
-    newer specserve, must not make them fall back to whatever the Hub has today.
+    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a newer
+    specserve, must not make them fall back to whatever the Hub has today.
 
-    ## Example
+    Example:
         # beside it lies a p.lock.json that was cut short
         target: {model: ./llama}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unreadable":
@@ -273,20 +248,15 @@ def unreadable_lock(ctx: Context) -> Iterator[Hit]:
 def unlocked_model(ctx: Context) -> Iterator[Hit]:
     """The profile names a model, or a revision, that its lock does not have.
 
-    ## Why is this bad?
-    The profile was changed after it was locked. That model is served as it is on the day of the start, and
-    `check --locked` knows nothing of it.
+    The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
+    --locked` knows nothing of it.
 
-    ## Example
+    Example:
         # beside it lies a p.lock.json of ./llama alone
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unlocked":
@@ -297,19 +267,14 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
 def changed_model(ctx: Context) -> Iterator[Hit]:
     """The files of a model's directory are not those of the lock.
 
-    ## Why is this bad?
-    What was measured and agreed on is not what will be served. Weights are compared by size and header: other
-    numbers in the same shapes are not seen.
+    What was measured and agreed on is not what will be served. Weights are compared by size and header: other numbers
+    in the same shapes are not seen.
 
-    ## Example
+    Example:
         # beside it lies a p.lock.json that was written before ./llama/config.json was edited
         target: {model: ./llama}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "changed":
@@ -327,19 +292,14 @@ def changed_model(ctx: Context) -> Iterator[Hit]:
 def moved_model(ctx: Context) -> Iterator[Hit]:
     """The branch of a model on the Hub has moved on from the locked commit.
 
-    ## Why is this bad?
-    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is
-    worth a look before the next lock.
+    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is worth a
+    look before the next lock.
 
-    ## Example
+    Example:
         # beside it lies a p.lock.json with a commit that is no longer the branch's
         target: {model: org/small, revision: stable}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "moved":

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+import re
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 
 if TYPE_CHECKING:
+    from specserve.checks.byvllm import Judged
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
@@ -24,7 +26,7 @@ Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 arms' memory, host = `plan` and `host`, vllm = `vllm`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Arm:
     """One way to speculate in a profile, with what is known of it."""
 
@@ -32,63 +34,12 @@ class Arm:
     """`speculation`, or `alternatives.NAME`."""
     speculation: Speculation
     draft: ModelFacts | None = None
-    """None without a second model, and where it could not be read."""
+    """None without a second model, and if it could not be read."""
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
-
-    argument: str
-    value: Any
-    effective: Any
-    place: str
-    is_changed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What vLLM said of one launch: refused, not judged, or how it would run."""
-
-    refused: str | None = None
-    not_judged: str | None = None
-    """Why the question could not be answered without the GPU."""
-    at: str = ""
-    """The line of vLLM that refused."""
-    step: str = ""
-    """What vLLM was doing when it refused; empty: the configuration."""
-    loc: tuple[str, ...] = ()
-    effective: Mapping[str, Any] = field(default_factory=dict)
-    asked: tuple[Asked, ...] = ()
-    build: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the models, built without memory."""
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    """Steps that cannot be taken without the GPU, with the reason."""
-    warnings: tuple[str, ...] = ()
-    infos: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> tuple[Asked, ...]:
-        """What vLLM runs with another value than the one that is asked for."""
-        return tuple(item for item in self.asked if item.is_changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What vLLM's own configuration code says of the launch of one arm."""
-
-    path: str
-    """`speculation`, `alternatives.NAME`, or empty without speculation."""
-    answer: Answer
-    without: Answer | None
-    """Of the same launch without speculation; None if this is that one."""
-    basis: str
-    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Context:
     """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
 
@@ -103,7 +54,7 @@ class Context:
     """The tokenizer of another repository that the profile names, against the target's own."""
     machine: Machine | None = None
     memory: MemoryEstimate | None = None
-    """Of the profile without speculation, where it has none."""
+    """Of the profile without speculation, if it has none."""
     plan: LaunchPlan | None = None
     host: Host | None = None
     drift: tuple[Drift, ...] = ()
@@ -120,8 +71,7 @@ class Context:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """One place where a rule applies; the runner stamps code and severity on it."""
 
     path: str
@@ -134,13 +84,14 @@ class Hit:
     at_key: bool = False
     """The key is what is wrong, not its value."""
     severity: Severity | None = None
-    """Where this one is less, or more, than the rule's own."""
+    """If this one is less, or more, than the rule's own."""
     policy: bool = False
-    """Whether this one is policy where the rule is not."""
+    """Whether this one is policy although the rule is not."""
+    versions: Sequence[str] | None = None
+    """The versions in which it is so, if it depends on them: the runner adds a note, and softens what is past."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """A rule of the catalogue."""
 
     code: str
@@ -153,8 +104,19 @@ class Rule:
 
     @property
     def doc(self) -> str:
-        """The manual page."""
-        return self.check.__doc__ or ""
+        """The manual page in Markdown: what, why, example, what to use instead, source."""
+        from inspect import cleandoc
+
+        text, *parts = re.split(
+            r"^(Example|Use instead|Source):", cleandoc(self.check.__doc__ or ""), flags=re.M
+        )
+        what, _, why = text.partition("\n\n")
+        page = [what, "", "## Why is this bad?", why.strip()]
+        for heading, body in zip(parts[::2], parts[1::2], strict=True):
+            indent = "" if heading == "Source" else "    "
+            lines = cleandoc(body).splitlines()
+            page += ["", f"## {heading}", *(f"{indent}{line}".rstrip() for line in lines)]
+        return "\n".join(page)
 
 
 def rule(

@@ -9,10 +9,9 @@ from specserve.checks.arms import (
     blocks,
     choice,
     choices,
+    is_past,
     judged,
     on_cpu,
-    only_in,
-    severity_in,
     switch,
     versions_on,
 )
@@ -28,20 +27,15 @@ from specserve.vllm.speculation import refuses_async
 def unsupported_runner(ctx: Context) -> Iterator[Hit]:
     """The model runner that will serve does not know what the profile asks for.
 
-    ## Why is this bad?
-    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something,
-    and where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet
-    support` or its twin.
+    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something, and
+    where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet support`
+    or its twin.
 
-    ## Example
+    Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
-
-    ## Use instead
-        speculation: {method: suffix, num_speculative_tokens: 16}
-
-    ## Source
-    vllm/config/vllm.py, `Model Runner V2 does not yet support: `
+    Use instead: speculation: {method: suffix, num_speculative_tokens: 16}
+    Source: vllm/config/vllm.py, `Model Runner V2 does not yet support: `
     """
     written = ctx.profile.env.get(SWITCH)
     if written is not None and switch(ctx.profile) is None:
@@ -61,9 +55,9 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
                 related=((f"env.{SWITCH}", "the runner is chosen here"),)
                 if switch(ctx.profile) is not None
                 else (),
-                notes=(f"it is {name}: {reason}", *only_in(ctx, versions)),
+                notes=(f"it is {name}: {reason}",),
+                versions=versions,
                 help=f"leave `{SWITCH}` out, and vLLM chooses" if switch(ctx.profile) is not None else None,
-                severity=severity_in(ctx, versions),
             )
 
 
@@ -71,21 +65,17 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
 def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
     """Asynchronous scheduling is demanded where vLLM cannot speculate with it.
 
-    ## Why is this bad?
     Left out, vLLM switches it on where it can. Written as `true`, it is a demand, and vLLM refuses to start with
-    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1
-    runner. Since 0.33 the V2 runner takes `ngram` too.
+    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner.
+    Since 0.33 the V2 runner takes `ngram` too.
 
-    ## Example
+    Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
-
-    ## Use instead
-        speculation: {method: suffix, num_speculative_tokens: 16}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
-    vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
+    Use instead: speculation: {method: suffix, num_speculative_tokens: 16}
+    Source:
+        vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
+        vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
     """
     if ctx.profile.engine.get("async_scheduling") is not True:
         return
@@ -100,9 +90,8 @@ def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
                 "engine.async_scheduling",
                 f"vLLM refuses asynchronous scheduling with {what}",
                 related=((place, "which stands here"),),
-                notes=only_in(ctx, versions),
+                versions=versions,
                 help="leave it out: vLLM switches it on where it can",
-                severity=severity_in(ctx, versions),
             )
 
 
@@ -130,20 +119,16 @@ def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str)
 def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
     """The padding of the drafter's batch is switched off, as old examples do.
 
-    ## Why is this bad?
-    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the
-    V1 runner `draft_model` and parallel drafting refuse to start with it.
+    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the V1
+    runner `draft_model` and parallel drafting refuse to start with it.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
     """
     for path, block in blocks(ctx):
         if block.keys.get("disable_padded_drafter_batch") is not True:
@@ -153,8 +138,8 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
         if found:
             text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
             yield Hit(
-                f"{path}.disable_padded_drafter_batch", text, notes=only_in(ctx, found),
-                help="leave it out", severity=severity_in(ctx, found) or Severity.ERROR,
+                f"{path}.disable_padded_drafter_batch", text, versions=found,
+                help="leave it out", severity=Severity.ERROR,
             )  # fmt: skip
         else:
             text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
@@ -165,22 +150,19 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
 def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
     """Logits processors of one's own, on a runner that cannot speculate with them.
 
-    ## Why is this bad?
     The V1 runner refuses the pair at the start. The V2 runner, which serves most methods on GPUs since 0.32, takes
     processors written for it.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
-
-    ## Source
-    vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when speculative decoding`
+    Source:
+        vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
     if not ctx.profile.engine.get("logits_processors"):
         return
@@ -191,9 +173,8 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
                 "engine.logits_processors",
                 f"the V1 runner, which will serve `{block.method}`, takes no logits processors with speculation",
                 related=((f"{path}.method", "speculation"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="leave one of the two out",
-                severity=severity_in(ctx, found),
             )
 
 
@@ -201,25 +182,21 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
 def eager_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
-    ## Why is this bad?
-    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them
-    for drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
+    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them for
+    drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         hardware: {accelerator: H100-80GB}
         expect: [{concurrency: 1, min_speedup: 1.5}]
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         hardware: {accelerator: H100-80GB}
         expect: [{concurrency: 1, min_speedup: 1.5}]
         env: {VLLM_USE_V2_MODEL_RUNNER: 0}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
+    Source: vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
     promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
     if not promised or ctx.profile.engine.get("enforce_eager") is True or switch(ctx.profile) is not None:
@@ -232,7 +209,7 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 f"{path}.method",
                 "the V2 runner drafts without CUDA graphs",
-                notes=only_in(ctx, found),
+                versions=found,
                 help=f'bench it with `env: {{{SWITCH}: "0"}}` too',
             )
 
@@ -241,22 +218,18 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
 def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
     """Drafts with another vocabulary, on a runner that takes the key and maps nothing.
 
-    ## Why is this bad?
-    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a
-    word: the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served
-    such a draft; later versions go back to it.
+    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a word:
+    the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served such a draft;
+    later versions go back to it.
 
-    ## Example
+    Example:
         vllm: "==0.31.*"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.31.*"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
         env: {VLLM_USE_V2_MODEL_RUNNER: 0}
-
-    ## Source
-    vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
+    Source: vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
     """
     for path, block in blocks(ctx):
         if block.keys.get("use_heterogeneous_vocab") is not True:
@@ -265,11 +238,11 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
         found = [
             version for version in judged(ctx) if version not in v1 and ignores_other_vocabulary(version)
         ]
-        if found and severity_in(ctx, found) is None:
+        if found and not is_past(ctx, found):
             yield Hit(
                 f"{path}.use_heterogeneous_vocab",
                 "the V2 runner, which will serve, maps no vocabulary",
-                notes=only_in(ctx, found),
+                versions=found,
                 help=f'write `env: {{{SWITCH}: "0"}}`',
             )
 
@@ -278,20 +251,16 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
 def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
     """A way to speculate that needs a GPU, in a profile for the CPU.
 
-    ## Why is this bad?
     `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
     backend`; `fly` has no CPU implementation. `ngram` looks tokens up as well.
 
-    ## Example
+    Example:
         speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}
-
-    ## Use instead
+    Use instead:
         speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
+    Source: vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
     """
     if not on_cpu(ctx.profile) or switch(ctx.profile) is True:
         return

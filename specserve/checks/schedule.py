@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, count, on_gpu, only_in, versions_on
+from specserve.checks.arms import blocks, count, on_gpu, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -49,25 +49,21 @@ def _rows(block: Speculation) -> tuple[Row, ...] | None:
 def broken_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule of K has a gap at its start, ranges that overlap, or a range that is none.
 
-    ## Why is this bad?
     vLLM refuses it, and only once the weights are loaded: the scheduler reads it.
 
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
-
-    ## Use instead
+    Use instead:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Source
-    vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
     """
     for path, block in blocks(ctx):
         # under data parallelism the schedule is dropped before anything reads it: SD120
@@ -82,25 +78,21 @@ def broken_schedule(ctx: Context) -> Iterator[Hit]:
 def clamped_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule asks for more tokens than `num_speculative_tokens`.
 
-    ## Why is this bad?
     `num_speculative_tokens` is the ceiling: vLLM drafts no more than that, and says nothing.
 
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 3
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Use instead
+    Use instead:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Source
-    vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
     """
     for path, block in blocks(ctx):
         ceiling = block.num_speculative_tokens
@@ -119,25 +111,21 @@ def clamped_schedule(ctx: Context) -> Iterator[Hit]:
 def dropped_schedule(ctx: Context) -> Iterator[Hit]:
     """vLLM drops the schedule and drafts the same K at any load.
 
-    ## Why is this bad?
-    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back
-    to the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2
-    runner, before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
+    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back to
+    the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2 runner,
+    before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
 
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
         engine: {data_parallel_size: 2}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
         engine: {data_parallel_size: 2}
-
-    ## Source
-    vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
+    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
     """
     parallel = _ranks(ctx)
     for path, block in blocks(ctx):
@@ -160,7 +148,7 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
             if not versions:
                 continue
             text = f"the {runner} runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, versions))
+            yield Hit(f"{path}.{KEY}", text, versions=versions)
 
 
 def _k(block: Speculation) -> str:
@@ -172,25 +160,22 @@ def _k(block: Speculation) -> str:
 def costly_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule saves less than it reads, or costs something of its own.
 
-    ## Why is this bad?
     The V2 runner lets `draft_model` and `ngram` draft `num_speculative_tokens` at any load and throws away what the
     schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1
     runner gives up full CUDA graphs for a schedule, which every step pays for (vllm-project/vllm#49548).
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
+    Source:
+        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
     """
     for path, block in blocks(ctx):
         if not _rows(block):
@@ -198,10 +183,10 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
         v1, v2 = versions_on(ctx, block, "V1"), versions_on(ctx, block, "V2")
         if v2 and block.method in _WHOLE_DRAFT:
             text = f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v2))
+            yield Hit(f"{path}.{KEY}", text, versions=v2)
         elif v1 and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
             text = "the V1 runner gives up full CUDA graphs for a schedule"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v1))
+            yield Hit(f"{path}.{KEY}", text, versions=v1)
 
 
 _LEAST = 1e-5
@@ -212,21 +197,17 @@ _LEAST = 1e-5
 def refused_model_default(ctx: Context) -> Iterator[Hit]:
     """The model's own sampling defaults are refused with speculation.
 
-    ## Why is this bad?
-    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p`
-    while it speculates: the server is up, and plain requests fail.
+    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p` while
+    it speculates: the server is up, and plain requests fail.
 
-    ## Example
+    Example:
         target: {model: ./llama-min-p}
         speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama-min-p}
         speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
         engine: {override_generation_config: {min_p: 0.0}}
-
-    ## Source
-    vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     engine = ctx.profile.engine
     overrides = engine.get("override_generation_config")

@@ -28,19 +28,14 @@ _BEHIND_THE_KEY = frozenset({"VLLM_ALLOW_RUNTIME_LORA_UPDATING"})
 def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """Speculation runs without the counters that show whether it helps.
 
-    ## Why is this bad?
-    With `disable_log_stats` vLLM publishes no speculation counters at all: acceptance can fall to nothing and
-    nobody sees it.
+    With `disable_log_stats` vLLM publishes no speculation counters at all: acceptance can fall to nothing and nobody
+    sees it.
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {disable_log_stats: true}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
     """
     if ctx.profile.engine.get("disable_log_stats") is True:
         for path, _ in blocks(ctx):
@@ -57,20 +52,16 @@ def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
 def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
     """Metrics of speculation are asked for where nothing speculates.
 
-    ## Why is this bad?
     vLLM refuses to start with them; specserve leaves the argument out of such a launch.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
+    Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
     asked = ctx.profile.engine.get("per_request_spec_decode_metrics") not in (None, "none")
     if asked and ctx.profile.speculation is None and not ctx.profile.alternatives:
@@ -82,20 +73,16 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
 def default_min_p(ctx: Context) -> Iterator[Hit]:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    ## Why is this bad?
-    The server starts, and answers each request that does not say otherwise with status 400: `The min_p and
-    logit_bias sampling parameters are not yet supported with speculative decoding.`
+    The server starts, and answers each request that does not say otherwise with status 400: `The min_p and logit_bias
+    sampling parameters are not yet supported with speculative decoding.`
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
-
-    ## Source
-    vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     defaults = ctx.profile.engine.get("override_generation_config")
     value = defaults.get("min_p") if isinstance(defaults, Mapping) else None
@@ -114,19 +101,15 @@ def default_min_p(ctx: Context) -> Iterator[Hit]:
 def refused_structured_output(ctx: Context) -> Iterator[Hit]:
     """Structured output is left to a backend that cannot speculate.
 
-    ## Why is this bad?
     `lm-format-enforcer` cannot take a token back, so each request with a schema, a grammar or a strict tool fails.
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {structured_outputs_config: {backend: lm-format-enforcer}}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {structured_outputs_config: {backend: xgrammar}}
-
-    ## Source
-    vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
+    Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
     """
     config = ctx.profile.engine.get("structured_outputs_config")
     if isinstance(config, Mapping) and config.get("backend") == "lm-format-enforcer":
@@ -144,22 +127,18 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
 def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     """Endpoints for developers on a server that the network reaches.
 
-    ## Why is this bad?
-    vLLM's key guards /v1 and its like only. In developer mode whoever reaches the port can reset caches, put the
-    engine to sleep, read its configuration and call methods on its workers.
+    vLLM's key guards /v1 and its like only. In developer mode whoever reaches the port can reset caches, put the engine
+    to sleep, read its configuration and call methods on its workers.
 
-    ## Example
+    Example:
         server:
           host: 0.0.0.0
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
         env: {VLLM_SERVER_DEV_MODE: 1}
-
-    ## Use instead
+    Use instead:
         server: {host: 127.0.0.1}
         env: {VLLM_SERVER_DEV_MODE: 1}
-
-    ## Source
-    vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
+    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
     """
     if not is_open(ctx.profile):
         return
@@ -179,20 +158,15 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
 def missing_companion(ctx: Context) -> Iterator[Hit]:
     """An argument of the server lacks another one that it needs.
 
-    ## Why is this bad?
-    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters
-    need LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches
-    needs a role.
+    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters need
+    LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches needs a
+    role.
 
-    ## Example
-        frontend: {enable_auto_tool_choice: true}
-
-    ## Use instead
-        frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
-
-    ## Source
-    vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
-    vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
+    Example: frontend: {enable_auto_tool_choice: true}
+    Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
+    Source:
+        vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
+        vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
     """
     engine, frontend = ctx.profile.engine, ctx.profile.frontend
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
@@ -223,18 +197,13 @@ def missing_companion(ctx: Context) -> Iterator[Hit]:
 def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
     """The server is open to the network, and its key does not guard everything.
 
-    ## Why is this bad?
-    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and
-    /metrics tells everybody the model's name and its load.
+    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and /metrics
+    tells everybody the model's name and its load.
 
-    ## Example
-        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
-
-    ## Use instead
-        server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
-
-    ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
+    Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+    Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
+    Source:
+        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
     """
     if ctx.profile.server.api_key_env and is_open(ctx.profile):
         yield Hit(
@@ -264,18 +233,12 @@ _NOT_READ_BY_VLLM = frozenset({"VLLM_WHEEL_LOCATION"})  # vLLM's set-up reads it
 def unknown_variable(ctx: Context) -> Iterator[Hit]:
     """A `VLLM_…` variable that vLLM does not know.
 
-    ## Why is this bad?
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt
-    switch is a switch that does nothing.
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt switch is a
+    switch that does nothing.
 
-    ## Example
-        env: {VLLM_LOGING_LEVEL: DEBUG}
-
-    ## Use instead
-        env: {VLLM_LOGGING_LEVEL: DEBUG}
-
-    ## Source
-    vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
+    Example: env: {VLLM_LOGING_LEVEL: DEBUG}
+    Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
+    Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
     """
     names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
     if not names:
@@ -302,17 +265,11 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
 def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
-    ## Why is this bad?
     Profiles are committed, printed and rendered; a secret in one is a leaked secret.
 
-    ## Example
-        env: {HF_TOKEN: "a-real-token"}
-
-    ## Use instead
-        server: {api_key_env: MY_SERVER_KEY}
-
-    ## Source
-    specserve: keys stand in the environment only
+    Example: env: {HF_TOKEN: "a-real-token"}
+    Use instead: server: {api_key_env: MY_SERVER_KEY}
+    Source: specserve: keys stand in the environment only
     """
     help_text = "export it where the server is started; `server.api_key_env` names the server's own key"
     for name, value in ctx.profile.env.items():
@@ -353,21 +310,17 @@ def _closed_by(profile: Profile) -> str:
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
-    ## Why is this bad?
-    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only:
-    /metrics, /health and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that
-    each client must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
+    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only: /metrics, /health
+    and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that each client must show
+    (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
 
-    ## Example
-        server: {host: 0.0.0.0}
-
-    ## Use instead
+    Example: server: {host: 0.0.0.0}
+    Use instead:
         server:
           host: 0.0.0.0
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
-
-    ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
+    Source:
+        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
     """
     server = ctx.profile.server
     if is_open(ctx.profile) and not server.api_key_env:

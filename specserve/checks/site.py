@@ -24,17 +24,11 @@ _NOT_COMPILED_ENV = ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "VLLM_CPU_C
 def missing_compiler(ctx: Context) -> Iterator[Hit]:
     """The CPU engine is to compile the model, and this machine has no C++ compiler.
 
-    ## Why is this bad?
     vLLM loads the weights, and dies half a minute later with `InvalidCxxCompiler`.
 
-    ## Example
-        engine: {enforce_eager: false}
-
-    ## Use instead
-        engine: {enforce_eager: true}
-
-    ## Source
-    vllm/platforms/cpu.py (from 0.29), `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`
+    Example: engine: {enforce_eager: false}
+    Use instead: engine: {enforce_eager: true}
+    Source: vllm/platforms/cpu.py (from 0.29), `backend = "eager" if envs.VLLM_CPU_CI_ENV else "inductor"`
     """
     plan, host = ctx.plan, ctx.host
     if plan is None or host is None or plan.platform != "cpu" or host.compiler is not None:
@@ -54,18 +48,12 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
 def unknown_vllm(ctx: Context) -> Iterator[Hit]:
     """The profile's `vllm` range holds no version that this specserve knows.
 
-    ## Why is this bad?
-    Nothing can be planned for such a version. Where the range holds newer versions only, the profile is
-    judged by the newest one that is known, and this finding is no more than an information.
+    Nothing can be planned for such a version. Where the range holds newer versions only, the profile is judged by the
+    newest one that is known, and this finding is no more than an information.
 
-    ## Example
-        vllm: ">=0.20,<0.21"
-
-    ## Use instead
-        vllm: ">=0.32,<0.34"
-
-    ## Source
-    specserve, vllm/tables
+    Example: vllm: ">=0.20,<0.21"
+    Use instead: vllm: ">=0.32,<0.34"
+    Source: specserve, vllm/tables
     """
     if ctx.versions:
         return
@@ -97,18 +85,12 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 def taken_port(ctx: Context) -> Iterator[Hit]:
     """Another process listens on the port.
 
-    ## Why is this bad?
-    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is so now, and need
-    not be so when the server is started: `up` looks again, and refuses.
+    vLLM binds the port before it loads the model, and ends with `Address already in use`. This is so now, and need not
+    be so when the server is started: `up` looks again, and refuses.
 
-    ## Example
-        server: {port: 8000}
-
-    ## Use instead
-        server: {port: 8001}
-
-    ## Source
-    vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
+    Example: server: {port: 8000}
+    Use instead: server: {port: 8001}
+    Source: vllm/entrypoints/launchers/launcher.py (from 0.29), `sock.bind(addr)`
     """
     assert ctx.plan is not None and ctx.host is not None
     holder = ctx.host.taken_ports.get(ctx.plan.port)
@@ -124,19 +106,13 @@ def taken_port(ctx: Context) -> Iterator[Hit]:
 def small_shared_memory(ctx: Context) -> Iterator[Hit]:
     """The shared memory of `/dev/shm` is too small for several ranks.
 
-    ## Why is this bad?
-    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it.
-    Under 240 MiB vLLM refuses to make the queue between engine and workers (error; the CPU engine has a worker even
-    for one rank); under 1 GiB NCCL may die by a bus error, or the ranks hang (warning).
+    The ranks of a node exchange messages, and NCCL its data, through shared memory. Containers have 64 MiB of it. Under
+    240 MiB vLLM refuses to make the queue between engine and workers (error; the CPU engine has a worker even for one
+    rank); under 1 GiB NCCL may die by a bus error, or the ranks hang (warning).
 
-    ## Example
-        target: {model: ./target, tensor_parallel_size: 2}
-
-    ## Use instead
-        target: {model: ./target, tensor_parallel_size: 1}
-
-    ## Source
-    vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
+    Example: target: {model: ./target, tensor_parallel_size: 2}
+    Use instead: target: {model: ./target, tensor_parallel_size: 1}
+    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
     assert ctx.host is not None and ctx.plan is not None
     target = ctx.profile.target
@@ -160,17 +136,11 @@ def small_shared_memory(ctx: Context) -> Iterator[Hit]:
 def full_disk(ctx: Context) -> Iterator[Hit]:
     """The weights that are still to be downloaded do not fit the disk of the cache.
 
-    ## Why is this bad?
     The download stops in the middle, after minutes or hours, and the disk is full for everything else as well.
 
-    ## Example
-        target: {model: org/large, revision: "0123456789012345678901234567890123456789"}
-
-    ## Use instead
-        target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
-
-    ## Source
-    specserve, plan/host.py
+    Example: target: {model: org/large, revision: "0123456789012345678901234567890123456789"}
+    Use instead: target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+    Source: specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     if cache is None:
@@ -189,17 +159,11 @@ def full_disk(ctx: Context) -> Iterator[Hit]:
 def read_only_cache(ctx: Context) -> Iterator[Hit]:
     """The weights are still to be downloaded, and the cache cannot be written.
 
-    ## Why is this bad?
     vLLM downloads into the Hub's cache folder before it loads anything, and ends with `Permission denied`.
 
-    ## Example
-        target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-
-    ## Source
-    specserve, plan/host.py
+    Example: target: {model: org/small, revision: "0123456789012345678901234567890123456789"}
+    Use instead: target: {model: ./llama, max_model_len: 2048}
+    Source: specserve, plan/host.py
     """
     cache = ctx.host.cache if ctx.host else None
     if cache is None or cache.is_writable:
@@ -241,17 +205,11 @@ def _weights(files: Mapping[str, object]) -> tuple[str, ...]:
 def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
     """The method `suffix` needs a package that is not installed.
 
-    ## Why is this bad?
     vLLM ends with an ImportError as soon as it builds its configuration.
 
-    ## Example
-        speculation: {method: suffix, num_speculative_tokens: 8}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
+    Example: speculation: {method: suffix, num_speculative_tokens: 8}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/config/speculative.py, `Arctic Inference is required for suffix decoding. `
     """
     assert ctx.host is not None
     block = ctx.profile.speculation
@@ -267,18 +225,12 @@ def missing_arctic_inference(ctx: Context) -> Iterator[Hit]:
 def untabled_vllm(ctx: Context) -> Iterator[Hit]:
     """The installed vLLM is newer than all that this specserve knows.
 
-    ## Why is this bad?
-    Its arguments are asked of that vLLM, but the rules and the memory estimate are those of the newest version that
-    is known: they miss what has changed since.
+    Its arguments are asked of that vLLM, but the rules and the memory estimate are those of the newest version that is
+    known: they miss what has changed since.
 
-    ## Example
-        vllm: ">=0.32"
-
-    ## Use instead
-        vllm: ">=0.32,<0.34"
-
-    ## Source
-    specserve, vllm/tables
+    Example: vllm: ">=0.32"
+    Use instead: vllm: ">=0.32,<0.34"
+    Source: specserve, vllm/tables
     """
     assert ctx.plan is not None
     if is_newer(ctx.plan.vllm):
@@ -293,17 +245,11 @@ def untabled_vllm(ctx: Context) -> Iterator[Hit]:
 def ineffective_devices(ctx: Context) -> Iterator[Hit]:
     """A list of `hardware.devices` is set, and vLLM here runs on the CPU.
 
-    ## Why is this bad?
     The list names GPUs, and the CPU engine has none: it changes nothing.
 
-    ## Example
-        hardware: {accelerator: cpu, devices: [0]}
-
-    ## Use instead
-        hardware: {accelerator: cpu}
-
-    ## Source
-    specserve, plan/launch.py
+    Example: hardware: {accelerator: cpu, devices: [0]}
+    Use instead: hardware: {accelerator: cpu}
+    Source: specserve, plan/launch.py
     """
     devices = ctx.profile.hardware.devices if ctx.profile.hardware else None
     if devices and ctx.plan is not None and ctx.plan.platform == "cpu":

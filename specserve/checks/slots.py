@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import blocks, count, judged, on_cpu, on_gpu, only_in, severity_in
+from specserve.checks.arms import blocks, count, judged, on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
@@ -35,21 +35,17 @@ def kind_of(ctx: Context) -> Accelerator | None:
 def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
-    ## Why is this bad?
     With speculation a decode step takes K + 1 tokens of each request, and the size of a graph counts tokens. A step
-    above the largest graph runs without one, slower, and vLLM does not say so. It also rounds the largest size down
-    to the sizes it captures: 1, 2, 4, every 8 up to 256, every 16 beyond (vllm-project/vllm#54933).
+    above the largest graph runs without one, slower, and vLLM does not say so. It also rounds the largest size down to
+    the sizes it captures: 1, 2, 4, every 8 up to 256, every 16 beyond (vllm-project/vllm#54933).
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
-
-    ## Source
-    vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
+    Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
     path, largest = _largest(ctx.profile.engine)
     requests, k = count(ctx.profile.engine.get("max_num_seqs")), 0
@@ -101,24 +97,20 @@ def _rounded_up(tokens: int) -> int:
 def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
     """FlashInfer is asked for on GPUs where it captures no decode step with drafts.
 
-    ## Why is this bad?
     A step that verifies drafts has several tokens per request. On these GPUs FlashInfer's graphs hold one token per
     request only, so every step launches its kernels one by one: speculation loses much of what it gains
     (vllm-project/vllm#54992, vllm-project/vllm#49547).
 
-    ## Example
+    Example:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {attention_backend: FLASHINFER}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
+    Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
     """
     engine, kind = ctx.profile.engine, kind_of(ctx)
     config = engine.get("attention_config")
@@ -138,7 +130,7 @@ def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
                 path,
                 f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
                 related=((f"{place}.method", "speculation"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
             )
 
@@ -176,19 +168,15 @@ def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> 
 def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
     """With LoRA, a step has too few tokens for every request's drafts.
 
-    ## Why is this bad?
     vLLM refuses to start unless `max_num_batched_tokens` holds K + 1 tokens of each of `max_num_seqs` requests.
 
-    ## Example
+    Example:
         speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true, max_num_seqs: 1024, max_num_batched_tokens: 8192}
-
-    ## Use instead
+    Use instead:
         speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
-
-    ## Source
-    vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
+    Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
     """
     budget, requests = tokens(ctx.profile), sequences(ctx.profile)
     if ctx.profile.engine.get("enable_lora") is not True or budget is None or requests is None:
@@ -211,22 +199,18 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
 def too_few_slots(ctx: Context) -> Iterator[Hit]:
     """A step has too few tokens to serve, or to draft, at all.
 
-    ## Why is this bad?
     vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
     prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
 
-    ## Example
+    Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
         hardware: {accelerator: cpu}
-
-    ## Use instead
+    Use instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
         hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
+    Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
@@ -247,9 +231,8 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 TOKENS,
                 f"drafting leaves no token of a step to schedule: at least {least} are needed; found {budget}",
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="8192 is a good value for speculation",
-                severity=severity_in(ctx, found),
             )
 
 
@@ -277,23 +260,18 @@ def _whole(profile: Profile, budget: int, requests: int | None) -> Hit | None:
 def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    ## Why is this bad?
     `dflash` and `dspark` draft in a pass of their own, K + 1 or K tokens per request, which must fit into
-    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs`
-    says.
+    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs` says.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
         engine: {max_num_seqs: 256, max_num_batched_tokens: 8192}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
         engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `query tokens per request within `
+    Source: vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     capped = [version for version in judged(ctx) if BLOCK_DRAFTS_CAP_REQUESTS.at(version)]
@@ -310,7 +288,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
                     (SEQUENCES, f"{active} are allowed"),
                     (f"{path}.method", f"takes {needed} tokens each"),
                 ),
-                notes=only_in(ctx, capped),
+                versions=capped,
                 help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
             )
 
@@ -319,21 +297,17 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
 def small_steps(ctx: Context) -> Iterator[Hit]:
     """A step holds fewer than 8192 tokens, which vLLM calls too few for speculation.
 
-    ## Why is this bad?
-    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM
-    warns of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
+    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM warns
+    of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
     (vllm-project/vllm#44815): that is named where all requests together need more.
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
-
-    ## Source
-    vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
+    Source: vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
     """
     budget = tokens(ctx.profile)
     if ctx.profile.speculation is None or on_cpu(ctx.profile):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import blocks, count, judged, on_gpu, only_in, severity_in, versions_on
+from specserve.checks.arms import blocks, count, judged, on_gpu, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -18,19 +18,13 @@ MAX_K = 128
 def retyped_draft(ctx: Context) -> Iterator[Hit]:
     """vLLM changes the method because of the draft's name.
 
-    ## Why is this bad?
-    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and
-    runs that method even where the profile says `draft_model`; directories above the draft count too. The
-    server then fails to load the draft, or drafts nonsense that is rejected every time.
+    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and runs that
+    method even where the profile says `draft_model`; directories above the draft count too. The server then fails to
+    load the draft, or drafts nonsense that is rejected every time.
 
-    ## Example
-        speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
-
-    ## Use instead
-        speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
+    Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
+    Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     """
     for path, block in blocks(ctx):
         model = block.model or (ctx.profile.target.model if block.method == "mtp" else None)
@@ -49,22 +43,18 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
 def split_draft(ctx: Context) -> Iterator[Hit]:
     """The draft's tensor parallelism is not the target's.
 
-    ## Why is this bad?
-    vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model`
-    after the weights are loaded, and everything else ignores the value: layers are split over the target's
-    ranks in any case (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this
-    finding is a warning. Any other size is refused at once.
+    vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model` after the
+    weights are loaded, and everything else ignores the value: layers are split over the target's ranks in any case
+    (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this finding is a warning.
+    Any other size is refused at once.
 
-    ## Example
+    Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
-
-    ## Source
-    vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
+    Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
     size = ctx.profile.target.tensor_parallel_size
     for path, block in blocks(ctx):
@@ -94,18 +84,12 @@ def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
 def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
-    ## Why is this bad?
-    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies.
-    The V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
+    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies. The
+    V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
 
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
+    Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
     for path, block in blocks(ctx):
         count = block.num_speculative_tokens
@@ -133,21 +117,17 @@ _HEADS = ("eagle", "eagle3", "dflash")
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """A drafter is to draft, and nothing says how many tokens.
 
-    ## Why is this bad?
-    vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that
-    could tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
+    vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that could
+    tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
     `n_predict` or not at all: `check` reads which, without the head this is a warning.
 
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+    Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
     """
     for path, block in blocks(ctx):
         own = block.method in ("mtp", "dspark") and block.model is None
@@ -173,19 +153,12 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
 def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
     """The n-gram window has one size only, because half of it is left out.
 
-    ## Why is this bad?
-    vLLM's documentation gives `prompt_lookup_min` a default of 1. Its code sets a missing bound to the other one,
-    and both to 5 where both are missing: only matches of exactly that length count, and hardly anything is
-    drafted.
+    vLLM's documentation gives `prompt_lookup_min` a default of 1. Its code sets a missing bound to the other one, and
+    both to 5 where both are missing: only matches of exactly that length count, and hardly anything is drafted.
 
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
+    Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
     """
     for path, block in blocks(ctx):
         low, high = _window(block)
@@ -207,17 +180,11 @@ def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
 def empty_ngram_window(ctx: Context) -> Iterator[Hit]:
     """The shortest n-gram is longer than the longest.
 
-    ## Why is this bad?
     vLLM refuses to start.
 
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 5, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/config/speculative.py, `be <= prompt_lookup_max=`
+    Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 5, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/config/speculative.py, `be <= prompt_lookup_max=`
     """
     for path, block in blocks(ctx):
         low, high = _window(block)
@@ -241,20 +208,17 @@ _INTERLEAVED = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
 def unadapted_draft(ctx: Context) -> Iterator[Hit]:
     """Adapters change the target, and the draft knows nothing of them.
 
-    ## Why is this bad?
-    vLLM applies LoRA adapters to the target alone. The output stays right, but the draft guesses what the base
-    model would say: acceptance falls with every adapter that moves away from it.
+    vLLM applies LoRA adapters to the target alone. The output stays right, but the draft guesses what the base model
+    would say: acceptance falls with every adapter that moves away from it.
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {enable_lora: true}
-
-    ## Use instead
+    Use instead:
         speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
+    Source:
+        vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
     if ctx.profile.engine.get("enable_lora") is not True:
         return
@@ -272,23 +236,19 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
 def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Pipeline parallelism with a drafter that reads the target's hidden states.
 
-    ## Why is this bad?
-    `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are
-    loaded, others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
+    `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are loaded,
+    others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
     vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
     (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Tensor
     parallelism is what they are used with.
 
-    ## Example
+    Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
     stages = ctx.profile.target.pipeline_parallel_size
     for path, block in blocks(ctx) if stages > 1 else ():
@@ -301,9 +261,9 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
             f"{path}.method",
             f"the V2 runner refuses `{block.method}` over {stages} pipeline stages" if refused else text,
             related=(("target.pipeline_parallel_size", "stages"),),
-            notes=only_in(ctx, refused) if refused else (),
+            versions=refused,
             help=f"write `tensor_parallel_size: {stages * ctx.profile.target.tensor_parallel_size}` instead",
-            severity=(severity_in(ctx, refused) or Severity.ERROR) if refused else None,
+            severity=Severity.ERROR if refused else None,
         )
 
 
@@ -319,23 +279,19 @@ def _refused_stages(ctx: Context, block: Speculation) -> list[str]:
 def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Data and expert parallelism with the target's own prediction layers.
 
-    ## Why is this bad?
     The ranks wait for each other in every step, and hangs near the end of the context were reported for this
-    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments run it: give the server a
-    liveness check that asks for a token.
+    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments run it: give the server a liveness
+    check that asks for a token.
 
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {data_parallel_size: 8, enable_expert_parallel: true}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 8}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {enable_expert_parallel: true}
-
-    ## Source
-    vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
+    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
     ranks = count(ctx.profile.engine.get("data_parallel_size")) or 1
     if ranks < 2 or ctx.profile.engine.get("enable_expert_parallel") is not True:
@@ -353,22 +309,18 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
 def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
     """The KV cache is interleaved over context-parallel ranks by more than one token, beside speculation.
 
-    ## Why is this bad?
-    Only a few sparse MLA kernels verify drafts over such a cache. All others end the start with an assertion, once
-    the model is loaded (vllm-project/vllm#28407).
+    Only a few sparse MLA kernels verify drafts over such a cache. All others end the start with an assertion, once the
+    model is loaded (vllm-project/vllm#28407).
 
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
+    Source: vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
     """
     engine = ctx.profile.engine
     ranks = [count(engine.get(f"{part}_context_parallel_size")) or 1 for part in ("decode", "prefill")]

@@ -12,8 +12,6 @@ from specserve.checks.arms import (
     judged,
     kv_heads,
     model_type,
-    only_in,
-    severity_in,
     target_config,
     text_config,
     versions_where,
@@ -39,18 +37,12 @@ _TOKENIZERS = (
 def unsupported_half(ctx: Context) -> Iterator[Hit]:
     """The model is to run in float16, and overflows there.
 
-    ## Why is this bad?
-    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it
-    counts too. bfloat16 has the range.
+    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it counts
+    too. bfloat16 has the range.
 
-    ## Example
-        target: {model: ./gemma2, dtype: float16}
-
-    ## Use instead
-        target: {model: ./gemma2, dtype: bfloat16}
-
-    ## Source
-    vllm/config/model.py, `does not support float16. Reason: `
+    Example: target: {model: ./gemma2, dtype: float16}
+    Use instead: target: {model: ./gemma2, dtype: bfloat16}
+    Source: vllm/config/model.py, `does not support float16. Reason: `
     """
     if ctx.profile.target.dtype not in ("float16", "half"):
         return
@@ -68,19 +60,15 @@ def unsupported_half(ctx: Context) -> Iterator[Hit]:
 def missing_experts(ctx: Context) -> Iterator[Hit]:
     """Experts are to be divided over ranks, and the model has none.
 
-    ## Why is this bad?
     vLLM refuses `enable_expert_parallel` for a dense model.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         engine: {enable_expert_parallel: true}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3-moe}
         engine: {enable_expert_parallel: true}
-
-    ## Source
-    vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
+    Source: vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
     """
     config = target_config(ctx)
     if ctx.profile.engine.get("enable_expert_parallel") is not True or config is None:
@@ -93,7 +81,7 @@ def missing_experts(ctx: Context) -> Iterator[Hit]:
             "engine.enable_expert_parallel",
             f"a `{architectures(config)[0]}` has no experts",
             related=(("target.model", "the model"),),
-            notes=only_in(ctx, found),
+            versions=found,
             help="leave it out",
         )
 
@@ -107,19 +95,15 @@ def _is_text(config: Config, known: Registry) -> bool:
 def unadaptable_model(ctx: Context) -> Iterator[Hit]:
     """Adapters are switched on for a model that takes none.
 
-    ## Why is this bad?
     vLLM says `does not support LoRA yet` once the model is loaded.
 
-    ## Example
+    Example:
         target: {model: ./gpt2}
         engine: {enable_lora: true}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         engine: {enable_lora: true}
-
-    ## Source
-    vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
+    Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
     """
     config = target_config(ctx)
     if ctx.profile.engine.get("enable_lora") is not True or config is None or config.get("auto_map"):
@@ -132,7 +116,7 @@ def unadaptable_model(ctx: Context) -> Iterator[Hit]:
             "engine.enable_lora",
             f"a `{architectures(config)[0]}` takes no adapters",
             related=(("target.model", "the model"),),
-            notes=only_in(ctx, found),
+            versions=found,
             help="merge the adapter into the weights, and serve those",
         )
 
@@ -146,20 +130,16 @@ def _takes_none(config: Config, known: Registry) -> bool:
 def uncuttable_context(ctx: Context) -> Iterator[Hit]:
     """The context is to be cut over ranks that hold other KV heads.
 
-    ## Why is this bad?
     `decode_context_parallel_size` divides the KV cache of one head over the ranks that repeat it. vLLM refuses more
     parts than there are repeats: `tensor_parallel_size` over the KV heads.
 
-    ## Example
+    Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
-
-    ## Use instead
+    Use instead:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
+    Source: vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
     """
     config, parts = target_config(ctx), whole(ctx.profile.engine, "decode_context_parallel_size")
     size = ctx.profile.target.tensor_parallel_size
@@ -187,17 +167,11 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
 def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The target's directory has no tokenizer, and the profile names no other.
 
-    ## Why is this bad?
     Training scripts often save the weights alone. vLLM fails while it starts the engine.
 
-    ## Example
-        target: {model: ./llama-mute}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/tokenizers/registry.py, `tokenizer`
+    Example: target: {model: ./llama-mute}
+    Use instead: target: {model: ./llama}
+    Source: vllm/tokenizers/registry.py, `tokenizer`
     """
     target = ctx.target
     if (
@@ -233,22 +207,18 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
 def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
     """Speculation of any kind with a hybrid model that has no room for the states of drafts.
 
-    ## Why is this bad?
-    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted.
-    For Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
+    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted. For
+    Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
     (vllm-project/vllm#47635, vllm-project/vllm#57721).
 
-    ## Example
+    Example:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}
         speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}
-
-    ## Source
-    vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
+    Source: vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
     """
     config = target_config(ctx)
     kind = model_type(config) if config is not None else ""
@@ -258,7 +228,6 @@ def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
             f"{arm.path}.method",
             f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
             related=(("target.model", "the target"),),
-            notes=only_in(ctx, found),
+            versions=found,
             help="serve it without speculation, or with a vLLM that knows it",
-            severity=severity_in(ctx, found),
         )

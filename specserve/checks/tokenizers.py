@@ -48,20 +48,16 @@ def _overridden(ctx: Context) -> bool:
 def unequal_vocabularies(ctx: Context) -> Iterator[Hit]:
     """The vocabulary of a draft model has another size than the target's.
 
-    ## Why is this bad?
-    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens
-    are the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
+    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens are
+    the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
 
-    ## Example
+    Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
+    Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
     """
     for arm, found in pairs(ctx, mapped=False):
         if _same_size(found) or _overridden(ctx):
@@ -98,22 +94,18 @@ def _way_out(found: TokenizerComparison) -> str:
 def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     """The target's token ids mean other tokens to the draft.
 
-    ## Why is this bad?
-    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with
-    another tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each
-    token costs more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a
-    sample text on this is an error, below 0.1 % an info.
+    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with another
+    tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each token costs
+    more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a sample text on this
+    is an error, below 0.1 % an info.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `else self.target_model_config.tokenizer`
+    Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
     for arm, found in pairs(ctx, mapped=False):
         unlike = found.verdict in ("overlap", "incompatible")
@@ -135,21 +127,17 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
 def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
     """Special tokens of the target mean something else to the draft.
 
-    ## Why is this bad?
-    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on,
-    and proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not
-    use them, this is an info.
+    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on, and
+    proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not use them,
+    this is an info.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-chat, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    specserve, tokenizer.json and the chat template of both models
+    Source: specserve, tokenizer.json and the chat template of both models
     """
     for arm, found in pairs(ctx, mapped=False):
         unused = not found.template_ids and found.mismatch_by_occurrence
@@ -178,20 +166,16 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
 def other_segmentation(ctx: Context) -> Iterator[Hit]:
     """Draft and target have the same tokens, and cut text or write chats in different ways.
 
-    ## Why is this bad?
-    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the
-    draft was trained on text that was cut or framed in another way, so its acceptance may be lower.
+    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the draft
+    was trained on text that was cut or framed in another way, so its acceptance may be lower.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    specserve, tokenizer.json and the chat template of both models
+    Source: specserve, tokenizer.json and the chat template of both models
     """
     for arm, found in pairs(ctx, mapped=False):
         if found.verdict == "identical" and found.reasons:
@@ -207,18 +191,12 @@ def other_segmentation(ctx: Context) -> Iterator[Hit]:
 def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The tokenizer that the profile names has ids that mean other tokens to the target.
 
-    ## Why is this bad?
-    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with
-    other words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
+    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with other
+    words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
 
-    ## Example
-        target: {model: ./llama, tokenizer: ./llama-draft-foreign}
-
-    ## Use instead
-        target: {model: ./llama, tokenizer: ./llama-draft}
-
-    ## Source
-    vllm/config/model.py, `self.tokenizer = self.model`
+    Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
+    Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
+    Source: vllm/config/model.py, `self.tokenizer = self.model`
     """
     found = ctx.tokenizer
     if found is None or found.verdict in ("identical", "padding_only", "not_checked", "not_applicable"):
@@ -238,20 +216,16 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
 def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
     """The tokenizers of draft and target could not be compared.
 
-    ## Why is this bad?
-    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft
-    understands the target's token ids.
+    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft understands
+    the target's token ids.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
+    Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
     for arm, found in pairs(ctx, mapped=False):
         if found.verdict == "not_checked":

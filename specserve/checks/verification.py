@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, judged, only_in, versions_on
+from specserve.checks.arms import blocks, judged, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
@@ -20,22 +20,17 @@ _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark
 def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
     """Drafts are accepted by a rate in the profile, whatever the target says of them.
 
-    ## Why is this bad?
     It is a tool for benchmarks of the engine: the text is not the target's, and wrong.
 
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 3
           rejection_sample_method: synthetic
           synthetic_acceptance_length: 2.5
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
     """
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") == "synthetic":
@@ -50,20 +45,16 @@ def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
 def lossy_verification(ctx: Context) -> Iterator[Hit]:
     """Verification may keep tokens that the target would not have chosen.
 
-    ## Why is this bad?
-    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer
-    distributed as the target's own: measure quality before you serve it.
+    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer distributed
+    as the target's own: measure quality before you serve it.
 
-    ## Example
+    Example:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
+    Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") == "fly":
@@ -78,19 +69,12 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
 def contradictory_verification(ctx: Context) -> Iterator[Hit]:
     """Settings of the verification that vLLM refuses together.
 
-    ## Why is this bad?
-    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall
-    or do not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller
-    than K.
+    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall or do
+    not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller than K.
 
-    ## Example
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
+    Example: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
     """
     for path, block in blocks(ctx):
         found = _synthetic(block) or _fly(block)
@@ -133,24 +117,20 @@ def _fly(block: Speculation) -> tuple[str, str] | None:
 def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
     """Block verification is asked for, on a runner that does not have it.
 
-    ## Why is this bad?
-    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily
-    under `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
+    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily under
+    `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
 
-    ## Example
+    Example:
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 3
           rejection_sample_method: block
         hardware: {accelerator: cpu}
-
-    ## Use instead
+    Use instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
     """
     for path, block in blocks(ctx):
         if block.keys.get("rejection_sample_method") != "block":
@@ -158,28 +138,24 @@ def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
         found = versions_on(ctx, block, "V1")
         if found:
             text = "the V1 runner, which will serve this, verifies token by token and drafts greedily"
-            yield Hit(f"{path}.rejection_sample_method", text, notes=only_in(ctx, found), help="leave it out")
+            yield Hit(f"{path}.rejection_sample_method", text, versions=found, help="leave it out")
 
 
 @rule("SD131", "greedy-drafts", Severity.INFO)
 def greedy_drafts(ctx: Context) -> Iterator[Hit]:
     """A promise at a temperature above 0 rests on drafts that ignore the temperature.
 
-    ## Why is this bad?
-    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample
-    the draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the
-    price of the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
+    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
+    draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the price of
+    the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
         expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-
-    ## Source
-    vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
+    Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
     """
     index = next((i for i, promise in enumerate(ctx.profile.expect) if (promise.temperature or 0) > 0), None)
     if index is None:
@@ -204,23 +180,19 @@ def _greedy_by_choice(block: Speculation) -> bool:
 def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
     """Ways to draft that vLLM refuses together.
 
-    ## Why is this bad?
-    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives
-    neither logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
+    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives neither
+    logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
 
-    ## Example
+    Example:
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 3
           use_heterogeneous_vocab: true
           draft_sample_method: probabilistic
-
-    ## Use instead
+    Use instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-
-    ## Source
-    vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
+    Source: vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
     """
     for path, block in blocks(ctx):
         argmax = block.keys.get("use_local_argmax_reduction") is True
@@ -235,7 +207,7 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
                     f"{path}.{other}",
                     "a draft of another vocabulary must draft greedily, from all its logits",
                     related=((f"{path}.use_heterogeneous_vocab", "another vocabulary"),),
-                    notes=only_in(ctx, found),
+                    versions=found,
                     help="leave it out",
                 )
         elif argmax and probabilistic:
@@ -245,7 +217,7 @@ def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
                     f"{path}.use_local_argmax_reduction",
                     "local argmax has no probabilities for `draft_sample_method: probabilistic`",
                     related=((f"{path}.draft_sample_method", "asks for probabilities"),),
-                    notes=only_in(ctx, found),
+                    versions=found,
                 )
 
 
@@ -258,22 +230,18 @@ _NO_FULL_GRAPHS = frozenset({"NONE", "PIECEWISE"})
 def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
     """Adaptive verification beside something it does not work with.
 
-    ## Why is this bad?
     It decides on the GPU how many drafts of which request are verified. vLLM refuses it with LoRA, with pipeline
     parallelism, without full CUDA graphs, and, except for `dspark`, with local argmax.
 
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
         engine: {enforce_eager: true}
-
-    ## Use instead
+    Use instead:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
         engine: {enforce_eager: true}
-
-    ## Source
-    vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
+    Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
     """
     for path, block in blocks(ctx):
         if block.keys.get("enable_adaptive_verification") is True:
@@ -309,21 +277,17 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 def refused_combination(ctx: Context) -> Iterator[Hit]:
     """A feature of vLLM that this way to speculate cannot be combined with.
 
-    ## Why is this bad?
-    vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with
-    methods that cannot carry them, a quantized copy of the output layer for drafts that share none, the index
-    option of `mtp` with other methods.
+    vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with methods
+    that cannot carry them, a quantized copy of the output layer for drafts that share none, the index option of `mtp`
+    with other methods.
 
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}
-
-    ## Use instead
+    Use instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: false}
-
-    ## Source
-    vllm/config/vllm.py, `compatible with EAGLE as EAGLE requires correct logits `
+    Source: vllm/config/vllm.py, `compatible with EAGLE as EAGLE requires correct logits `
     """
     for path, block in blocks(ctx):
         if ctx.profile.engine.get("kv_sharing_fast_prefill") is True and block.method in _HEADS:
@@ -361,4 +325,4 @@ def _watermarks(ctx: Context, block: Speculation, path: str) -> Iterator[Hit]:
         found.setdefault(problem, []).append(version)
     for (place, message), versions in found.items():
         related = (("engine.watermark_config", "watermarks are asked for"),)
-        yield Hit(place, message, related=related, notes=only_in(ctx, versions))
+        yield Hit(place, message, related=related, versions=versions)

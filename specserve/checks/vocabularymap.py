@@ -17,25 +17,21 @@ KEPT = 0.5
 def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
     """Two vocabularies are mapped that share little.
 
-    ## Why is this bad?
-    With `use_heterogeneous_vocab` the draft may only propose tokens that both vocabularies have, and reads an
-    unknown token wherever the target wrote one that it lacks. What the shared tokens make up of ordinary text
-    bounds the acceptance.
+    With `use_heterogeneous_vocab` the draft may only propose tokens that both vocabularies have, and reads an unknown
+    token wherever the target wrote one that it lacks. What the shared tokens make up of ordinary text bounds the
+    acceptance.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation:
           method: draft_model
           model: ./llama-draft-distant
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
+    Source: vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
     """
     for arm, found in pairs(ctx, mapped=True):
         shared, kept = found.shared_tokens, found.kept_by_occurrence
@@ -54,24 +50,20 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
 def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
     """Vocabularies are mapped that are the same.
 
-    ## Why is this bad?
-    `use_heterogeneous_vocab` changes no token here, and takes away what the pair could have: probabilistic drafts,
-    and vLLM's V2 runner.
+    `use_heterogeneous_vocab` changes no token here, and takes away what the pair could have: probabilistic drafts, and
+    vLLM's V2 runner.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation:
           method: draft_model
           model: ./llama-draft
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/vllm.py (from 0.32), `unsupported.append("heterogeneous-vocabulary draft models")`
+    Source: vllm/config/vllm.py (from 0.32), `unsupported.append("heterogeneous-vocabulary draft models")`
     """
     for arm, found in pairs(ctx, mapped=True):
         if found.verdict == "identical":
@@ -88,24 +80,20 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
 def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The vocabulary of a draft is to be mapped that ships no tokenizer.
 
-    ## Why is this bad?
     To map the vocabularies the workers of vLLM load the draft's tokenizer from the draft's own repository, and die
     where there is none.
 
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation:
           method: draft_model
           model: ./llama-draft-bare
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
+    Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
     """
     for arm, _ in pairs(ctx, mapped=True):
         if arm.draft is None or any(_of_tokenizer(name) for name in arm.draft.files):

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specserve.checks.byvllm import Answer, Asked, Judged
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.rule import Answer, Asked, Context, Judged, Rule
+from specserve.checks.rule import Context, Rule
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift

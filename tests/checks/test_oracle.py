@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from specserve.checks.byvllm import Answer
 from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
 from specserve.checks.oraclechild import child_of
-from specserve.checks.rule import Answer
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
