@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
 
+from specserve.checks.answer import Answer, Asked, Judged
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 
@@ -15,64 +14,12 @@ _LONGEST = 300
 """Characters of vLLM's words that are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
-
-    argument: str
-    value: Any
-    effective: Any
-    place: str
-    is_changed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What vLLM said of one launch: refused, not judged, or how it would run."""
-
-    refused: str | None = None
-    not_judged: str | None = None
-    """Why the question could not be answered without the GPU."""
-    at: str = ""
-    """The line of vLLM that refused."""
-    step: str = ""
-    """What vLLM was doing when it refused; empty: the configuration."""
-    loc: tuple[str, ...] = ()
-    effective: Mapping[str, Any] = field(default_factory=dict)
-    asked: tuple[Asked, ...] = ()
-    build: Mapping[str, Any] = field(default_factory=dict)
-    """Figures of the models, built without memory."""
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    """Steps that cannot be taken without the GPU, with the reason."""
-    warnings: tuple[str, ...] = ()
-    infos: tuple[str, ...] = ()
-
-    @property
-    def changed(self) -> tuple[Asked, ...]:
-        """What vLLM runs with another value than the one that is asked for."""
-        return tuple(item for item in self.asked if item.is_changed)
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What vLLM's own configuration code says of the launch of one arm."""
-
-    path: str
-    """`speculation`, `alternatives.NAME`, or empty without speculation."""
-    answer: Answer
-    without: Answer | None
-    """Of the same launch without speculation; None if this is that one."""
-    basis: str
-    """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
-
-
 @rule("SD501", "refused-by-vllm", Severity.ERROR, needs="vllm")
 def refused_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM's own code refuses the launch.
 
     vLLM raises this when it starts: when it makes its configuration, builds the models, plans the KV cache or takes the
     tensors of the checkpoint. The sentence is vLLM's own, from the version and for the machine in the note.
-
     Example: target: {model: ./llama, max_model_len: 999999}
     Use instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/engine/arg_utils.py, `def create_engine_config(`
@@ -105,7 +52,6 @@ def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
 
     The server starts, and serves something else than the profile says: a shorter context, other graph sizes, another
     draft length.
-
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 256, max_cudagraph_capture_size: 300}
@@ -142,7 +88,6 @@ def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM warns about the launch.
 
     The warning scrolls by among hundreds of lines when the server starts. Warnings that every launch gets are left out.
-
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_dtype: fp8_e5m2}

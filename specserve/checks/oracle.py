@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
-from specserve.checks.byvllm import Answer, Asked, Judged
+from specserve.checks.answer import Answer, Asked, Judged
 from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
 from specserve.checks.rule import Context
@@ -31,6 +31,7 @@ from specserve.models.facts import ModelFacts
 from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Speculation
 
 _KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
 """What the configuration code reads of a wheel; the kernels are most of its size."""
@@ -153,28 +154,26 @@ def judgements(
 
     if kept_only and not _folder().is_dir():
         return ()
-    known, target = table(vllm.version), shapes["target.model"]
-    platform = "cpu" if machine.is_cpu else "cuda"
-    paths, questions = [""], []
-    profiles = [replace(context.profile, speculation=None)]
-    drafts: list[ModelFacts | None] = [None]
-    for arm in context.arms:
-        draft = shapes.get(f"{arm.path}.model")
-        if arm.speculation.model is None or arm.speculation.method == "custom_class" or draft is not None:
-            paths.append(arm.path)
-            profiles.append(replace(context.profile, speculation=arm.speculation))
-            drafts.append(draft)
-    for profile, draft in zip(profiles, drafts, strict=True):
-        plan = launch(profile, table=known, platform=platform, version=vllm.version)
-        method = profile.speculation.method if profile.speculation else None
-        questions.append(VllmQuestion(plan, target, draft, method))
+    blocks: dict[str, Speculation | None] = {"": None}
+    for path, block in context.blocks:
+        if block.model is None or block.method == "custom_class" or f"{path}.model" in shapes:
+            blocks[path] = block
+    questions = []
+    for path, block in blocks.items():
+        profile = replace(context.profile, speculation=block)
+        platform = "cpu" if machine.is_cpu else "cuda"
+        plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
+        draft, method = shapes.get(f"{path}.model"), block.method if block else None
+        questions.append(VllmQuestion(plan, shapes["target.model"], draft, method))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
-    answers = tuple(map(as_far_as_known, answers, questions[: len(answers)]))
+    without, *others = map(as_far_as_known, answers, questions) if answers else (None,)
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
-    if len(answers) == 1:
-        return (Judged("", answers[0], None, basis),)
-    pairs = zip(paths[1:], answers[1:], strict=bool(answers))
-    return tuple(Judged(path, answer, answers[0], basis) for path, answer in pairs)
+    if without is None:
+        return ()
+    if not others:
+        return (Judged("", without, None, basis),)
+    paths = list(blocks)[1:]
+    return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
 
 
 def as_far_as_known(answer: Answer, question: VllmQuestion) -> Answer:
@@ -188,17 +187,19 @@ def as_far_as_known(answer: Answer, question: VllmQuestion) -> Answer:
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
     """The command line with folders in the place of models; the child makes them."""
-    target, draft = question.target, question.draft
+    target, draft, is_head = question.target, question.draft, question.method in HEADS
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
     models = {_TARGET: _config(target)} | ({_DRAFT: _config(draft)} if draft else {})
-    env = {name: value for name, value in question.plan.env.items() if isinstance(value, str)}
-    own = {name: value for name, value in env.items() if name.startswith("VLLM_") and "KEY" not in name}
+    env = {
+        name: value
+        for name, value in question.plan.env.items()
+        if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
+    }
     tensors = {_TARGET: _tensors(target)}
-    if question.method in HEADS or draft is not None:
+    if is_head or draft is not None:
         tensors[_DRAFT] = _tensors(draft or target)  # stages inside the target are read from its checkpoint
-    lacks = _lacks(draft) if question.method in HEADS else []
-    build = {"draft_lacks": lacks, "tensors": tensors}
-    return {"argv": list(plan.argv[2:]), "env": own, "models": models, "build": build}
+    build = {"draft_lacks": _lacks(draft) if is_head else [], "tensors": tensors}
+    return {"argv": list(plan.argv[2:]), "env": env, "models": models, "build": build}
 
 
 def _tensors(facts: ModelFacts) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -234,16 +235,9 @@ def _gpu(machine: Machine) -> dict[str, Any] | None:
 
 
 def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
-    asked = [
-        request,
-        _gpu(machine),
-        machine.count * machine.nodes,
-        vllm.version,
-        str(vllm.source),
-        __version__,
-        _child_digest(),
-    ]
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    count, source = machine.count * machine.nodes, str(vllm.source)
+    key = [request, _gpu(machine), count, vllm.version, source, __version__, _child_digest()]
+    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return _folder() / f"{name}.json"
 
 

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from specserve.checks.arms import Config, choice, head_config, text_config
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
+from specserve.vllm.context import Length, context_length
+from specserve.vllm.fact import Fact, minor
+from specserve.vllm.registry import Registry, registry
+from specserve.vllm.runner import Choice
+from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.byvllm import Judged
+    from specserve.checks.answer import Judged
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift
     from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.plan.arguments import ArgumentProblem
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 
-Found = TypeVar("Found")
 Need = Literal["nothing", "models", "hardware", "host", "vllm"]
 """What a rule looks at besides the profile: models = `target` and the arms' drafts, hardware = `machine` and the
 arms' memory, host = `plan` and `host`, vllm = `vllm`."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Arm:
     """One way to speculate in a profile, with what is known of it."""
 
@@ -39,7 +46,7 @@ class Arm:
     memory: MemoryEstimate | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Context:
     """What a rule may look at. `versions`: the known vLLM minors in the profile's range, oldest first.
 
@@ -61,14 +68,91 @@ class Context:
     """What is not as the profile's lock says."""
     vllm: tuple[Judged, ...] = ()
     """What vLLM itself says of the launch, if it was asked."""
-    _found: dict[Hashable, Any] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
-        """What `find` returns; rules that share a key ask it once."""
-        if key not in self._found:
-            self._found[key] = find()
-        found: Found = self._found[key]
-        return found
+    @cached_property
+    def blocks(self) -> tuple[tuple[str, Speculation], ...]:
+        """Each block of speculation with its dotted path, `speculation` first."""
+        own = (("speculation", self.profile.speculation),) if self.profile.speculation else ()
+        return (*own, *((f"alternatives.{name}", block) for name, block in self.profile.alternatives.items()))
+
+    @cached_property
+    def judged(self) -> tuple[str, ...]:
+        """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
+        return self.versions or known_versions()[-1:]
+
+    def during(self, fact: Fact[Any]) -> list[str]:
+        """The judged versions for which a fact holds."""
+        return [version for version in self.judged if fact.at(version)]
+
+    def where(self, holds: Callable[[Registry], bool]) -> list[str]:
+        """The judged versions whose registry of models says so."""
+        return [version for version in self.judged if holds(registry(version))]
+
+    def is_past(self, found: Sequence[str]) -> bool:
+        """Whether a profile names no versions, and the newest and the one that is about to run it are not found.
+
+        Nobody said that such a profile is for the older ones.
+        """
+        own = [version for version in found if self.plan and minor(version) == minor(self.plan.vllm)]
+        return self.profile.vllm is None and self.judged[-1] not in found and not own
+
+    def choices(self, block: Speculation, *, by_target: bool = False) -> dict[str, Choice | None]:
+        """The runner of each judged version. `by_target`: the target's config.json may decide, if it was read."""
+        config = self.target.config if by_target and self.target else None
+        key = (id(block), config is None)
+        if key not in self._choices:
+            self._choices[key] = {
+                v: choice(self.profile, block, version=v, config=config) for v in self.judged
+            }
+        return self._choices[key]
+
+    def on(self, runner: Literal["V1", "V2"], block: Speculation, *, by_target: bool = False) -> list[str]:
+        """The judged versions that serve a block with this runner."""
+        taken = self.choices(block, by_target=by_target)
+        return [
+            version for version, choice in taken.items() if choice is not None and choice.runner == runner
+        ]
+
+    @cached_property
+    def target_config(self) -> Config | None:
+        """The target's config.json with the profile's `hf_overrides` on it; None if those cannot be applied."""
+        overrides = self.profile.engine.get("hf_overrides")
+        if self.target is None or not isinstance(overrides, Mapping | None):
+            return None
+        return {**self.target.config, **overrides} if overrides else self.target.config
+
+    def draft_facts(self, arm: Arm) -> ModelFacts | None:
+        """The facts of what drafts: a model of its own, or the target, whose further layers `mtp` and `dspark` run."""
+        if arm.speculation.model is None:
+            return self.target if arm.speculation.method in ("mtp", "dspark") else None
+        return arm.draft
+
+    def draft_config(self, arm: Arm) -> Config | None:
+        """Its config.json as vLLM reads it; None if it is not known, or not read."""
+        facts = self.draft_facts(arm)
+        return head_config(facts.config) if facts else None
+
+    def models(self) -> Iterator[tuple[str, Config]]:
+        """The target's and each draft model's config.json, with the dotted path that names the model."""
+        if self.target_config is not None:
+            yield "target.model", self.target_config
+        for arm in self.arms:
+            config = self.draft_config(arm) if arm.speculation.model is not None else None
+            if config is not None:
+                yield f"{arm.path}.model", config
+
+    def length(self, config: Config) -> Length | None:
+        """The context that the newest judged version derives; None if config.json does not show it."""
+        return context_length(text_config(config), self.judged[-1])
+
+    @cached_property
+    def argument_problems(self) -> dict[str, list[ArgumentProblem]]:
+        """What is wrong with the arguments, by version, as far as it was asked for."""
+        return {}
+
+    @cached_property
+    def _choices(self) -> dict[tuple[int, bool], dict[str, Choice | None]]:
+        return {}
 
 
 class Hit(NamedTuple):

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from specserve.checks.arms import is_past, only_in
 from specserve.checks.rule import Context, Hit, Need, Rule
 from specserve.checks.static import STATIC
 from specserve.diagnostics import Code, Finding, Related, Report, Severity, Span, Verdict
@@ -178,8 +177,10 @@ def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
     """A hit with the rule's code and severity, and the versions that it holds for."""
     profile, severity, notes = context.profile, hit.severity or rule.severity, hit.notes
     if hit.versions:
-        notes += only_in(context, hit.versions)
-        if severity is Severity.ERROR and is_past(context, hit.versions):
+        if len(hit.versions) < len(context.judged):
+            known, found = ", ".join(context.judged), ", ".join(hit.versions)
+            notes += (f"the profile's range holds vLLM {known}; this is so in {found}",)
+        if severity is Severity.ERROR and context.is_past(hit.versions):
             severity = Severity.WARNING
     related = (Related(profile.span(path), label) for path, label in hit.related if path in profile.spans)
     span = profile.key_span(hit.path) if hit.at_key else profile.span(hit.path)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from specserve.checks.byvllm import Answer, Asked, Judged, reasons
+from specserve.checks.answer import Answer, Asked, Judged
+from specserve.checks.byvllm import reasons
 from specserve.report.console import clean, filled
 from specserve.report.serializer import picked
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.byvllm import Answer, Asked, Judged
+from specserve.checks.answer import Answer, Asked, Judged
 from specserve.checks.gather import Wanted, gather
 from specserve.checks.rule import Context, Rule
 from specserve.hardware.accelerators import Machine, accelerator

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specserve.checks.byvllm import Answer
+from specserve.checks.answer import Answer
 from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
 from specserve.checks.oraclechild import child_of
 from specserve.errors import FactError
