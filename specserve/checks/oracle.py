@@ -159,17 +159,17 @@ def judgements(
         if block.model is None or block.method == "custom_class" or f"{path}.model" in shapes:
             blocks[path] = block
     questions = []
-    for path, block in blocks.items():
-        profile = replace(context.profile, speculation=block)
+    for path, chosen in blocks.items():
+        profile = replace(context.profile, speculation=chosen)
         platform = "cpu" if machine.is_cpu else "cuda"
         plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
-        draft, method = shapes.get(f"{path}.model"), block.method if block else None
+        draft, method = shapes.get(f"{path}.model"), chosen.method if chosen else None
         questions.append(VllmQuestion(plan, shapes["target.model"], draft, method))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
-    without, *others = map(as_far_as_known, answers, questions) if answers else (None,)
-    basis = f"vLLM {vllm.version}, {machine_words(machine)}"
-    if without is None:
+    if not answers:
         return ()
+    without, *others = map(as_far_as_known, answers, questions)
+    basis = f"vLLM {vllm.version}, {machine_words(machine)}"
     if not others:
         return (Judged("", without, None, basis),)
     paths = list(blocks)[1:]

@@ -84,8 +84,9 @@ def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterato
         return
     if driver.version is None and driver.cuda is None:
         return
-    text, fix = driver.version or "of unknown version", None
+    text = driver.version or "of unknown version"
     state: State = "ok"
+    fix: str | None = None
     text += f", runs CUDA up to {_dotted(driver.cuda)}" if driver.cuda else ""
     match = re.match(r"(\d+)\.(\d+)", (software.torch.cuda if software.torch else None) or "")
     needed = (int(match[1]), int(match[2])) if match else None
@@ -93,8 +94,8 @@ def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterato
         text += f"; torch is built for {_dotted(needed)}"
         if driver.cuda[0] < needed[0]:
             least = _LEAST_DRIVER.get(needed[0])
-            state, fix = "bad", f"update it to {least} or newer" if least else "update it"
-            fix += f", or install a vLLM that is built for CUDA {driver.cuda[0]}"
+            newer = f"update it to {least} or newer" if least else "update it"
+            state, fix = "bad", f"{newer}, or install a vLLM that is built for CUDA {driver.cuda[0]}"
         else:
             text += ": what is compiled while it runs may be refused"
             state, fix = "note", f"update it to one that runs CUDA {_dotted(needed)}"
