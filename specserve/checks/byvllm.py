@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from specserve.checks.answer import Answer, Asked, Judged
 from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.diagnostics import Severity
 
 _FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")
@@ -75,7 +75,7 @@ def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
             )
 
 
-def reasons(judged: Judged, item: Asked) -> tuple[str, ...]:
+def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
     """What vLLM says about a value that it changes, if it says anything."""
     name = item.argument.rpartition(".")[2]
     return tuple(
@@ -103,11 +103,11 @@ def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
             if any(name in text for name in changed):
                 continue
             notes = [] if text in usual or judged.without is None else ["only with speculation"]
-            where = _path(ctx, judged, Answer(refused=text))
+            where = _path(ctx, judged, VllmAnswer(refused=text))
             yield Hit(where, f"vLLM warns: {_short(text)}", notes=(*notes, f"basis: {judged.basis}"))
 
 
-def _path(ctx: Context, judged: Judged, answer: Answer) -> str:
+def _path(ctx: Context, judged: Judged, answer: VllmAnswer) -> str:
     """The place in the profile that vLLM's words are about, as far as they name it."""
     for name in answer.loc:
         if found := _written(ctx, judged, name):

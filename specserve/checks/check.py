@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
-from specserve.checks.answer import Judged
 from specserve.checks.catalogue import RULES
 from specserve.checks.gather import Gathered, Read, Unread, Wanted, gather
 from specserve.checks.rule import Context, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
+from specserve.checks.vllmanswer import Judged
 from specserve.diagnostics import Finding, Report, Skipped, Verdict
 from specserve.errors import SpecserveError
 from specserve.profile.schema import Profile
@@ -31,7 +31,7 @@ GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """One group of rules over one profile."""
 
     name: Need
@@ -50,7 +50,7 @@ class Checked(Verdict):
     machine: Machine | None = None
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RuleGroup, ...] = ()
     unread: tuple[Unread, ...] = ()
     vllm: tuple[Judged, ...] = ()
     """What vLLM itself says of every arm, if it was asked."""
@@ -192,9 +192,9 @@ def _codes(group: Need) -> tuple[str, ...]:
     return tuple(rule.code for rule in RULES if rule.needs == group)
 
 
-def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> Group:
+def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> RuleGroup:
     codes = set(_codes(name))
     prefix = "SD0" if name == "nothing" else " "  # problems of the file stand beside its own rules
     own = tuple(item for item in findings if item.code in codes or item.code.startswith(prefix))
     item = next((item for item in left_out if item.group == name), None)
-    return Group(name, len(codes), own, item.reason if item else None, len(item.codes) if item else 0)
+    return RuleGroup(name, len(codes), own, item.reason if item else None, len(item.codes) if item else 0)

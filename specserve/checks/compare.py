@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specserve.checks.answer import Judged
 from specserve.checks.gather import Gathered, Wanted, gather
+from specserve.checks.vllmanswer import Judged
 from specserve.convert.command import NoStart, profile_of
 from specserve.errors import FactError, ProfileError, UsageError
 from specserve.hardware.accelerators import Machine

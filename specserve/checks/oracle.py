@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from specserve import __version__, engine
-from specserve.checks.answer import Answer, Asked, Judged
 from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
 from specserve.checks.rule import Context
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.settings import HEADS
@@ -114,7 +114,7 @@ def ask(
     kept_only: bool = False,
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
-) -> tuple[Answer, ...]:
+) -> tuple[VllmAnswer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
 
     With `kept_only` no child is started: empty if an answer is not in the cache.
@@ -176,13 +176,13 @@ def judgements(
     return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
 
 
-def as_far_as_known(answer: Answer, question: VllmQuestion) -> Answer:
+def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
     if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
         return answer
     why = f"of a model only the published configuration is known, which vLLM refuses: {answer.refused}"
-    return Answer(not_judged=why)
+    return VllmAnswer(not_judged=why)
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
@@ -260,16 +260,16 @@ def _command(command: Sequence[str], machine: Machine, vllm: Vllm) -> tuple[str,
     return tuple(words)
 
 
-def _read(answer: Mapping[str, Any]) -> Answer:
+def _read(answer: Mapping[str, Any]) -> VllmAnswer:
     said = {name: tuple(item["text"] for item in answer.get(name, ())) for name in ("warnings", "infos")}
-    return Answer(
+    return VllmAnswer(
         refused=answer.get("refused"),
         not_judged=answer.get("not_judged"),
         at=answer.get("at", ""),
         step=answer.get("step", ""),
         loc=tuple(answer.get("loc", ())),
         effective=answer.get("effective", {}),
-        asked=tuple(Asked(**item) for item in answer.get("asked", ())),
+        asked=tuple(VllmArgument(**item) for item in answer.get("asked", ())),
         build=answer.get("build", {}),
         skipped=answer.get("skipped", {}),
         **said,

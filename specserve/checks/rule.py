@@ -18,7 +18,7 @@ from specserve.vllm.runner import Choice
 from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.checks.answer import Judged
+    from specserve.checks.vllmanswer import Judged
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.facts import ModelFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from specserve.checks.check import Checked, Group
+from specserve.checks.check import Checked, RuleGroup
 from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Finding, Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
@@ -76,7 +76,7 @@ def machine_text(machine: Machine) -> str:
     return f"{nodes}{kind} ({_BASIS[machine.basis]})"
 
 
-def _state(group: Group) -> str:
+def _state(group: RuleGroup) -> str:
     words = list(_counts(group.findings))
     if group.skipped:
         text = "skipped" if group.skipped_rules == group.rules else f"{group.skipped_rules} skipped"

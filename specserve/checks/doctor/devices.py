@@ -79,8 +79,8 @@ def device_lines(
 
 def _driver(driver: NvidiaDriver, software: Software, *, wants: bool) -> Iterator[Line]:
     if driver.error is not None:
-        fix = "restart the host, or reload the driver's module if it was updated; else see `nvidia-smi`"
-        yield Line("driver", "bad" if wants else "note", f"NVIDIA's does not answer: {driver.error}", fix)
+        again = "restart the host, or reload the driver's module if it was updated; else see `nvidia-smi`"
+        yield Line("driver", "bad" if wants else "note", f"NVIDIA's does not answer: {driver.error}", again)
         return
     if driver.version is None and driver.cuda is None:
         return

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class VllmArgument:
     """An argument of the command line, and the value that vLLM runs. `place`: where it is in the configuration."""
 
     argument: str
@@ -19,7 +19,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class VllmAnswer:
     """What vLLM said of one launch: refused, not judged, or how it would run."""
 
     refused: str | None = None
@@ -31,7 +31,7 @@ class Answer:
     """What vLLM was doing when it refused; empty: the configuration."""
     loc: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict)
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[VllmArgument, ...] = ()
     build: Mapping[str, Any] = field(default_factory=dict)
     """Figures of the models, built without memory."""
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Answer:
     infos: tuple[str, ...] = ()
 
     @property
-    def changed(self) -> tuple[Asked, ...]:
+    def changed(self) -> tuple[VllmArgument, ...]:
         """What vLLM runs with another value than the one that is asked for."""
         return tuple(item for item in self.asked if item.is_changed)
 
@@ -51,8 +51,8 @@ class Judged:
 
     path: str
     """`speculation`, `alternatives.NAME`, or empty without speculation."""
-    answer: Answer
-    without: Answer | None
+    answer: VllmAnswer
+    without: VllmAnswer | None
     """Of the same launch without speculation; None if this is that one."""
     basis: str
     """Such as `vLLM 0.33.0, 4 x H100-80GB assumed`."""
