@@ -126,9 +126,7 @@ def deprecated_argument(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: ">=0.32"
         engine: {disable_cascade_attn: true}
-    Use instead:
-        vllm: ">=0.32"
-        engine: {enforce_eager: true}
+    Instead: engine: {enforce_eager: true}
     Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
@@ -179,9 +177,7 @@ def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
-    Use instead:
-        engine: {kv_cache_memory_bytes: 4G}
-        hardware: {accelerator: cpu}
+    Instead: engine: {kv_cache_memory_bytes: 4G}
     Source: vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
     """
     profile, engine, env = ctx.profile, ctx.profile.engine, ctx.profile.env

@@ -55,9 +55,7 @@ def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 256, max_cudagraph_capture_size: 300}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
+    Instead: engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
     Source: vllm/config/vllm.py, `def __post_init__(self):`
     """
     for judged in ctx.vllm:
@@ -91,9 +89,7 @@ def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_dtype: fp8_e5m2}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {kv_cache_dtype: fp8}
+    Instead: engine: {kv_cache_dtype: fp8}
     Source: vllm/config/vllm.py, `logger.warning`
     """
     for judged in ctx.vllm:

@@ -86,9 +86,7 @@ def shorter_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama, max_model_len: 512}
-        speculation: {method: draft_model, model: ./llama-draft-short, num_speculative_tokens: 4}
+    Instead: target: {model: ./llama, max_model_len: 512}
     Source: vllm/v1/worker/gpu_model_runner.py, `effective_drafter_max_model_len`
     """
     limit = served(ctx)
@@ -124,9 +122,7 @@ def overlong_draft_context(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, max_model_len: 8192}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `{speculative_max_model_len=} cannot be `
     """
     limit = served(ctx)
@@ -158,10 +154,7 @@ def short_trained_head(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.33"
         target: {model: ./llama, max_model_len: 4096}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Use instead:
-        vllm: ">=0.33"
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
+    Instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/config/speculative.py (from 0.27), `Overriding draft model max_position_embeddings from %d to the `
     """
     limit = served(ctx)

@@ -35,9 +35,7 @@ def oversized_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-big, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, the bytes of both checkpoints
     """
     limit = _weight_bytes(ctx.target)
@@ -68,10 +66,7 @@ def text_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen-vl}
         speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./qwen-vl}
-        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-        engine: {language_model_only: true}
+    Instead: engine: {language_model_only: true}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"Proceeding with text-only speculative decoding."`
     """
     engine, config = ctx.profile.engine, ctx.target_config
@@ -101,9 +96,7 @@ def unknown_quantization(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: ">=0.32"
         target: {model: ./llama-bnb}
-    Use instead:
-        vllm: ">=0.32"
-        target: {model: ./llama}
+    Instead: target: {model: ./llama}
     Source: vllm/config/model.py, `f"Unknown quantization method: {self.quantization}. Must "`
     """
     for path, config in ctx.models():
@@ -174,12 +167,7 @@ def refused_mrope_draft(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./qwen-vl-tiny, num_speculative_tokens: 4}
         engine: {language_model_only: true}
         env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
-    Use instead:
-        vllm: ">=0.32"
-        target: {model: ./qwen-vl}
-        speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
-        engine: {language_model_only: true}
-        env: {VLLM_USE_V2_MODEL_RUNNER: "0"}
+    Instead: speculation: {method: draft_model, model: ./qwen-vl-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"does not support M-RoPE yet"`
     """
     for arm in ctx.arms:

@@ -37,9 +37,7 @@ def split_node(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
+    Instead: target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
     Source: specserve, checks/hardware.py
     """
     machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
@@ -59,9 +57,7 @@ def idle_accelerators(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 4}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 1}
+    Instead: hardware: {accelerator: L4-24GB, count: 1}
     Source: specserve, checks/hardware.py
     """
     machine, ranks = ctx.machine, world_size(ctx.profile)
@@ -80,9 +76,7 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 1}
+    Instead: hardware: {accelerator: L4-24GB, count: 1}
     Source: specserve, checks/hardware.py
     """
     machine, wanted = ctx.machine, ctx.profile.hardware
@@ -116,9 +110,7 @@ def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
         hardware: {accelerator: T4-16GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048, dtype: float16}
-        hardware: {accelerator: T4-16GB}
+    Instead: target: {model: ./llama, max_model_len: 2048, dtype: float16}
     Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
     """
     assert ctx.machine is not None
@@ -137,9 +129,7 @@ def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048, quantization: fp8}
         hardware: {accelerator: V100-32GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
-        hardware: {accelerator: T4-16GB}
+    Instead: hardware: {accelerator: T4-16GB}
     Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
     """
     assert ctx.machine is not None
@@ -168,9 +158,7 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.4}
+    Instead: engine: {gpu_memory_utilization: 0.4}
     Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
     """
     machine = ctx.machine

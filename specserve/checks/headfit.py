@@ -31,9 +31,7 @@ def head_of_another_size(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3-wide}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Use instead:
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Instead: target: {model: ./qwen3}
     Source: vllm/model_executor/models/qwen3_dflash.py (from 0.27), `target_hidden_size = (`
     """
     width = hidden_size(ctx.target_config or {})
@@ -86,9 +84,7 @@ def layer_beyond_target(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3-flat}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Use instead:
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Instead: target: {model: ./qwen3}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `get_eagle3_aux_layers_from_config`
     """
     depth = layers(ctx.target_config or {})
@@ -126,9 +122,7 @@ def head_of_another_target(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama-base, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./llama-instruct, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-speculator, num_speculative_tokens: 3}
+    Instead: target: {model: ./llama-instruct, max_model_len: 2048}
     Source: vllm/transformers_utils/config.py, `verifier_model = speculators_config["verifier"]["name_or_path"]`
     """
     own = ctx.target.config.get("_name_or_path") if ctx.target else None
@@ -160,9 +154,7 @@ def missing_vocabulary_map(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3-unmapped, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
     Source: vllm/model_executor/models/llama_eagle3.py (from 0.29), `orig_to_new_substr["draft_id_to_target_id"] = None`
     """
     for arm, config in head_arms(ctx):
@@ -191,10 +183,7 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
         vllm: "==0.27.*"
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
-    Use instead:
-        vllm: "==0.27.*"
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
     Source: vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
     """
     found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]

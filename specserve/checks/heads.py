@@ -91,9 +91,7 @@ def head_as_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
     Source:
         vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
         vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
@@ -142,9 +140,7 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
     for arm in ctx.arms:
@@ -171,9 +167,7 @@ def block_overrun(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
-    Use instead:
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
     Source:
         vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
         vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
@@ -208,9 +202,7 @@ def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3}
         speculation: {method: dspark, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
     Source: vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
     """
     is_staged = ctx.target_config is None or model_type(ctx.target_config) in _STAGED
@@ -230,10 +222,7 @@ def partial_block(ctx: Context) -> Iterator[Hit]:
         vllm: "==0.26.*"
         target: {model: ./qwen3}
         speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
-    Use instead:
-        vllm: "==0.26.*"
-        target: {model: ./qwen3}
-        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
+    Instead: speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
     Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
     """
     for arm in ctx.arms:

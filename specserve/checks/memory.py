@@ -133,10 +133,7 @@ def insufficient_memory(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_memory_bytes: 32G}
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {kv_cache_memory_bytes: 16G}
-        hardware: {accelerator: L4-24GB}
+    Instead: engine: {kv_cache_memory_bytes: 16G}
     Source:
         vllm/v1/core/kv_cache_planning.py (from 0.33), `To serve at least one request with the model's max seq len `
         vllm/v1/core/kv_cache_utils.py (to 0.32), `To serve at least one request with the model's max seq len `
@@ -179,10 +176,7 @@ def tight_memory(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.99}
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.9}
-        hardware: {accelerator: L4-24GB}
+    Instead: engine: {gpu_memory_utilization: 0.9}
     Source: specserve, memory/verdict.py
     """
     assert ctx.machine is not None
@@ -210,10 +204,7 @@ def unreachable_concurrency(ctx: Context) -> Iterator[Hit]:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 128, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
-        hardware: {accelerator: L4-24GB}
+    Instead: engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
     Source: vllm/v1/core/kv_cache_utils.py, `Maximum concurrency for %s tokens per request: %.2fx`
     """
     wanted = ctx.profile.engine.get("max_num_seqs")
@@ -244,10 +235,7 @@ def costly_draft(ctx: Context) -> Iterator[Hit]:
           model: ./llama-draft-big  # specserve: ignore[SD245] its size is another matter
           num_speculative_tokens: 3
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        hardware: {accelerator: L4-24GB}
+    Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: specserve, memory/judge.py
     """
     assert ctx.machine is not None
@@ -277,15 +265,7 @@ def large_draft_buffer(ctx: Context) -> Iterator[Hit]:
           draft_sample_method: probabilistic
         engine: {kv_cache_memory_bytes: 4M}
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./llama, max_model_len: 256}
-        speculation:
-          method: draft_model
-          model: ./llama-draft
-          num_speculative_tokens: 3
-          draft_sample_method: probabilistic
-        engine: {kv_cache_memory_bytes: 1G}
-        hardware: {accelerator: L4-24GB}
+    Instead: engine: {kv_cache_memory_bytes: 1G}
     Source: vllm/v1/worker/gpu/spec_decode/speculator.py (from 0.28), `self.draft_logits = torch.full(`
     """
     assert ctx.machine is not None
@@ -312,10 +292,7 @@ def missing_state_blocks(ctx: Context) -> Iterator[Hit]:
         target: {model: ./lfm2, max_model_len: 2048}
         engine: {max_num_seqs: 1024, kv_cache_memory_bytes: 8M}
         hardware: {accelerator: L4-24GB}
-    Use instead:
-        target: {model: ./lfm2, max_model_len: 2048}
-        engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
-        hardware: {accelerator: L4-24GB}
+    Instead: engine: {max_num_seqs: 2, kv_cache_memory_bytes: 8M}
     Source: vllm/config/compilation.py, `exceeds available Mamba cache `
     """
     for _, memory in estimates(ctx):

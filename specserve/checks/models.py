@@ -102,9 +102,7 @@ def indivisible_heads(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./qwen-odd-draft, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./qwen3, tensor_parallel_size: 4}
-        speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./qwen3-draft, num_speculative_tokens: 4}
     Source: vllm/config/model.py, `Total number of attention heads ({total_num_attention_heads})`
     """
     size = ctx.profile.target.tensor_parallel_size
@@ -150,10 +148,7 @@ def unsupported_pipeline(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32"
         target: {model: ./qwen3-moe, max_model_len: 2048, pipeline_parallel_size: 2}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Use instead:
-        vllm: ">=0.32"
-        target: {model: ./llama, max_model_len: 2048, pipeline_parallel_size: 2}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
+    Instead: target: {model: ./llama, max_model_len: 2048, pipeline_parallel_size: 2}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py (from 0.30), `does not support {method} with `
     """
     config, place = ctx.target_config, "target.pipeline_parallel_size"
@@ -194,10 +189,7 @@ def deaf_target(ctx: Context) -> Iterator[Hit]:
         vllm: "==0.32.*"
         target: {model: ./gemma, max_model_len: 2048}
         speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
-    Use instead:
-        vllm: "==0.32.*"
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: eagle3, model: ./llama-eagle3, num_speculative_tokens: 3}
+    Instead: target: {model: ./llama, max_model_len: 2048}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py, `Model does not support EAGLE3 interface`
     """
     config = ctx.target_config

@@ -76,9 +76,7 @@ def plain_mtp_target(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: mtp, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: ./mimo}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
     Source: vllm/config/speculative.py, `f"Unsupported speculative method: '{self.method}'"`
     """
     for arm, config in _mtp_arms(ctx):
@@ -103,9 +101,7 @@ def missing_mtp_weights(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./mimo-stripped}
         speculation: {method: mtp, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: ./mimo}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
     Source: vllm/model_executor/model_loader/default_loader.py, `Following weights were not initialized from `
     """
     for arm, config, facts in _own_layers(ctx):
@@ -135,9 +131,7 @@ def indivisible_token_count(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./mimo-two}
         speculation: {method: mtp, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./mimo-two}
-        speculation: {method: mtp, num_speculative_tokens: 2}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 2}
     Source: vllm/config/speculative.py, `f" must be divisible by {n_predict=}"`
     """
     for arm, _, k, own in _counted_arms(ctx):
@@ -157,9 +151,7 @@ def reused_layer(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./mimo}
         speculation: {method: mtp, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./mimo}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1}
     Source: vllm/config/speculative.py, `",which may result in lower acceptance rate"`
     """
     for arm, config, k, own in _counted_arms(ctx):
@@ -179,9 +171,7 @@ def unquantized_mtp(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./mimo-packed}
         speculation: {method: mtp, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: ./mimo}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./mimo}
     Source: vllm/model_executor/layers/quantization/compressed_tensors/compressed_tensors.py, `ignore`
     """
     for arm, config, facts in _own_layers(ctx):

@@ -23,9 +23,7 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 3}
-    Use instead:
-        target: {model: ./model, tensor_parallel_size: 4}
-        engine: {decode_context_parallel_size: 2}
+    Instead: engine: {decode_context_parallel_size: 2}
     Source: vllm/config/parallel.py, `must be divisible by dcp_size=`
     """
     engine, tensor = ctx.profile.engine, ctx.profile.target.tensor_parallel_size
@@ -69,9 +67,7 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
-    Use instead:
-        target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
-        hardware: {count: 4, nodes: 3}
+    Instead: target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
     Source: vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
     """
     nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
@@ -93,9 +89,7 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: B9000}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: B200-180GB}
+    Instead: hardware: {accelerator: B200-180GB}
     Source: specserve, hardware/accelerators.toml
     """
     hardware = ctx.profile.hardware
@@ -118,9 +112,7 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}
-    Use instead:
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 2}
+    Instead: hardware: {accelerator: L4-24GB, count: 2}
     Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
     """
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)

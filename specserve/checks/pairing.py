@@ -30,9 +30,7 @@ def too_long_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, max_model_len: 8192}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
-    Use instead:
-        target: {model: ./model, max_model_len: 8192}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
     """
     longest = ctx.profile.target.max_model_len
@@ -57,10 +55,7 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 4096}
-    Use instead:
-        vllm: ">=0.32"
-        target: {model: ./model, max_model_len: 32768}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
     longest = ctx.profile.target.max_model_len
@@ -89,10 +84,7 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {moe_backend: marlin}
-    Use instead:
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
-        engine: {moe_backend: marlin}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
     Source: vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
     """
     backend = ctx.profile.engine.get("moe_backend")
@@ -115,9 +107,7 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, quantization: fp8}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-    Use instead:
-        target: {model: ./model, quantization: fp8}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
     Source: vllm/config/speculative.py, `quantization=self.quantization,`
     """
     method = ctx.profile.target.quantization
@@ -172,9 +162,7 @@ def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
-    Use instead:
-        target: {model: ./model, tensor_parallel_size: 4}
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
     """
     size = ctx.profile.target.tensor_parallel_size
@@ -195,9 +183,7 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
         engine: {kv_cache_dtype: fp8}
-    Use instead:
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
-        engine: {kv_cache_dtype: fp8}
+    Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
     Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
     """
     dtype = str(ctx.profile.engine.get("kv_cache_dtype") or "auto")
@@ -224,8 +210,7 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
           model: Qwen/Qwen2.5-0.5B
           revision: 0123456789012345678901234567890123456789
           num_speculative_tokens: 3
-    Use instead:
-        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+    Instead:
         speculation:
           method: draft_model
           model: meta-llama/Llama-3.2-1B
@@ -262,10 +247,9 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
-    Use instead:
+    Instead:
         speculation:
           {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
-        engine: {load_format: tensorizer}
     Source: vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
     """
     for path, block in ctx.blocks if ctx.profile.engine.get("load_format") == "tensorizer" else ():

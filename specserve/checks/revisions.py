@@ -158,8 +158,7 @@ def split_revision(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+    Instead:
         speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789012345678901234567890123456789}
     Source: vllm/config/speculative.py, `revision=self.revision,`
     """

@@ -191,16 +191,25 @@ class Rule(NamedTuple):
         """The manual page in Markdown: what, why, example, what to use instead, source."""
         from inspect import cleandoc
 
-        text, *parts = re.split(
-            r"^(Example|Use instead|Source):", cleandoc(self.check.__doc__ or ""), flags=re.M
-        )
+        heads = "Example|Use instead|Instead|Source"
+        text, *parts = re.split(rf"^({heads}):", cleandoc(self.check.__doc__ or ""), flags=re.M)
         what, _, why = text.partition("\n\n")
+        bodies = dict(zip(parts[::2], map(cleandoc, parts[1::2]), strict=True))
+        if "Instead" in bodies:
+            bodies["Use instead"] = _changed(bodies["Example"], bodies["Instead"])
         page = [what, "", "## Why is this bad?", why.strip()]
-        for heading, body in zip(parts[::2], parts[1::2], strict=True):
-            indent = "" if heading == "Source" else "    "
-            lines = cleandoc(body).splitlines()
-            page += ["", f"## {heading}", *(f"{indent}{line}".rstrip() for line in lines)]
+        for heading, indent in (("Example", "    "), ("Use instead", "    "), ("Source", "")):
+            page += ["", f"## {heading}", *(f"{indent}{line}" for line in bodies[heading].splitlines())]
         return "\n".join(page)
+
+
+def _changed(example: str, changes: str) -> str:
+    """The example with these top-level keys instead of its own, or as well."""
+    blocks = {}
+    for block in re.split(r"^(?=\S)", f"{example}\n{changes}", flags=re.M):
+        if block:
+            blocks[block.partition(":")[0]] = block.rstrip()
+    return "\n".join(blocks.values())
 
 
 def rule(

@@ -99,9 +99,7 @@ def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
     """
     for path, block in ctx.blocks:
@@ -127,10 +125,7 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32"
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source:
         vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
@@ -157,12 +152,7 @@ def eager_draft(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         hardware: {accelerator: H100-80GB}
         expect: [{concurrency: 1, min_speedup: 1.5}]
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
-        hardware: {accelerator: H100-80GB}
-        expect: [{concurrency: 1, min_speedup: 1.5}]
-        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
     promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
@@ -186,10 +176,7 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: "==0.31.*"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-    Use instead:
-        vllm: "==0.31.*"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
     Source: vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
     """
     for path, block in ctx.blocks:
@@ -214,9 +201,7 @@ def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}
-    Use instead:
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        hardware: {accelerator: cpu}
+    Instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source: vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
     """
     related = (("hardware.accelerator", "the profile is for the CPU"),)

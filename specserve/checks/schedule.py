@@ -119,9 +119,7 @@ def dropped_schedule(ctx: Context) -> Iterator[Hit]:
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
         engine: {data_parallel_size: 2}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
-        engine: {data_parallel_size: 2}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
     Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
     """
     parallel = _ranks(ctx)
@@ -161,9 +159,7 @@ def costly_schedule(ctx: Context) -> Iterator[Hit]:
           model: ./draft
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source:
         vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
     """
@@ -189,10 +185,7 @@ def refused_model_default(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama-min-p}
         speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-    Use instead:
-        target: {model: ./llama-min-p}
-        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-        engine: {override_generation_config: {min_p: 0.0}}
+    Instead: engine: {override_generation_config: {min_p: 0.0}}
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     engine = ctx.profile.engine

@@ -54,10 +54,7 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
-    Use instead:
-        vllm: ">=0.32"
-        engine: {per_request_spec_decode_metrics: summary}
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
     Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
     asked = ctx.profile.engine.get("per_request_spec_decode_metrics") not in (None, "none")
@@ -75,9 +72,7 @@ def default_min_p(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
+    Instead: engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
     Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     defaults = ctx.profile.engine.get("override_generation_config")
@@ -99,9 +94,7 @@ def refused_structured_output(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {structured_outputs_config: {backend: lm-format-enforcer}}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {structured_outputs_config: {backend: xgrammar}}
+    Instead: engine: {structured_outputs_config: {backend: xgrammar}}
     Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
     """
     config, speculates = ctx.profile.engine.get("structured_outputs_config"), _speculates(ctx)
@@ -125,9 +118,7 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
           host: 0.0.0.0
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
         env: {VLLM_SERVER_DEV_MODE: 1}
-    Use instead:
-        server: {host: 127.0.0.1}
-        env: {VLLM_SERVER_DEV_MODE: 1}
+    Instead: server: {host: 127.0.0.1}
     Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
     """
     for name, what in _DEVELOPER.items() if is_open(ctx.profile) else ():

@@ -44,9 +44,7 @@ def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
+    Instead: engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
     Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
     path, largest = _largest(ctx.profile.engine)
@@ -151,9 +149,7 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true, max_num_seqs: 1024, max_num_batched_tokens: 8192}
-    Use instead:
-        speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
+    Instead: engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
     Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
     """
     budget, requests = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
@@ -185,10 +181,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
         hardware: {accelerator: cpu}
-    Use instead:
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
-        engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
-        hardware: {accelerator: cpu}
+    Instead: engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
     Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
@@ -240,10 +233,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
         engine: {max_num_seqs: 256, max_num_batched_tokens: 8192}
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
-        engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
+    Instead: engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
     Source: vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
@@ -276,9 +266,7 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
+    Instead: engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
     Source: vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
     """
     budget = tokens(ctx.profile)

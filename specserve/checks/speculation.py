@@ -50,8 +50,7 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
-    Use instead:
-        target: {model: ./target, tensor_parallel_size: 4}
+    Instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
@@ -110,9 +109,7 @@ def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model}
         speculation: {method: mtp}
-    Use instead:
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1}
     Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
     """
     for path, block in ctx.blocks:
@@ -182,9 +179,7 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {enable_lora: true}
-    Use instead:
-        speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        engine: {enable_lora: true}
+    Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
     Source:
         vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
@@ -210,9 +205,7 @@ def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
-    Use instead:
-        target: {model: ./model, tensor_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
+    Instead: target: {model: ./model, tensor_parallel_size: 2}
     Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
     target = ctx.profile.target
@@ -250,9 +243,8 @@ def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {data_parallel_size: 8, enable_expert_parallel: true}
-    Use instead:
+    Instead:
         target: {model: ./model, tensor_parallel_size: 8}
-        speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {enable_expert_parallel: true}
     Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
@@ -275,10 +267,7 @@ def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16}
-    Use instead:
-        target: {model: ./model, tensor_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-        engine: {decode_context_parallel_size: 2}
+    Instead: engine: {decode_context_parallel_size: 2}
     Source: vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
     """
     engine = ctx.profile.engine

@@ -51,9 +51,7 @@ def missing_experts(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         engine: {enable_expert_parallel: true}
-    Use instead:
-        target: {model: ./qwen3-moe}
-        engine: {enable_expert_parallel: true}
+    Instead: target: {model: ./qwen3-moe}
     Source: vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
     """
     config = ctx.target_config
@@ -77,9 +75,7 @@ def unadaptable_model(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./gpt2}
         engine: {enable_lora: true}
-    Use instead:
-        target: {model: ./llama}
-        engine: {enable_lora: true}
+    Instead: target: {model: ./llama}
     Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
     """
     config, engine = ctx.target_config, ctx.profile.engine
@@ -103,9 +99,7 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
-    Use instead:
-        target: {model: ./qwen3, tensor_parallel_size: 4}
-        engine: {decode_context_parallel_size: 2}
+    Instead: target: {model: ./qwen3, tensor_parallel_size: 4}
     Source: vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
     """
     config, parts = ctx.target_config or {}, whole(ctx.profile.engine, "decode_context_parallel_size")

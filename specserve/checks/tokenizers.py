@@ -93,9 +93,7 @@ def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
     for arm, found in _pairs(ctx):
@@ -123,9 +121,7 @@ def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-chat, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, tokenizer.json and the chat template of both models
     """
     for arm, found in _pairs(ctx):
@@ -160,9 +156,7 @@ def other_segmentation(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: specserve, tokenizer.json and the chat template of both models
     """
     for arm, found in _pairs(ctx):
@@ -204,9 +198,7 @@ def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
     Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
     for arm, found in _pairs(ctx):
@@ -257,9 +249,7 @@ def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
           model: ./llama-draft-distant
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
     """
     for arm, found in _pairs(ctx, mapped=True):
@@ -288,9 +278,7 @@ def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
           model: ./llama-draft
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/config/vllm.py (from 0.32), `unsupported.append("heterogeneous-vocabulary draft models")`
     """
     for arm, found in _pairs(ctx, mapped=True):
@@ -313,9 +301,7 @@ def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
           model: ./llama-draft-bare
           num_speculative_tokens: 4
           use_heterogeneous_vocab: true
-    Use instead:
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
     Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
     """
     for arm, _ in _pairs(ctx, mapped=True):

@@ -50,9 +50,7 @@ def lossy_verification(ctx: Context) -> Iterator[Hit]:
     Example:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
-    Use instead:
-        vllm: ">=0.33"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
     Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
     for path, block in ctx.blocks:
@@ -121,9 +119,7 @@ def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
           num_speculative_tokens: 3
           rejection_sample_method: block
         hardware: {accelerator: cpu}
-    Use instead:
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-        hardware: {accelerator: cpu}
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
     Source: vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
     """
     for path, block in ctx.blocks:
@@ -143,9 +139,8 @@ def greedy_drafts(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-    Use instead:
+    Instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
-        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
     Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
     """
     index = next((i for i, promise in enumerate(ctx.profile.expect) if (promise.temperature or 0) > 0), None)
@@ -206,10 +201,7 @@ def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
         engine: {enforce_eager: true}
-    Use instead:
-        vllm: ">=0.32"
-        speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
-        engine: {enforce_eager: true}
+    Instead: speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
     Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
     """
     for path, block in ctx.blocks:
@@ -252,9 +244,7 @@ def refused_combination(ctx: Context) -> Iterator[Hit]:
     Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}
-    Use instead:
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {kv_sharing_fast_prefill: false}
+    Instead: engine: {kv_sharing_fast_prefill: false}
     Source: vllm/config/vllm.py, `compatible with EAGLE as EAGLE requires correct logits `
     """
     for path, block in ctx.blocks:

@@ -52,6 +52,16 @@ def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
     assert prepare(file, starts=False)[1].vllm == "0.33"
 
 
+def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: Callable[..., None]) -> None:
+    machine(None)
+    file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
+    with pytest.raises(CheckFailed) as caught:
+        prepare(file)
+    assert "SD108" in [item.code for item in caught.value.findings]
+    with pytest.raises(FactError, match="no vLLM is installed"):
+        prepare(file, check=False)
+
+
 def test_the_installed_vllm_must_be_in_the_range_of_what_starts(
     write: Write, machine: Callable[..., None]
 ) -> None:
