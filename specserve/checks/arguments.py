@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import judged, on_cpu, on_gpu, only_in
+from specserve.checks.arms import on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.plan.arguments import ArgumentProblem, problems
@@ -15,48 +15,49 @@ from specserve.vllm.table import Section
 from specserve.vllm.versions import table, versions_with
 
 
-def _problems(ctx: Context) -> list[tuple[str, ArgumentProblem]]:
-    """Every problem of the arguments, with the version that has it."""
-    found = []
-    for version in judged(ctx):
+def _problems(ctx: Context, *kinds: str) -> Iterator[Hit]:
+    """Each problem of these kinds once, with the versions that have it."""
+    seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
+    for version in ctx.judged:
+        for problem in _by_version(ctx, version):
+            if problem.kind in kinds:
+                seen.setdefault(problem.path, (problem, []))[1].append(version)
+    for path, (problem, versions) in seen.items():
+        message, help_ = problem.message, problem.help
+        if problem.kind == "unknown":
+            help_ = _elsewhen(path) or help_
+            if len(versions) > 1:
+                message = message.replace(f"vLLM {versions[0]} has", "vLLM has", 1)
+        yield Hit(
+            path,
+            message,
+            versions=versions,
+            help=help_,
+            at_key=problem.kind not in ("value", "plug-in") and not path.endswith(".method"),
+            severity=Severity.WARNING if problem.kind == "plug-in" else None,
+            policy=problem.kind in ("elsewhere", "refused"),
+        )
+
+
+def _by_version(ctx: Context, version: str) -> list[ArgumentProblem]:
+    """The problems that a version has with the arguments; three rules share them."""
+    if version not in ctx.argument_problems:
         known = table(version)
-        found += [(version, item) for item in problems(ctx.profile, known)]
+        found = list(problems(ctx.profile, known))
         if ctx.profile.file == COMMAND:
             from specserve.convert.options import refused_spellings
 
-            found += [(version, item) for item in refused_spellings(ctx.profile, known)]
-    return found
-
-
-def _hits(ctx: Context, *kinds: str) -> Iterator[Hit]:
-    """Each problem of these kinds once, with the versions that have it if they do not all have it."""
-    seen: dict[str, tuple[ArgumentProblem, list[str]]] = {}
-    for version, problem in ctx.once("argument problems", lambda: _problems(ctx)):
-        if problem.kind in kinds:
-            seen.setdefault(problem.path, (problem, []))[1].append(version)
-    for path, (problem, found) in seen.items():
-        message = problem.message
-        if problem.kind == "unknown" and len(found) > 1:
-            message = message.replace(f"vLLM {found[0]} has", "vLLM has", 1)
-        help_text = (_elsewhen(path) if problem.kind == "unknown" else None) or problem.help
-        at_key = problem.kind not in ("value", "plug-in") and not path.endswith(".method")
-        severity = Severity.WARNING if problem.kind == "plug-in" else None
-        yield Hit(
-            path, message, notes=only_in(ctx, found), help=help_text, at_key=at_key, severity=severity,
-            policy=problem.kind in ("elsewhere", "refused"),
-        )  # fmt: skip
+            found += refused_spellings(ctx.profile, known)
+        ctx.argument_problems[version] = found
+    return ctx.argument_problems[version]
 
 
 def _elsewhen(path: str) -> str | None:
     """The known versions that do have this argument."""
     head, _, name = path.rpartition(".")
-    section: Section = "speculation"
-    if head == "engine":
-        section = "engine"
-    elif head == "frontend":
-        section = "frontend"
-    elif head.startswith(("engine.", "frontend.")):
+    if head.startswith(("engine.", "frontend.")):
         return None
+    section: Section = "engine" if head == "engine" else "frontend" if head == "frontend" else "speculation"
     versions = versions_with(section, name)
     return f"vLLM {', '.join(versions)} has it: see the profile's `vllm` range" if versions else None
 
@@ -65,59 +66,38 @@ def _elsewhen(path: str) -> str | None:
 def unknown_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that a vLLM version of the profile's range does not have.
 
-    ## Why is this bad?
     vLLM ends with a usage error, or with pydantic's `Unexpected keyword argument`.
-
-    ## Example
-        engine: {max_num_sequences: 64}
-
-    ## Use instead
-        engine: {max_num_seqs: 64}
-
-    ## Source
-    vllm/engine/arg_utils.py, `class EngineArgs`
+    Example: engine: {max_num_sequences: 64}
+    Use instead: engine: {max_num_seqs: 64}
+    Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "unknown", "spelling")
+    return _problems(ctx, "unknown", "spelling")
 
 
 @rule("SD103", "misplaced-argument", Severity.ERROR)
 def misplaced_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that has its own place in a profile, or none.
 
-    ## Why is this bad?
-    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has
-    no place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
-
-    ## Example
-        engine: {shutdown_timeout: 60}
-
-    ## Use instead
-        server: {shutdown_timeout_s: 65}
-
-    ## Source
-    specserve, plan/arguments.py, `ELSEWHERE`
+    The same setting in two places is one too many: the later flag wins, and nobody sees which one that is. What has no
+    place is outside of what specserve does, and a warning in a raw command: vLLM itself takes it.
+    Example: engine: {shutdown_timeout: 60}
+    Use instead: server: {shutdown_timeout_s: 65}
+    Source: specserve, plan/arguments.py, `ELSEWHERE`
     """
-    return _hits(ctx, "elsewhere", "refused")
+    return _problems(ctx, "elsewhere", "refused")
 
 
 @rule("SD105", "wrong-argument-value", Severity.ERROR)
 def wrong_argument_value(ctx: Context) -> Iterator[Hit]:
     """A value that vLLM does not take: of another type, out of bounds, or none of its choices.
 
-    ## Why is this bad?
-    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention
-    backends that vLLM does not bring are a warning: a plug-in may bring them.
-
-    ## Example
-        engine: {max_num_seqs: many}
-
-    ## Use instead
-        engine: {max_num_seqs: 64}
-
-    ## Source
-    vllm/engine/arg_utils.py, `class EngineArgs`
+    vLLM ends with a usage error, or with pydantic's. Parsers, quantization methods, load formats and attention backends
+    that vLLM does not bring are a warning: a plug-in may bring them.
+    Example: engine: {max_num_seqs: many}
+    Use instead: engine: {max_num_seqs: 64}
+    Source: vllm/engine/arg_utils.py, `class EngineArgs`
     """
-    return _hits(ctx, "value", "plug-in")
+    return _problems(ctx, "value", "plug-in")
 
 
 _REFUSED_TWICE = {
@@ -142,34 +122,24 @@ _SAYS_NOTHING = (None, "", "auto")
 def deprecated_argument(ctx: Context) -> Iterator[Hit]:
     """An argument that vLLM announces to remove.
 
-    ## Why is this bad?
     The next version may refuse to start with it; some of them do nothing already.
-
-    ## Example
+    Example:
         vllm: ">=0.32"
         engine: {disable_cascade_attn: true}
-
-    ## Use instead
-        vllm: ">=0.32"
-        engine: {enforce_eager: true}
-
-    ## Source
-    vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
+    Instead: engine: {enforce_eager: true}
+    Source: vllm/engine/arg_utils.py (from 0.32), `is deprecated and has no effect since `
     """
     for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
         for name in values:
-            said: dict[str, str] = {}
-            for version in judged(ctx):
-                tables = table(version)
-                argument = (tables.engine if section == "engine" else tables.frontend).get(name)
-                if argument is not None and argument.deprecated:
-                    said[version] = argument.deprecated
-            if said:
-                newest = list(said)[-1]
+            known = {version: getattr(table(version), section).get(name) for version in ctx.judged}
+            said = {version: known[version].deprecated for version in known if known[version]}
+            found = [version for version, words in said.items() if words]
+            if found:
                 yield Hit(
                     f"{section}.{name}",
-                    f"vLLM {newest} calls `{name}` deprecated",
-                    notes=(f"vLLM: {said[newest]}", *only_in(ctx, list(said))),
+                    f"vLLM {found[-1]} calls `{name}` deprecated",
+                    notes=(f"vLLM: {said[found[-1]]}",),
+                    versions=found,
                     help="leave it out, or write what vLLM names instead",
                     at_key=True,
                 )
@@ -187,111 +157,73 @@ def _both(profile: Profile, pairs: Mapping[str, tuple[str, str]]) -> Iterator[tu
 def argument_refused_twice(ctx: Context) -> Iterator[Hit]:
     """A setting stands in two places that vLLM calls mutually exclusive.
 
-    ## Why is this bad?
     vLLM refuses to start, even where both say the same.
-
-    ## Example
-        engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
-
-    ## Use instead
-        engine: {attention_backend: FLASH_ATTN}
-
-    ## Source
-    vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
+    Example: engine: {attention_backend: FLASH_ATTN, attention_config: {backend: FLASH_ATTN}}
+    Use instead: engine: {attention_backend: FLASH_ATTN}
+    Source: vllm/engine/arg_utils.py, `attention_backend and attention_config.backend `
     """
     for name, place, first, second in _both(ctx.profile, _REFUSED_TWICE):
         if first is not None and second is not None:
-            yield Hit(
-                f"engine.{name}",
-                f"`{name}` and `{place.removeprefix('engine.')}` exclude each other",
-                related=((place, "the same setting"),),
-                help="keep one of them",
-            )
+            text = f"`{name}` and `{place.removeprefix('engine.')}` exclude each other"
+            yield Hit(f"engine.{name}", text, related=((place, "the same setting"),), help="keep one of them")
 
 
 @rule("SD144", "shadowed-setting", Severity.WARNING)
 def shadowed_setting(ctx: Context) -> Iterator[Hit]:
     """A setting has no effect, because another one stands in its way.
 
-    ## Why is this bad?
-    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does
-    nothing, or, for the share of a GPU's memory, no more than a check at the start.
-
-    ## Example
+    Whoever reads the profile, or changes the wrong one of the two, is misled: the value that is marked does nothing,
+    or, for the share of a GPU's memory, no more than a check at the start.
+    Example:
         engine: {gpu_memory_utilization: 0.4, kv_cache_memory_bytes: 4G}
         hardware: {accelerator: cpu}
-
-    ## Use instead
-        engine: {kv_cache_memory_bytes: 4G}
-        hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
+    Instead: engine: {kv_cache_memory_bytes: 4G}
+    Source: vllm/config/cache.py, `(when not-None) ignores gpu_memory_utilization`
     """
-    profile = ctx.profile
-    for name, place, first, second in _both(profile, _OVERRIDDEN):
-        if first not in _SAYS_NOTHING and second not in _SAYS_NOTHING and first != second:
-            yield _shadowed(place, f"engine.{name}")
-    engine, env = profile.engine, profile.env
+    profile, engine, env = ctx.profile, ctx.profile.engine, ctx.profile.env
+    losers = {
+        place: f"engine.{name}"
+        for name, place, first, second in _both(profile, _OVERRIDDEN)
+        if first not in _SAYS_NOTHING and second not in _SAYS_NOTHING and first != second
+    }
+    share, cache = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
     kv_bytes = engine.get("kv_cache_memory_bytes") is not None
     if env.get("VLLM_CPU_KVCACHE_SPACE") and kv_bytes and not on_gpu(profile):
-        yield _shadowed("engine.kv_cache_memory_bytes", "env.VLLM_CPU_KVCACHE_SPACE")
+        losers[cache] = "env.VLLM_CPU_KVCACHE_SPACE"
     if engine.get("gpu_memory_utilization") is not None and kv_bytes:
-        yield _idle_share(on_cpu=on_cpu(profile))
+        if on_cpu(profile):
+            losers[share] = cache
+        else:  # vllm/v1/worker/utils.py, request_memory
+            text = (
+                "the KV cache has its own size: this share is only what must be free when the server starts"
+            )
+            yield Hit(share, text, related=((cache, "the size of the cache"),), severity=Severity.INFO)
     if env.get("CUDA_VISIBLE_DEVICES") and profile.hardware and profile.hardware.devices:
-        yield _shadowed("env.CUDA_VISIBLE_DEVICES", "hardware.devices")
-
-
-def _idle_share(*, on_cpu: bool) -> Hit:
-    loser, winner = "engine.gpu_memory_utilization", "engine.kv_cache_memory_bytes"
-    if on_cpu:
-        return _shadowed(loser, winner)
-    return Hit(  # vllm/v1/worker/utils.py, request_memory
-        loser,
-        "the KV cache has its own size: this share is only what must be free when the server starts",
-        related=((winner, "the size of the cache"),),
-        severity=Severity.INFO,
-    )
-
-
-def _shadowed(loser: str, winner: str) -> Hit:
-    return Hit(
-        loser,
-        f"`{loser}` has no effect: `{winner}` wins",
-        related=((winner, "this one counts"),),
-        help="keep one of them",
-    )
+        losers["env.CUDA_VISIBLE_DEVICES"] = "hardware.devices"
+    for loser, winner in losers.items():
+        text = f"`{loser}` has no effect: `{winner}` wins"
+        yield Hit(loser, text, related=((winner, "this one counts"),), help="keep one of them")
 
 
 @rule("SD145", "misread-variable", Severity.WARNING)
 def misread_variable(ctx: Context) -> Iterator[Hit]:
     """A variable of vLLM that does not set what its name says.
 
-    ## Why is this bad?
     `VLLM_PORT` and `VLLM_HOST_IP` are for the talk between vLLM's own processes: neither moves the server, which
     listens where `server.port` and `server.host` say.
-
-    ## Example
+    Example:
         server: {port: 8080}
         env: {VLLM_PORT: 8080}
-
-    ## Use instead
-        server: {port: 8080}
-
-    ## Source
-    vllm/envs.py, `# used in distributed environment to manually set the communication port`
+    Use instead: server: {port: 8080}
+    Source: vllm/envs.py, `# used in distributed environment to manually set the communication port`
     """
     server, env = ctx.profile.server, ctx.profile.env
     if env.get("VLLM_PORT") == str(server.port):
-        yield Hit(
-            "env.VLLM_PORT",
-            "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`",
-            related=(("server.port", "the same port"),),
-            help="leave it out",
-        )
+        text = "`VLLM_PORT` is for vLLM's own processes; the server listens on `server.port`"
+        related = (("server.port", "the same port"),)
+        yield Hit("env.VLLM_PORT", text, related=related, help="leave it out")
     if env.get("VLLM_HOST_IP") in ("0.0.0.0", "::"):  # noqa: S104
-        yield Hit(
-            "env.VLLM_HOST_IP",
-            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens",
-            help="write `server.host` for the latter",
+        text = (
+            "`VLLM_HOST_IP` is the address at which other nodes find this one, not where the server listens"
         )
+        yield Hit("env.VLLM_HOST_IP", text, help="write `server.host` for the latter")

@@ -1,31 +1,19 @@
-"""What the rules ask of a profile and its models: blocks, judged versions, fields, lengths, runner."""
+"""What the rules ask of a profile and of a config.json: counts, heads, layers, classes, the runner."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from specserve.checks.rule import Arm, Context
-from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 from specserve.profile.values import human_int
-from specserve.vllm.context import Length, context_length, only_sizes_cache
-from specserve.vllm.fact import minor
-from specserve.vllm.registry import ModelClass, Registry, registry
+from specserve.vllm.context import only_sizes_cache
+from specserve.vllm.registry import ModelClass, Registry
 from specserve.vllm.runner import SWITCH, Choice, env_switch, which_runner
-from specserve.vllm.versions import known_versions
 
 if TYPE_CHECKING:
-    from specserve.models.facts import ModelFacts
-
-
-def blocks(ctx: Context) -> Iterator[tuple[str, Speculation]]:
-    """Each block with its dotted path, `speculation` first."""
-    if ctx.profile.speculation:
-        yield "speculation", ctx.profile.speculation
-    for name, block in ctx.profile.alternatives.items():
-        yield f"alternatives.{name}", block
+    from specserve.vllm.registry import Trait
 
 
 def count(value: Any) -> int | None:
@@ -35,29 +23,6 @@ def count(value: Any) -> int | None:
     if isinstance(value, str):
         return human_int(value)
     return value if isinstance(value, int) else None
-
-
-def judged(ctx: Context) -> tuple[str, ...]:
-    """The known minors of the profile's range, oldest first; for a range of newer ones, the newest known."""
-    return ctx.versions or known_versions()[-1:]
-
-
-def only_in(ctx: Context, found: Sequence[str]) -> tuple[str, ...]:
-    """The note on a finding that holds for some of the judged versions only."""
-    versions = judged(ctx)
-    if len(found) == len(versions):
-        return ()
-    return (f"the profile's range holds vLLM {', '.join(versions)}; this is so in {', '.join(found)}",)
-
-
-def severity_in(ctx: Context, found: Sequence[str]) -> Severity | None:
-    """A warning if a profile names no versions and the newest is free of an error; else None, the rule's own.
-
-    Nobody said that such a profile is for the older ones, except for the version that is about to run it.
-    """
-    own = [version for version in found if ctx.plan is not None and minor(version) == minor(ctx.plan.vllm)]
-    is_asked = ctx.profile.vllm is not None or judged(ctx)[-1] in found or bool(own)
-    return None if is_asked else Severity.WARNING
 
 
 Config = Mapping[str, Any]
@@ -86,31 +51,6 @@ _LIFTED = (
     "block_size",
     "sample_from_anchor",
 )
-
-
-def target_config(ctx: Context) -> Config | None:
-    """The target's config.json with the profile's `hf_overrides` on it; None where those cannot be applied."""
-    if ctx.target is None:
-        return None
-    overrides = ctx.profile.engine.get("hf_overrides")
-    if overrides is None:
-        return ctx.target.config
-    return {**ctx.target.config, **overrides} if isinstance(overrides, Mapping) else None
-
-
-def draft_facts(ctx: Context, arm: Arm) -> ModelFacts | None:
-    """The facts of what drafts: a model of its own, or the target, whose further layers `mtp` and `dspark` run."""
-    if arm.speculation.model is None:
-        return ctx.target if arm.speculation.method in ("mtp", "dspark") else None
-    return arm.draft
-
-
-def draft_config(ctx: Context, arm: Arm) -> Config | None:
-    """Its config.json as vLLM reads it; None where it is not known, or not read."""
-    facts = draft_facts(ctx, arm)
-    if facts is None:
-        return None
-    return head_config(facts.config)
 
 
 def head_config(config: Config) -> Config | None:
@@ -200,17 +140,6 @@ def model_type(config: Config) -> str:
     return str(config.get("model_type") or "")
 
 
-def registries(ctx: Context) -> Iterator[tuple[str, Registry]]:
-    """The registry of each judged version."""
-    for version in judged(ctx):
-        yield version, registry(version)
-
-
-def versions_where(ctx: Context, holds: Callable[[Registry], bool]) -> list[str]:
-    """The judged versions for which this holds."""
-    return [version for version, known in registries(ctx) if holds(known)]
-
-
 def class_of(config: Config, known: Registry) -> tuple[str, ModelClass] | None:
     """The first class of a config.json that a version knows, which is the one it takes."""
     for name in architectures(config):
@@ -219,16 +148,22 @@ def class_of(config: Config, known: Registry) -> tuple[str, ModelClass] | None:
     return None
 
 
-def lengths(ctx: Context, config: Config) -> dict[str, Length]:
-    """The context that each judged version derives; empty if config.json does not show it."""
-    text = text_config(config)
-    found = {version: context_length(text, version) for version in judged(ctx)}
-    return {version: length for version, length in found.items() if length is not None}
+def has_kind(config: Config, known: Registry, kind: str) -> bool:
+    """Whether a version knows the class of a config.json as one of this kind."""
+    found = class_of(config, known)
+    return found is not None and found[1].kind == kind
 
 
-def newest_length(ctx: Context, config: Config) -> Length | None:
-    """The context that the newest judged version derives; None if config.json does not show it."""
-    return context_length(text_config(config), judged(ctx)[-1])
+def lacks(config: Config, known: Registry, trait: Trait) -> bool:
+    """Whether a version serves this model without a trait, such as adapters."""
+    found = class_of(config, known)
+    return found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks(trait)
+
+
+def section(config: Config, key: str) -> Config:
+    """The mapping that stands there; an empty one if there is none."""
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def stretches(config: Config) -> bool:
@@ -262,24 +197,6 @@ def choice(
         platform="cpu" if on_cpu(profile) else "cuda",
         config=config,
     )
-
-
-def choices(ctx: Context, block: Speculation, *, by_target: bool = False) -> dict[str, Choice | None]:
-    """The runner of each judged version. `by_target`: the target's config.json may decide, if it was read."""
-    config = ctx.target.config if by_target and ctx.target else None
-
-    def find() -> dict[str, Choice | None]:
-        return {v: choice(ctx.profile, block, version=v, config=config) for v in judged(ctx)}
-
-    return ctx.once(("choices", id(block), config is None), find)
-
-
-def versions_on(
-    ctx: Context, block: Speculation, runner: Literal["V1", "V2"], *, by_target: bool = False
-) -> list[str]:
-    """The judged versions that serve a block with this runner."""
-    found = choices(ctx, block, by_target=by_target)
-    return [version for version, taken in found.items() if taken is not None and taken.runner == runner]
 
 
 def switch(profile: Profile) -> bool | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from specserve.checks.rule import Answer, Asked, Context, Hit, Judged, rule
+from specserve.checks.rule import Context, Hit, rule
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.diagnostics import Severity
 
 _FLAG = re.compile(r"--?([a-z][a-z_-]{3,})|\b([a-z]+(?:_[a-z]+)+)\b")
@@ -17,18 +18,11 @@ _LONGEST = 300
 def refused_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM's own code refuses the launch.
 
-    ## Why is this bad?
-    vLLM raises this when it starts: when it makes its configuration, builds the models, plans the KV cache or takes
-    the tensors of the checkpoint. The sentence is vLLM's own, from the version and for the machine in the note.
-
-    ## Example
-        target: {model: ./llama, max_model_len: 999999}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-
-    ## Source
-    vllm/engine/arg_utils.py, `def create_engine_config(`
+    vLLM raises this when it starts: when it makes its configuration, builds the models, plans the KV cache or takes the
+    tensors of the checkpoint. The sentence is vLLM's own, from the version and for the machine in the note.
+    Example: target: {model: ./llama, max_model_len: 999999}
+    Use instead: target: {model: ./llama, max_model_len: 2048}
+    Source: vllm/engine/arg_utils.py, `def create_engine_config(`
     """
     for judged in ctx.vllm:
         answer = judged.answer
@@ -56,20 +50,13 @@ def _short(text: str) -> str:
 def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM runs the launch with another value than the profile asks for.
 
-    ## Why is this bad?
     The server starts, and serves something else than the profile says: a shorter context, other graph sizes, another
     draft length.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {max_num_seqs: 256, max_cudagraph_capture_size: 300}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
-
-    ## Source
-    vllm/config/vllm.py, `def __post_init__(self):`
+    Instead: engine: {max_num_seqs: 256, max_cudagraph_capture_size: 256}
+    Source: vllm/config/vllm.py, `def __post_init__(self):`
     """
     for judged in ctx.vllm:
         for item in judged.answer.changed:
@@ -86,7 +73,7 @@ def changed_by_vllm(ctx: Context) -> Iterator[Hit]:
             )
 
 
-def reasons(judged: Judged, item: Asked) -> tuple[str, ...]:
+def reasons(judged: Judged, item: VllmArgument) -> tuple[str, ...]:
     """What vLLM says about a value that it changes, if it says anything."""
     name = item.argument.rpartition(".")[2]
     return tuple(
@@ -98,20 +85,12 @@ def reasons(judged: Judged, item: Asked) -> tuple[str, ...]:
 def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
     """vLLM warns about the launch.
 
-    ## Why is this bad?
-    The warning scrolls by among hundreds of lines when the server starts. Warnings that every launch gets are left
-    out.
-
-    ## Example
+    The warning scrolls by among hundreds of lines when the server starts. Warnings that every launch gets are left out.
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {kv_cache_dtype: fp8_e5m2}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {kv_cache_dtype: fp8}
-
-    ## Source
-    vllm/config/vllm.py, `logger.warning`
+    Instead: engine: {kv_cache_dtype: fp8}
+    Source: vllm/config/vllm.py, `logger.warning`
     """
     for judged in ctx.vllm:
         changed = [item.argument.rpartition(".")[2] for item in judged.answer.changed]
@@ -120,11 +99,11 @@ def warned_by_vllm(ctx: Context) -> Iterator[Hit]:
             if any(name in text for name in changed):
                 continue
             notes = [] if text in usual or judged.without is None else ["only with speculation"]
-            where = _path(ctx, judged, Answer(refused=text))
+            where = _path(ctx, judged, VllmAnswer(refused=text))
             yield Hit(where, f"vLLM warns: {_short(text)}", notes=(*notes, f"basis: {judged.basis}"))
 
 
-def _path(ctx: Context, judged: Judged, answer: Answer) -> str:
+def _path(ctx: Context, judged: Judged, answer: VllmAnswer) -> str:
     """The place in the profile that vLLM's words are about, as far as they name it."""
     for name in answer.loc:
         if found := _written(ctx, judged, name):

@@ -15,21 +15,9 @@ from specserve.checks import (
     static,
     targets,
     tokenizers,
-    vocabularymap,
-)
+)  # fmt: skip
 
 _FAMILIES = (
-    byvllm,
-    contexts,
-    drafts,
-    hardware,
-    headfit,
-    heads,
-    memory,
-    models,
-    multitoken,
-    targets,
-    tokenizers,
-    vocabularymap,
-)
+    byvllm, contexts, drafts, hardware, headfit, heads, memory, models, multitoken, targets, tokenizers,
+)  # fmt: skip
 RULES = static.rules_of((*static.FAMILIES, *_FAMILIES))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from specserve.checks import memory
 from specserve.checks.catalogue import RULES
-from specserve.checks.gather import Gathered, Unread, Wanted, gather, on_this_machine
-from specserve.checks.reading import Read
-from specserve.checks.rule import Context, Judged, Need
+from specserve.checks.gather import Gathered, Read, Unread, Wanted, gather
+from specserve.checks.rule import Context, Need
 from specserve.checks.run import context_of, examined_in, identity, rules_for, verdict_of
-from specserve.diagnostics import Code, Finding, Report, Severity, Skipped, Verdict
-from specserve.errors import FactError
+from specserve.checks.vllmanswer import Judged
+from specserve.diagnostics import Finding, Report, Skipped, Verdict
+from specserve.errors import SpecserveError
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
 
@@ -21,64 +21,17 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.estimate import MemoryEstimate
     from specserve.models.tokenizercompare import TokenizerComparison
+    from specserve.plan.host import Host
+    from specserve.plan.launchplan import LaunchPlan
 
 
 Cause = Literal["by_request", "unreachable", "unsupported"]
-
-UNREADABLE = Code(
-    "SD290",
-    "unreadable-model",
-    Severity.ERROR,
-    """A model of the profile is not there, may not be read, or is broken.
-
-    ## Why is this bad?
-    vLLM ends with `Invalid repository ID or local directory specified`, with a 401, or with the parser's
-    words about the file; for the draft, after it has looked at the target.
-
-    ## Example
-        target: {model: ./no-such-directory}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
-    """,
-)
-_DEFINITE = frozenset({"not_found", "gated", "broken"})
 _CAUSES: dict[str, Cause] = {"offline": "by_request", "unsupported": "unsupported"}
-
-
-def unreadable(error: FactError, profile: Profile, *, path: str) -> Finding | None:
-    """The finding for a model at a path of the profile; None where it is not known to be bad."""
-    if error.cause not in _DEFINITE:
-        return None
-    return Finding(
-        UNREADABLE.code,
-        UNREADABLE.name,
-        UNREADABLE.severity,
-        error.message,
-        profile.span(path),
-        notes=error.causes,
-        help=error.hint,
-    )
-
-
-def skipped(
-    error: FactError, profile: Profile, *, codes: tuple[str, ...], is_published: bool = False
-) -> Skipped:
-    """The group of rules that could not run because of it. `is_published`: memory is estimated all the same."""
-    known = ", so memory rests on its published configuration" if is_published else ""
-    reason = f"{error.message}{known}" + (f"; {error.hint}" if error.hint else "")
-    cause = _CAUSES.get(error.cause, "unreachable")
-    return Skipped(profile.file, "models", codes, reason, cause)
-
-
 GROUPS: tuple[Need, ...] = ("nothing", "models", "hardware", "host", "vllm")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RuleGroup:
     """One group of rules over one profile."""
 
     name: Need
@@ -97,7 +50,7 @@ class Checked(Verdict):
     machine: Machine | None = None
     tokenizer: TokenizerComparison | None = None
     memory: MemoryEstimate | None = None
-    groups: tuple[Group, ...] = ()
+    groups: tuple[RuleGroup, ...] = ()
     unread: tuple[Unread, ...] = ()
     vllm: tuple[Judged, ...] = ()
     """What vLLM itself says of every arm, if it was asked."""
@@ -145,33 +98,32 @@ def _checked(
     try:
         known = gather(profile, wanted=wanted, read=read)
     except UnreadableValue as error:
-        known = Gathered(
-            context_of(profile), profile, missing=dict.fromkeys(("models", "hardware"), error.message)
-        )
-    profile = known.profile
-    plan, host, why = None, None, ""
+        missing: dict[Need, str] = dict.fromkeys(("models", "hardware"), error.message)
+        known = Gathered(context_of(profile), profile, missing=missing)
+    profile, context, missing = known.profile, known.context, dict(known.missing)
     if wanted.here:
         try:
-            plan, host, why = on_this_machine(profile, machine=known.context.machine)
+            plan, host, why = _on_this_machine(profile, machine=context.machine)
+            context = replace(context, plan=plan, host=host)
         except UnreadableValue as error:
             why = error.message
-    context = replace(known.context, plan=plan, host=host)
-    broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
-    found, hidden, stopped = examined_in(context, problems=[*problems, *filter(None, broken)])
-    missing = dict(known.missing)
-    if host is None and why:
-        missing["host"] = why
+        if why:
+            missing["host"] = why
+    broken = filter(None, (item.finding(profile) for item in known.unread))
+    found, hidden, stopped = examined_in(context, problems=[*problems, *broken])
     left_out = _left_out(profile, known, context, missing)
     names = [name for name in GROUPS if name != "vllm" or context.vllm or "vllm" in missing]
+    own = next((arm for arm in context.arms if arm.path == "speculation"), None)
+    result = verdict_of(found)
     verdict = Checked(
         path,
         *identity(profile, found),
-        _verdict(found, left_out),
+        "incomplete" if left_out and result in ("warnings", "ok") else result,
         stopped if problems else (),
         versions=context.versions if isinstance(context.versions, tuple) else (),
         machine=context.machine,
-        tokenizer=next((arm.tokenizer for arm in context.arms if arm.path == "speculation"), None),
-        memory=next((arm.memory for arm in context.arms if arm.path == "speculation"), context.memory),
+        tokenizer=own.tokenizer if own else None,
+        memory=own.memory if own else context.memory,
         groups=tuple(_group(name, found, left_out) for name in names),
         unread=known.unread,
         vllm=context.vllm,
@@ -179,49 +131,70 @@ def _checked(
     return verdict, found, left_out, hidden
 
 
+def _on_this_machine(
+    profile: Profile, *, machine: Machine | None
+) -> tuple[LaunchPlan | None, Host | None, str]:
+    """The plan and the host; or neither, and why the rules about the host do not apply."""
+    from specserve.checks.oraclechild import installed_table
+    from specserve.plan.host import localize, seen_from, this_host
+    from specserve.plan.launch import launch
+    from specserve.vllm.versions import contains, installed
+
+    found = installed()
+    if machine is not None and machine.basis == "assumed":
+        return None, None, "judged for another machine (`--assume`)"
+    if found is None:
+        return None, None, "no vLLM is installed beside specserve"
+    if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
+        why = f"the vLLM of this machine is for {found.platform}, and the profile is for another platform"
+        return None, None, why
+    if profile.vllm and not contains(profile.vllm, found.version):
+        return None, None, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
+    try:
+        table = installed_table()
+        assert table is not None
+        plan = launch(profile, table=table, platform=found.platform, version=found.version)
+        host = this_host()
+        plan = localize(plan, installed=found, host=host)
+        return plan, seen_from(host, plan), ""
+    except SpecserveError as error:
+        return None, None, f"no launch can be planned: {error.message}"
+
+
 def _left_out(profile: Profile, known: Gathered, context: Context, missing: dict[Need, str]) -> list[Skipped]:
     """The groups that did not run, or not for every model."""
-    ran = {rule.code for rule in rules_for(context)} - (_weighing() if "hardware" in missing else set())
+    ran = {rule.code for rule in rules_for(context)}
+    if "hardware" in missing:  # the rules of memory say nothing if none is known
+        ran -= {rule.code for rule in RULES if rule.check.__module__ == memory.__name__}
     ran -= set(_codes("vllm")) if "vllm" in missing else set()
-    weighed = bool(context.memory or any(arm.memory for arm in context.arms))
+    is_weighed = bool(context.memory or any(arm.memory for arm in context.arms))
     items = [
-        skipped(
-            item.error, profile, codes=_codes("models"), is_published=item.published is not None and weighed
-        )
+        _skipped_models(item, profile, is_weighed=is_weighed)
         for item in known.unread
-        if item.path == "target.model" or unreadable(item.error, profile, path=item.path) is None
+        if item.path == "target.model" or item.finding(profile) is None
     ]
     for group, reason in missing.items():
         codes = tuple(code for code in _codes(group) if code not in ran)
         if codes:
-            items.append(Skipped(profile.file, group, codes, reason, _cause(group)))
+            cause = "by_request" if group == "host" else "unsupported"
+            items.append(Skipped(profile.file, group, codes, reason, cause))
     return items
 
 
-def _weighing() -> set[str]:
-    """The rules of the hardware group that say nothing where no memory is known."""
-    return {rule.code for rule in RULES if rule.check.__module__ == memory.__name__}
-
-
-def _cause(group: Need) -> str:
-    return "by_request" if group == "host" else "unsupported"
+def _skipped_models(item: Unread, profile: Profile, *, is_weighed: bool) -> Skipped:
+    error = item.error
+    known = ", so memory rests on its published configuration" if item.published and is_weighed else ""
+    reason = f"{error.message}{known}" + (f"; {error.hint}" if error.hint else "")
+    return Skipped(profile.file, "models", _codes("models"), reason, _CAUSES.get(error.cause, "unreachable"))
 
 
 def _codes(group: Need) -> tuple[str, ...]:
     return tuple(rule.code for rule in RULES if rule.needs == group)
 
 
-def _verdict(findings: list[Finding], left_out: list[Skipped]) -> str:
-    verdict = verdict_of(findings)
-    return "incomplete" if left_out and verdict in ("warnings", "ok") else verdict
-
-
-def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> Group:
+def _group(name: Need, findings: list[Finding], left_out: list[Skipped]) -> RuleGroup:
     codes = set(_codes(name))
-    own = tuple(finding for finding in findings if finding.code in codes or _of_file(name, finding))
+    prefix = "SD0" if name == "nothing" else " "  # problems of the file stand beside its own rules
+    own = tuple(item for item in findings if item.code in codes or item.code.startswith(prefix))
     item = next((item for item in left_out if item.group == name), None)
-    return Group(name, len(codes), own, item.reason if item else None, len(item.codes) if item else 0)
-
-
-def _of_file(name: Need, finding: Finding) -> bool:
-    return name == "nothing" and finding.code.startswith("SD0")
+    return RuleGroup(name, len(codes), own, item.reason if item else None, len(item.codes) if item else 0)

@@ -1,19 +1,31 @@
-"""What is known of two profiles, side by side: their models and the memory they need."""
+"""Two launches side by side: the profiles, commits, locks and commands that name them, their models and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Gathered, Wanted, gather
-from specserve.errors import FactError
-from specserve.memory.estimate import Bounds as Interval
+from specserve.checks.vllmanswer import Judged
+from specserve.convert.command import NoStart, profile_of
+from specserve.errors import FactError, ProfileError, UsageError
+from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
-from specserve.plan.compare import Difference, Written, differences
+from specserve.models.lock import Lock, read_lock
+from specserve.plan.compare import Difference, Side, Written, differences
+from specserve.plan.launch import launch
+from specserve.plan.locking import locked
+from specserve.profile.codes import quoted
+from specserve.profile.load import load_profile
+from specserve.profile.revision import at_revision, load_at
 from specserve.profile.schema import Profile
+from specserve.vllm.versions import in_range, known_versions, table
 
+_LOCK = ".lock.json"
+_HINT = "`specserve check --ask-vllm` shows more"
 _SHAPE = (
     "model_type",
     "vocab_size",
@@ -32,7 +44,122 @@ _SHAPE = (
 )
 
 
-def model_values(role: str, facts: ModelFacts) -> dict[str, Written]:
+Differences = tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A profile with the name that its side has; with a lock: at its commits, with the facts that it holds."""
+
+    label: str
+    profile: Profile
+    lock: Lock | None = None
+
+
+def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:
+    """A profile, `PROFILE@REVISION`, `NAME.lock.json`, or the words of a vLLM command.
+
+    Raises UsageError, ProfileError, FactError.
+    """
+    if len(words) != 1:
+        return _converted(words, settings)
+    name = words[0]
+    if name.startswith(("http://", "https://")):
+        hint = "put the server's command line behind `--`"
+        raise UsageError(f"{quoted(name)} is no profile: `specserve diff` reads files", hint=hint)
+    if name.endswith(_LOCK):
+        return _beside_lock(name, settings)
+    place = at_revision(name)
+    profile = load_at(*place, settings=settings) if place else load_profile(name, settings=settings)
+    return Compared(name, profile)
+
+
+def _beside_lock(name: str, settings: Iterable[str]) -> Compared:
+    """The profile beside a lock, at the commits of the lock."""
+    stem = name.removesuffix(_LOCK)
+    beside = [file for file in (f"{stem}.yaml", f"{stem}.yml") if Path(file).is_file()]
+    lock = read_lock(Path(name))
+    if lock is None or not beside:
+        missing = f"there is no lock `{name}`" if lock is None else f"there is no profile beside `{name}`"
+        raise UsageError(missing, hint="`specserve lock PROFILE` writes NAME.lock.json beside NAME.yaml")
+    return Compared(name, load_profile(beside[0], settings=settings), lock)
+
+
+def _converted(words: Iterable[str], settings: Iterable[str]) -> Compared:
+    try:
+        profile, findings = profile_of(words, settings=settings)
+    except NoStart as error:
+        error.hint = "write `specserve diff A -- vllm serve MODEL …`"
+        raise
+    if profile is None or any(finding.code.startswith("SD0") for finding in findings):
+        raise ProfileError("the command is not one that specserve can plan", findings=tuple(findings))
+    return Compared(profile.file, profile)
+
+
+def launches(a: Compared, b: Compared, *, versions: Sequence[str | None]) -> tuple[Side, Side]:
+    """The launch of each side by its version, or by the newest that both are for; not for this machine."""
+    ranges = [in_range(item.profile.vllm or "") or known_versions() for item in (a, b)]
+    common = [version for version in ranges[0] if version in ranges[1]]
+    named = [item.profile.hardware.accelerator for item in (a, b) if item.profile.hardware]
+    sides = []
+    for item, known, vllm in zip((a, b), ranges, versions, strict=True):
+        profile = locked(item.profile, item.lock) if item.lock else item.profile
+        version = vllm or (common or list(known))[-1]
+        # a command names no hardware: it is for the machine of the other side
+        cpu = "+cpu" in version or "cpu" in ([profile.hardware.accelerator] if profile.hardware else named)
+        plan = launch(profile, table=table(version), platform="cpu" if cpu else "cuda", version=version)
+        sides.append(Side(profile, plan))
+    return sides[0], sides[1]
+
+
+def compare_known(
+    a: Compared, b: Compared, *, versions: Sequence[str]
+) -> tuple[Differences | None, Differences | None, list[str]]:
+    """What differs of the models and of the memory, None if it is not known of both; and why it is not."""
+    why: dict[str, None] = {}
+    left, right = (_known(side, version, why) for side, version in zip((a, b), versions, strict=True))
+    if left is None or right is None:
+        return None, None, list(why)
+    models = differences(_model_values(left, right), _model_values(right, left))
+    one, two = _memory(left), _memory(right)
+    if one is None or two is None:
+        why.update(dict.fromkeys(reason for known in (left, right) for reason in known.missing.values()))
+        return models, None, list(why)
+    return models, differences(_memory_values(one), _memory_values(two)), list(why)
+
+
+def _known(side: Compared, version: str, why: dict[str, None]) -> Gathered | None:
+    """The profile's models and memory without its alternatives; None if a model of it could not be read."""
+    is_locked, minor = side.lock is not None, ".".join(version.split(".")[:2])
+    wanted = Wanted(offline=True, version=minor, locked=is_locked, no_lock=not is_locked)
+    try:
+        known = gather(replace(side.profile, alternatives={}), wanted=wanted)
+    except FactError as error:
+        why[error.message] = None
+        return None
+    why.update(dict.fromkeys(item.error.message for item in known.unread))
+    return None if known.unread else known
+
+
+def _model_values(known: Gathered, other: Gathered) -> dict[str, Written]:
+    """What tells the models of one side from those of the other; of a model that the other has not, its name."""
+    values: dict[str, Written] = {}
+    targets = (known.context.target, other.context.target)
+    for role, (own, counterpart) in (("target", targets), ("draft", (_draft(known), _draft(other)))):
+        every = _values_of(role, own) if own else {}
+        values |= {name: value for name, value in every.items() if counterpart or name == f"{role}.model"}
+    return values
+
+
+def _draft(known: Gathered) -> ModelFacts | None:
+    return known.context.arms[0].draft if known.context.arms else None
+
+
+def _memory(known: Gathered) -> MemoryEstimate | None:
+    return known.context.arms[0].memory if known.context.arms else known.context.memory
+
+
+def _values_of(role: str, facts: ModelFacts) -> dict[str, Written]:
     """What tells two models apart, by `target.…` or `draft.…`; sizes in bytes of the checkpoint."""
     text = facts.config.get("text_config")
     config: Mapping[str, Any] = {**facts.config, **(text if isinstance(text, Mapping) else {})}
@@ -56,98 +183,66 @@ def _checkpoint_bytes(facts: ModelFacts) -> int | None:
         return None
 
 
-def memory_values(estimate: MemoryEstimate) -> dict[str, Written]:
-    """The estimate's figures by name: bytes are those of the fullest GPU, intervals have two ends; None: not known."""
-    gpu = estimate.per_gpu_bytes
-    exact: dict[str, Any] = {
-        "verdict": estimate.verdict,
-        "total_bytes": gpu.total,
-        "budget_bytes": gpu.budget,
-        "target_weights_bytes": gpu.target_weights,
-        "draft_weights_bytes": None if estimate.unknown_draft else gpu.draft_weights,
-        "target_kv_bytes_per_token": estimate.target_kv_bytes_per_token,
-        "draft_kv_bytes_per_token": None if estimate.unknown_draft else estimate.draft_kv_bytes_per_token,
-        "max_model_len": estimate.max_model_len,
-    }
+def _memory_values(estimate: MemoryEstimate) -> dict[str, Written]:
+    """The estimate's figures by name: bytes are those of the fullest GPU, bounds have two ends; None: not known."""
+    gpu, is_known = estimate.per_gpu_bytes, not estimate.unknown_draft
     bounds = {
         "activation_bytes": gpu.activation,
         "other_bytes": gpu.other,
         "kv_cache_bytes": gpu.kv_cache,
         "kv_cache_tokens": estimate.kv_cache_tokens,
-        "max_concurrency": estimate.max_concurrency,
         "largest_max_model_len": estimate.largest_max_model_len,
     }
-    exact |= {name: _ends(name, interval) for name, interval in bounds.items()}
-    return {name: Written(value) for name, value in exact.items()}
+    most = estimate.max_concurrency
+    values: dict[str, Any] = {
+        "verdict": estimate.verdict,
+        "total_bytes": gpu.total,
+        "budget_bytes": gpu.budget,
+        "target_weights_bytes": gpu.target_weights,
+        "draft_weights_bytes": gpu.draft_weights if is_known else None,
+        "target_kv_bytes_per_token": estimate.target_kv_bytes_per_token,
+        "draft_kv_bytes_per_token": estimate.draft_kv_bytes_per_token if is_known else None,
+        "max_model_len": estimate.max_model_len,
+        **{name: {"low": int(ends.low), "high": int(ends.high)} for name, ends in bounds.items()},
+        "max_concurrency": {"low": round(most.low, 2), "high": round(most.high, 2)},
+    }
+    return {name: Written(value) for name, value in values.items()}
 
 
-def _ends(name: str, interval: Interval) -> dict[str, float | int]:
-    if name == "max_concurrency":
-        return {"low": round(interval.low, 2), "high": round(interval.high, 2)}
-    return {"low": int(interval.low), "high": int(interval.high)}
+def effective(
+    profile: Profile,
+    *,
+    source: Path | None = None,
+    machine: Machine | None = None,
+    offline: bool = False,
+    use_lock: bool = True,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Judged:
+    """What vLLM makes of a profile, without its alternatives. `source`: another vLLM than the installed one.
+
+    Raises FactError if vLLM refuses the launch or cannot judge it here.
+    """
+    wanted = Wanted(
+        offline=offline,
+        machine=machine,
+        ask_vllm="always",
+        vllm_source=source,
+        no_lock=not use_lock,
+        tell=tell,
+    )
+    known = gather(replace(profile, alternatives={}), wanted=wanted)
+    path = "speculation" if profile.speculation else ""
+    judged = next((item for item in known.context.vllm if item.path == path), None)
+    if judged is None or judged.answer.not_judged:
+        why = known.missing.get("vllm") or "the draft could not be read"
+        raise FactError(f"vLLM was not asked: {why}", hint=_HINT)
+    if judged.answer.refused:
+        raise FactError(f"{judged.basis} refuses this launch: {judged.answer.refused}", hint=_HINT)
+    return judged
 
 
-Differences = tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class At:
-    """A profile and the vLLM version it is looked at for; `locked`: with what its lock holds, and nothing else."""
-
-    profile: Profile
-    version: str
-    locked: bool = False
-
-
-def compare_known(a: At, b: At) -> tuple[Differences | None, Differences | None, list[str]]:
-    """What differs of the models and of the memory, None where it is not known of both; and why it is not."""
-    why: dict[str, None] = {}
-    left, right = _known(a, why), _known(b, why)
-    if left is None or right is None:
-        return None, None, list(why)
-    models = _models(left, right)
-    memory = _memory(left, right, why)
-    return models, memory, list(why)
-
-
-def _known(side: At, why: dict[str, None]) -> Gathered | None:
-    """The profile's models and memory without its alternatives; None where a model of it could not be read."""
-    version = ".".join(side.version.split(".")[:2])
-    wanted = Wanted(offline=True, version=version, locked=side.locked, no_lock=not side.locked)
-    try:
-        known = gather(replace(side.profile, alternatives={}), wanted=wanted)
-    except FactError as error:
-        why[error.message] = None
-        return None
-    why.update(dict.fromkeys(item.error.message for item in known.unread))
-    return None if known.unread else known
-
-
-def _models(a: Gathered, b: Gathered) -> Differences:
-    left, right = dict[str, Written](), dict[str, Written]()
-    targets = a.context.target, b.context.target
-    drafts = _draft(a), _draft(b)
-    for role, (one, other) in (("target", targets), ("draft", drafts)):
-        for values, facts, counterpart in ((left, one, other), (right, other, one)):
-            if facts:
-                every = model_values(role, facts)
-                # of a model that only one side has, the name says enough
-                values.update(every if counterpart else {f"{role}.model": every[f"{role}.model"]})
-    return differences(left, right)
-
-
-def _draft(known: Gathered) -> ModelFacts | None:
-    return known.context.arms[0].draft if known.context.arms else None
-
-
-def _estimate(known: Gathered) -> MemoryEstimate | None:
-    return known.context.arms[0].memory if known.context.arms else known.context.memory
-
-
-def _memory(a: Gathered, b: Gathered, why: dict[str, None]) -> Differences | None:
-    estimates = [_estimate(known) for known in (a, b)]
-    left, right = estimates
-    if left is None or right is None:
-        why.update(dict.fromkeys(reason for known in (a, b) for reason in known.missing.values()))
-        return None
-    return differences(memory_values(left), memory_values(right))
+def effective_differences(a: Judged, b: Judged) -> tuple[Difference, ...]:
+    """What one vLLM runs otherwise than the other, of what both know."""
+    left, right = a.answer.effective, b.answer.effective
+    known = [name for name in left if name in right]
+    return differences(*({name: Written(values[name]) for name in known} for values in (left, right)))

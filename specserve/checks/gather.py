@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from specserve.checks.arms import blocks
 from specserve.checks.contexts import most_tokens
-from specserve.checks.reading import Read, drifted, reader
 from specserve.checks.rule import Arm, Context, Need
-from specserve.errors import FactError, SpecserveError, UsageError
-from specserve.plan.uses import tokenizer_use
+from specserve.diagnostics import Code, Finding, Severity
+from specserve.errors import FactError, UsageError
+from specserve.plan.uses import model_uses, tokenizer_use
 from specserve.profile.schema import Profile
 from specserve.profile.validate import UnreadableValue
 from specserve.vllm.versions import judged_versions, known_versions
@@ -21,17 +21,38 @@ if TYPE_CHECKING:
     from specserve.hardware.accelerators import Machine
     from specserve.memory.demand import Demand
     from specserve.memory.estimate import MemoryEstimate
-    from specserve.memory.situation import MemorySituation as Situation
+    from specserve.memory.situation import MemorySituation
     from specserve.models.facts import ModelFacts
     from specserve.models.lock import Drift, Lock
     from specserve.models.tokenizercompare import TokenizerComparison
-    from specserve.plan.host import Host
-    from specserve.plan.launchplan import LaunchPlan
+
+UNREADABLE = Code(
+    "SD290",
+    "unreadable-model",
+    Severity.ERROR,
+    """A model of the profile is not there, may not be read, or is broken.
+
+    ## Why is this bad?
+    vLLM ends with `Invalid repository ID or local directory specified`, with a 401, or with the parser's
+    words about the file; for the draft, after it has looked at the target.
+
+    ## Example
+        target: {model: ./no-such-directory}
+
+    ## Use instead
+        target: {model: ./llama}
+
+    ## Source
+    vllm/transformers_utils/config.py, `Invalid repository ID or local directory specified`
+    """,
+)
+Read = Callable[[str, str | None], "ModelFacts"]
+"""The facts of a model at a revision. Raises FactError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is asked of a check."""
+    """The options of a check."""
 
     offline: bool = False
     machine: Machine | None = None
@@ -63,6 +84,16 @@ class Unread:
     published: ModelFacts | None = None
     """What its published configuration says, if the Hub could not be asked; good for memory alone."""
 
+    def finding(self, profile: Profile) -> Finding | None:
+        """SD290; None if the model is not known to be bad."""
+        error, code = self.error, UNREADABLE
+        if error.cause not in ("not_found", "gated", "broken"):
+            return None
+        span = profile.span(self.path)
+        return Finding(
+            code.code, code.name, code.severity, error.message, span, notes=error.causes, help=error.hint
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -81,41 +112,99 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gat
 
     versions = (wanted.version,) if wanted.version else judged_versions(profile.vllm, here=True)
     lock, drift = _lock(profile, wanted)
-    context = Context(profile, versions, drift=drift)
-    read = read or reader(profile, lock=lock, locked=wanted.locked, offline=wanted.offline, tell=wanted.tell)
-    target, drafts, unread = _models(profile, read)
-    # a model that the lock alone could tell, and does not, is told once, where it could not be read
+    read = read or _reader(profile, lock, wanted)
+    context = Context(profile, versions)
+    target, drafts, unread = _models(context, read)
+    # a model that the lock alone could tell, and does not, is reported once, where it could not be read
     told = {item.path for item in unread} if wanted.locked else set()
     drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in told)
-    context = replace(context, drift=drift)
-    arms = tuple(Arm(path, block, drafts.get(path)) for path, block in blocks(context))
-    missing: dict[Need, str] = {}
+    arms = tuple(Arm(path, block, drafts.get(path)) for path, block in context.blocks)
+    tokenizer = None
     if target:
         wanted.tell("comparing tokenizers")
         other, why_not = _other_tokenizer(profile, read)
         unread = (*unread, *why_not)
         if not why_not:
             arms = tuple(_compared(target, arm, tokenizer=other, lock=lock) for arm in arms)
-        if other:
-            context = replace(context, tokenizer=_compare(other, target, lock=lock))
+        tokenizer = _compare(other, target, lock=lock) if other else None
+    missing: dict[Need, str] = {}
     try:
         machine, why = _machine(profile, wanted)
     except UnreadableValue as error:
         machine, why = None, error.message
-    if machine is None:
-        missing["hardware"] = why
-    context = replace(context, target=target, arms=arms, machine=machine)
     shapes = {item.path: item.published for item in unread if item.published}
     shapes |= {f"{path}.model": facts for path, facts in drafts.items()}
     shapes |= {"target.model": target} if target else {}
-    if machine and "target.model" not in shapes:
-        missing["hardware"] = "the target could not be read"
+    if machine is None or "target.model" not in shapes:
+        missing["hardware"] = "the target could not be read" if machine else why
+    context = Context(profile, versions, target, arms, tokenizer, machine, drift=drift)
     if wanted.ask_vllm != "never":
         context = _asked_vllm(context, wanted, missing, shapes)
-    if machine and "target.model" in shapes:
+    if "hardware" not in missing:
         wanted.tell("estimating memory")
         context = _weighed(context, missing, shapes)
     return Gathered(context, locked(profile, lock) if lock else profile, unread, missing)
+
+
+def _reader(profile: Profile, lock: Lock | None, wanted: Wanted) -> Read:
+    """Reads each model once: a directory as it is, a model of the Hub as the lock says, if there is one."""
+    bare = {(use.model, use.revision) for use in model_uses(profile) if use.tokenizer_only}
+    seen: dict[tuple[str, str | None], ModelFacts | FactError] = {}
+
+    def find(model: str, revision: str | None) -> ModelFacts:
+        from specserve.models.read import read_model
+
+        entry = lock.find(model, revision=revision) if lock else None
+        if entry is not None and (wanted.locked or entry.commit is not None):
+            return entry
+        if wanted.locked:
+            raise FactError(f"`{model}` is not in the lock", hint="`specserve lock` records it")
+        need_config = (model, revision) not in bare
+        return read_model(
+            model, revision=revision, folder=Path.cwd(), offline=wanted.offline, need_config=need_config
+        )
+
+    def read(model: str, revision: str | None) -> ModelFacts:
+        key = (model, revision)
+        if key not in seen:
+            wanted.tell(f"reading {model}")
+            try:
+                seen[key] = find(model, revision)
+            except FactError as error:
+                seen[key] = error
+        found = seen[key]
+        if isinstance(found, FactError):
+            raise found
+        return found
+
+    return read
+
+
+def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, ...]]:
+    """The lock beside the profile, and what is no longer as it says. Raises FactError if it is needed and missing."""
+    if wanted.no_lock:
+        return None, ()
+    from specserve.models.lock import Drift, drift_of
+    from specserve.plan.locking import lock_of
+
+    try:
+        lock = lock_of(profile)
+    except FactError as error:
+        return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
+    if lock is None:
+        if wanted.locked:
+            raise FactError(f"`{profile.file}` has no lock beside it", hint="`specserve lock` writes it")
+        return None, ()
+    ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
+    found = []
+    for use in model_uses(profile):
+        entry = lock.find(use.model, revision=use.revision)
+        if wanted.locked and entry is not None and entry.commit is None and not Path(use.model).exists():
+            continue  # a directory that is not on this machine has not changed
+        with suppress(FactError):  # what nobody can tell is left out
+            drift = drift_of(entry, path=use.path, model=use.model, ask_hub=ask_hub)
+            found += [drift] if drift else []
+    return lock, tuple(found)
 
 
 def _asked_vllm(
@@ -124,10 +213,8 @@ def _asked_vllm(
     """The context with what vLLM itself says of the launch."""
     from specserve.checks.oracle import judgements, vllm_to_ask
 
-    kept_only, why = wanted.ask_vllm == "if_kept", ""
-    if context.machine is None or "target.model" not in shapes:
-        why = missing.get("hardware", "the target could not be read")
-    else:
+    kept_only, why = wanted.ask_vllm == "if_kept", missing.get("hardware", "")
+    if context.machine is not None and not why:
         wanted.tell("asking vLLM, about 10 s")
         try:
             vllm = vllm_to_ask(wanted.vllm_source)
@@ -135,35 +222,31 @@ def _asked_vllm(
             context = replace(context, vllm=found)
         except (FactError, UsageError) as error:
             why = error.message
-    for judged in context.vllm:
-        if judged.answer.not_judged:
-            arm = f"`{judged.path}`" if judged.path else "this"
-            why = f"vLLM cannot judge {arm} on this machine: {judged.answer.not_judged}"
-            break
+    unjudged = next((judged for judged in context.vllm if judged.answer.not_judged), None)
+    if unjudged:
+        arm = f"`{unjudged.path}`" if unjudged.path else "this"
+        why = f"vLLM cannot judge {arm} on this machine: {unjudged.answer.not_judged}"
     if why and not kept_only:
         missing["vllm"] = why
     return context
 
 
 def _models(
-    profile: Profile, read: Read
+    context: Context, read: Read
 ) -> tuple[ModelFacts | None, dict[str, ModelFacts], tuple[Unread, ...]]:
     """The target, the drafts by path of their block, and what could not be read."""
-    unread = []
-    target = None
-    try:
-        target = read(profile.target.model, profile.target.revision)
-    except FactError as error:
-        unread.append(Unread("target.model", error, _published(profile.target.model, error)))
-    drafts = {}
-    for path, block in blocks(Context(profile, ())):
-        if block.model is None or block.method == "custom_class":
-            continue
+    target = context.profile.target
+    wanted = {"target": (target.model, target.revision)}
+    for path, block in context.blocks:
+        if block.model is not None and block.method != "custom_class":
+            wanted[path] = (block.model, block.keys.get("revision"))
+    found, unread = {}, []
+    for path, (model, revision) in wanted.items():
         try:
-            drafts[path] = read(block.model, block.keys.get("revision"))
+            found[path] = read(model, revision)
         except FactError as error:
-            unread.append(Unread(f"{path}.model", error, _published(block.model, error)))
-    return target, drafts, tuple(unread)
+            unread.append(Unread(f"{path}.model", error, _published(model, error)))
+    return found.pop("target", None), found, tuple(unread)
 
 
 def _published(model: str, error: FactError) -> ModelFacts | None:
@@ -176,7 +259,7 @@ def _published(model: str, error: FactError) -> ModelFacts | None:
 
 
 def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, tuple[Unread, ...]]:
-    """The repository that the target's tokenizer comes from, where it is not the target, and why it is not read."""
+    """The repository that the target's tokenizer comes from, if it is not the target, and why it is not read."""
     use = tokenizer_use(profile)
     if (use.model, use.revision) == (profile.target.model, profile.target.revision):
         return None, ()
@@ -186,27 +269,8 @@ def _other_tokenizer(profile: Profile, read: Read) -> tuple[ModelFacts | None, t
         return None, (Unread(use.path, error),)
 
 
-def _lock(profile: Profile, wanted: Wanted) -> tuple[Lock | None, tuple[Drift, ...]]:
-    """The lock beside the profile, and what is no longer as it says. Raises FactError where one is asked for."""
-    if wanted.no_lock:
-        return None, ()
-    from specserve.models.lock import Drift
-    from specserve.plan.locking import lock_of
-
-    try:
-        lock = lock_of(profile)
-    except FactError as error:
-        return None, (Drift("target.model", "unreadable", profile.file, (error.message,)),)
-    if lock is None:
-        if wanted.locked:
-            raise FactError(f"`{profile.file}` has no lock beside it", hint="`specserve lock` writes it")
-        return None, ()
-    ask_hub = not (wanted.locked or wanted.offline or wanted.launch)
-    return lock, drifted(profile, lock, ask_hub=ask_hub, locked=wanted.locked)
-
-
 def _compared(target: ModelFacts, arm: Arm, *, tokenizer: ModelFacts | None, lock: Lock | None) -> Arm:
-    """The arm with its tokenizer against the target's, where there are two."""
+    """The arm with its tokenizer against the target's, if there are two."""
     if arm.draft is None or arm.speculation.method != "draft_model":
         return arm
     return replace(arm, tokenizer=_compare(target, arm.draft, tokenizer=tokenizer, lock=lock))
@@ -215,7 +279,7 @@ def _compared(target: ModelFacts, arm: Arm, *, tokenizer: ModelFacts | None, loc
 def _compare(
     target: ModelFacts, draft: ModelFacts, *, lock: Lock | None, tokenizer: ModelFacts | None = None
 ) -> TokenizerComparison:
-    """By the lock, where no files are at hand; else by the files."""
+    """By the lock, if no files are at hand; else by the files."""
     from specserve.models.tokenizercompare import compare
 
     main = tokenizer or target
@@ -254,13 +318,15 @@ def _machine(profile: Profile, wanted: Wanted) -> tuple[Machine | None, str]:
 
 
 def _weighed(context: Context, missing: dict[Need, str], shapes: Mapping[str, ModelFacts]) -> Context:
-    """The context with the memory of each arm: of the target alone where the draft is not known.
+    """The context with the memory of each arm: of the target alone if the draft is not known.
 
     A target whose shape is not known leaves the group out. `shapes`: the models by the dotted path that names them.
     """
     try:
         arms = tuple(replace(arm, memory=_arm_estimate(context, arm, shapes)) for arm in context.arms)
-        alone = None if context.profile.speculation else _estimate(context, None, shapes)
+        alone = (
+            None if context.profile.speculation else _estimate(context, None, shapes["target.model"], None)
+        )
     except FactError as error:
         missing["hardware"] = error.message
         return context
@@ -268,23 +334,23 @@ def _weighed(context: Context, missing: dict[Need, str], shapes: Mapping[str, Mo
 
 
 def _arm_estimate(context: Context, arm: Arm, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
-    """The memory of one way to speculate. Raises FactError where the target does not say enough."""
-    draft = f"{arm.path}.model"
+    """The memory of one way to speculate. Raises FactError if the target does not say enough."""
+    target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model")
     try:
-        return _estimate(context, arm, shapes)
+        return _estimate(context, arm, target, draft)
     except FactError:
-        if draft not in shapes:
+        if draft is None:
             raise
-        target_only = {path: facts for path, facts in shapes.items() if path != draft}
-        return _estimate(context, arm, target_only)
+        return _estimate(context, arm, target, None)
 
 
-def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts]) -> MemoryEstimate:
+def _estimate(
+    context: Context, arm: Arm | None, target: ModelFacts, draft: ModelFacts | None
+) -> MemoryEstimate:
     from specserve.memory.judge import assess
     from specserve.memory.situation import situation
 
     assert context.machine is not None
-    target, draft = shapes["target.model"], shapes.get(f"{arm.path}.model") if arm else None
     found = situation(
         context.profile,
         target=target,
@@ -295,9 +361,8 @@ def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts
     )
     if arm and arm.speculation.model and draft is None:
         found = replace(found, unknown_draft=arm.speculation.model)
-    estimate = assess(
-        found, path=arm.path if arm else "speculation", needed=_demand_by_vllm(context, arm, found)
-    )
+    path = arm.path if arm else "speculation"
+    estimate = assess(found, path=path, needed=_demand_by_vllm(context, arm, found))
     limit, fits = most_tokens(context), estimate.largest_max_model_len
     if limit is not None:
         fits = replace(fits, low=min(fits.low, limit), high=min(fits.high, limit))
@@ -306,7 +371,7 @@ def _estimate(context: Context, arm: Arm | None, shapes: Mapping[str, ModelFacts
     return replace(estimate, basis="published") if is_published else estimate
 
 
-def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> Demand | None:
+def _demand_by_vllm(context: Context, arm: Arm | None, situation: MemorySituation) -> Demand | None:
     """Weights and KV cache by vLLM; None if it did not build the models, and the formula serves."""
     from specserve.memory.probe import demand_of
     from specserve.memory.settings import Speculative
@@ -322,36 +387,3 @@ def _demand_by_vllm(context: Context, arm: Arm | None, situation: Situation) -> 
         return demand_of(build, situation.target, settings=situation.settings, speculative=speculative)
     except (FactError, KeyError, TypeError, ValueError):  # a kind of layer that is not known here
         return None
-
-
-def on_this_machine(
-    profile: Profile, *, machine: Machine | None
-) -> tuple[LaunchPlan | None, Host | None, str]:
-    """The plan and the host; or neither, and why the rules about the host do not apply."""
-    from specserve.checks.oraclechild import installed_table
-    from specserve.plan.host import localize, seen_from, this_host
-    from specserve.plan.launch import launch
-    from specserve.vllm.versions import contains, installed
-
-    if machine is not None and machine.basis == "assumed":
-        return None, None, "judged for another machine (`--assume`)"
-    found = installed()
-    if found is None:
-        return None, None, "no vLLM is installed beside specserve"
-    if machine is not None and machine.basis == "profile" and machine.is_cpu != (found.platform == "cpu"):
-        return (
-            None,
-            None,
-            f"the vLLM of this machine is for {found.platform}, and the profile is for another platform",
-        )
-    if profile.vllm and not contains(profile.vllm, found.version):
-        return None, None, f"vLLM {found.version} is installed, and the profile is for `{profile.vllm}`"
-    try:
-        table = installed_table()
-        assert table is not None
-        plan = launch(profile, table=table, platform=found.platform, version=found.version)
-        host = this_host()
-        plan = localize(plan, installed=found, host=host)
-        return plan, seen_from(host, plan), ""
-    except SpecserveError as error:
-        return None, None, f"no launch can be planned: {error.message}"

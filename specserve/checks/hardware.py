@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specserve.checks.arms import section
 from specserve.checks.memory import (
     estimates,
     gib,
@@ -11,15 +12,14 @@ from specserve.checks.memory import (
     lacking_free_bytes,
     machine_words,
     needed_at_once,
-    ranks,
 )
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
+from specserve.profile.schema import world_size
 
 _LESS = 0.95
 """A GPU with less of the named one's memory than this is another one."""
-_BFLOAT16 = (8, 0)
 _LEAST_CAPABILITY = {
     "awq": 75, "awq_marlin": 75, "auto_awq": 75, "fp8": 75, "torchao": 75, "modelopt_fp4": 75, "modelopt": 80,
     "mxfp4": 80, "fbgemm_fp8": 80, "experts_int8": 80, "fp_quant": 100, "compressed-tensors": 70, "quark": 70,
@@ -32,76 +32,52 @@ _LEAST_CAPABILITY = {
 def split_node(ctx: Context) -> Iterator[Hit]:
     """Tensor parallelism reaches over nodes.
 
-    ## Why is this bad?
     Every layer waits for the network between nodes, twice: far slower than inside of one. The usual way is tensor
     parallelism inside of a node and `pipeline_parallel_size` over the nodes.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 4}
         hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 2, nodes: 2}
-
-    ## Source
-    specserve, checks/hardware.py
+    Instead: target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2, pipeline_parallel_size: 2}
+    Source: specserve, checks/hardware.py
     """
     machine, size = ctx.machine, ctx.profile.target.tensor_parallel_size
     assert machine is not None
     if machine.nodes > 1 and machine.count < size <= machine.count * machine.nodes:
-        yield Hit(
-            "target.tensor_parallel_size",
-            f"{size} ranks share each layer, and a node has {machine.count} accelerators",
-            help=f"`tensor_parallel_size: {machine.count}` with `pipeline_parallel_size: {-(-size // machine.count)}`",
-        )
+        text = f"{size} ranks share each layer, and a node has {machine.count} accelerators"
+        stages = -(-size // machine.count)
+        help_ = f"`tensor_parallel_size: {machine.count}` with `pipeline_parallel_size: {stages}`"
+        yield Hit("target.tensor_parallel_size", text, help=help_)
 
 
 @rule("SD308", "idle-accelerators", Severity.INFO, needs="hardware")
 def idle_accelerators(ctx: Context) -> Iterator[Hit]:
     """The profile's `hardware` has more accelerators than the launch uses.
 
-    ## Why is this bad?
     The others stay idle: vLLM takes tensor_parallel_size x pipeline_parallel_size x data_parallel_size of them.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: L4-24GB, count: 4}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Source
-    specserve, checks/hardware.py
+    Instead: hardware: {accelerator: L4-24GB, count: 1}
+    Source: specserve, checks/hardware.py
     """
-    machine = ctx.machine
+    machine, ranks = ctx.machine, world_size(ctx.profile)
     assert machine is not None
     there = machine.count * machine.nodes
-    if machine.basis == "profile" and not machine.is_cpu and there > ranks(ctx):
-        yield Hit(
-            "hardware.count", f"the launch takes {ranks(ctx)} of {there} accelerators; the others stay idle",
-        )  # fmt: skip
+    if machine.basis == "profile" and not machine.is_cpu and there > ranks:
+        yield Hit("hardware.count", f"the launch takes {ranks} of {there} accelerators; the others stay idle")
 
 
 @rule("SD309", "missing-hardware", Severity.ERROR, needs="hardware")
 def missing_hardware(ctx: Context) -> Iterator[Hit]:
     """This machine is less than the profile's `hardware`.
 
-    ## Why is this bad?
-    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or
-    not keep them.
-
-    ## Example
+    The profile was checked, and its promises were measured, for other accelerators: here it may not start, or not keep
+    them.
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: H100-80GB, count: 1}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Source
-    specserve, checks/hardware.py
+    Instead: hardware: {accelerator: L4-24GB, count: 1}
+    Source: specserve, checks/hardware.py
     """
     machine, wanted = ctx.machine, ctx.profile.hardware
     if machine is None or machine.basis != "found" or wanted is None or wanted.accelerator is None:
@@ -112,96 +88,59 @@ def missing_hardware(ctx: Context) -> Iterator[Hit]:
         named = accelerator(wanted.accelerator)
     except UsageError:
         return  # SD314 reports it
+    here = machine_words(machine)
     if (named.name == CPU) != machine.is_cpu:
         yield Hit(
-            "hardware.accelerator",
-            f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {machine_words(machine)}",
+            "hardware.accelerator", f"the profile is for `{wanted.accelerator}`, and vLLM here runs on {here}"
         )
-        return
-    if machine.is_cpu:
-        return
-    if machine.accelerator.total_bytes < _LESS * named.total_bytes:
-        yield Hit(
-            "hardware.accelerator",
-            f"the profile is for {named.name} ({gib(named.total_bytes)}); here is {machine_words(machine)} "
-            f"({gib(machine.accelerator.total_bytes)})",
-        )
-    elif machine.count < min(wanted.count, ranks(ctx)):
-        yield Hit(
-            "hardware.count", f"the profile is for {wanted.count} x {named.name}; here are {machine.count}"
-        )
+    elif not machine.is_cpu and machine.accelerator.total_bytes < _LESS * named.total_bytes:
+        sizes = gib(named.total_bytes), gib(machine.accelerator.total_bytes)
+        text = f"the profile is for {named.name} ({sizes[0]}); here is {here} ({sizes[1]})"
+        yield Hit("hardware.accelerator", text)
+    elif not machine.is_cpu and machine.count < min(wanted.count, world_size(ctx.profile)):
+        text = f"the profile is for {wanted.count} x {named.name}; here are {machine.count}"
+        yield Hit("hardware.count", text)
 
 
 @rule("SD310", "unsupported-dtype", Severity.ERROR, needs="hardware")
 def unsupported_dtype(ctx: Context) -> Iterator[Hit]:
     """The dtype `bfloat16` is asked for on a GPU that has none.
 
-    ## Why is this bad?
     vLLM refuses it below compute capability 8.0. `auto` takes float16 there.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, dtype: bfloat16}
         hardware: {accelerator: T4-16GB}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048, dtype: float16}
-        hardware: {accelerator: T4-16GB}
-
-    ## Source
-    vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
+    Instead: target: {model: ./llama, max_model_len: 2048, dtype: float16}
+    Source: vllm/platforms/cuda.py, `Bfloat16 is only supported on GPUs `
     """
     assert ctx.machine is not None
     kind = ctx.machine.accelerator
-    if (
-        ctx.profile.target.dtype == "bfloat16"
-        and kind.compute_capability
-        and kind.compute_capability < _BFLOAT16
-    ):
-        yield Hit(
-            "target.dtype",
-            f"{kind.name} has no bfloat16: compute capability {_dotted(kind.compute_capability)}, and 8.0 is the least",
-            help="write `dtype: float16`, or `auto`",
-        )
+    own = kind.compute_capability
+    if ctx.profile.target.dtype == "bfloat16" and own and own < (8, 0):
+        text = f"{kind.name} has no bfloat16: compute capability {_dotted(own)}, and 8.0 is the least"
+        yield Hit("target.dtype", text, help="write `dtype: float16`, or `auto`")
 
 
 @rule("SD311", "unsupported-quantization", Severity.ERROR, needs="hardware")
 def unsupported_quantization(ctx: Context) -> Iterator[Hit]:
     """The quantization has no kernels for this GPU.
 
-    ## Why is this bad?
     Each method has a least compute capability, and vLLM refuses GPUs below it when it builds its configuration.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, quantization: fp8}
         hardware: {accelerator: V100-32GB}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048, quantization: fp8}
-        hardware: {accelerator: T4-16GB}
-
-    ## Source
-    vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
+    Instead: hardware: {accelerator: T4-16GB}
+    Source: vllm/config/vllm.py, `if capability < quant_config.get_min_capability():`
     """
     assert ctx.machine is not None
-    kind = ctx.machine.accelerator
-    method, path = _quantization(ctx)
-    least = _LEAST_CAPABILITY.get(method or "", 0)
-    if kind.compute_capability and 10 * kind.compute_capability[0] + kind.compute_capability[1] < least:
-        yield Hit(
-            path,
-            f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(kind.compute_capability)}",
-            help="use a checkpoint without it, or another GPU",
-        )
-
-
-def _quantization(ctx: Context) -> tuple[str | None, str]:
-    """The method, and the place that says it: the profile, or else the checkpoint."""
-    told = ctx.profile.target.quantization
-    if told:
-        return told.lower(), "target.quantization"
-    config = ctx.target.config.get("quantization_config") if ctx.target else None
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    return (method.lower() if isinstance(method, str) else None), "target.model"
+    kind, asked = ctx.machine.accelerator, ctx.profile.target.quantization
+    own = section(ctx.target.config if ctx.target else {}, "quantization_config").get("quant_method")
+    method = (asked or (own if isinstance(own, str) else "")).lower()
+    least, capability = _LEAST_CAPABILITY.get(method, 0), kind.compute_capability
+    if capability and 10 * capability[0] + capability[1] < least:
+        text = f"`{method}` needs compute capability {least / 10}; {kind.name} has {_dotted(capability)}"
+        help_ = "use a checkpoint without it, or another GPU"
+        yield Hit("target.quantization" if asked else "target.model", text, help=help_)
 
 
 def _dotted(capability: tuple[int, int]) -> str:
@@ -212,22 +151,15 @@ def _dotted(capability: tuple[int, int]) -> str:
 def occupied_memory(ctx: Context) -> Iterator[Hit]:
     """Less memory is free on this machine than the launch needs now.
 
-    ## Why is this bad?
     vLLM compares its share, `gpu_memory_utilization` of the whole, with what is free, and refuses to start if other
-    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be
-    free beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free,
-    this finding is a warning.
-
-    ## Example
+    processes hold too much: often the previous server, or what is left of it. A KV cache of a fixed size must be free
+    beside the weights. Ranks on the CPU fill theirs as they serve: if they exceed only together what is free, this
+    finding is a warning.
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         engine: {gpu_memory_utilization: 0.9}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        engine: {gpu_memory_utilization: 0.4}
-
-    ## Source
-    vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
+    Instead: engine: {gpu_memory_utilization: 0.4}
+    Source: vllm/v1/worker/utils.py, `is less than desired GPU memory utilization `
     """
     machine = ctx.machine
     assert machine is not None
@@ -235,25 +167,19 @@ def occupied_memory(ctx: Context) -> Iterator[Hit]:
         free, total = lacking_free_bytes(ctx, memory), memory.per_gpu_bytes.total
         if free is None:
             continue
-        need = needed_at_once(memory, machine)
+        need, help_ = needed_at_once(memory, machine), "stop what holds it"
+        path, words = "engine.gpu_memory_utilization", f"vLLM asks for {gib(need.high)}"
+        share = int(100 * (free - 2**29) / total) / 100
         if is_fixed(memory):
             who = f"{memory.ranks} ranks take" if machine.is_cpu and memory.ranks > 1 else "the launch takes"
-            path, words, help = (
-                "engine.kv_cache_memory_bytes",
-                f"{who} {gib(need.high)}",
-                "stop what holds it",
-            )
-        else:
-            share = int(100 * (free - 2**29) / total) / 100
-            path, words = "engine.gpu_memory_utilization", f"vLLM asks for {gib(need.high)}"
-            help = "stop what holds it" + (
-                f", or write `gpu_memory_utilization: {share}`" if share > 0 else ""
-            )
+            path, words = "engine.kv_cache_memory_bytes", f"{who} {gib(need.high)}"
+        elif share > 0:
+            help_ += f", or write `gpu_memory_utilization: {share}`"
         yield Hit(
             path,
             f"{gib(free)} of {gib(total)} are free, and {words}",
             notes=machine.holders,
-            help=help,
+            help=help_,
             severity=None if free < need.low else Severity.WARNING,
         )
         return

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from specserve.checks.arms import (
-    Config,
-    architectures,
-    class_of,
-    draft_config,
-    judged,
-    model_type,
-    only_in,
-    target_config,
-    text_config,
-    versions_where,
-    whole,
-)
+from specserve.checks.arms import Config, architectures, has_kind, model_type, section, text_config, whole
 from specserve.checks.multitoken import predicts
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.vllm.facts import PARTIAL_DSPARK_BLOCKS
-from specserve.vllm.registry import Registry
 
-_HEADS = frozenset({"eagle", "eagle3", "dflash", "dspark"})
 _MASKS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-_DSPARK_CLASSES = frozenset({"Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel"})
-_STAGED = frozenset({"deepseek_v4", "deepseek_v41"})
+_DSPARK_CLASSES = ("Qwen3DSparkModel", "Qwen3OmniDSparkModel", "Gemma4DSparkModel")
+_STAGED = ("deepseek_v4", "deepseek_v41")
+_METHODS = {"Eagle3": "eagle3", "DFlash": "dflash", "DSpark": "dspark", "Eagle": "eagle"}
+"""The method of a head by a word in its class."""
 
 
 def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
     """The arms with a head of its own that was read."""
     for arm in ctx.arms:
-        config = draft_config(ctx, arm) if arm.speculation.model else None
-        if config is not None and arm.speculation.method in _HEADS:
+        config = ctx.draft_config(arm) if arm.speculation.model else None
+        if config is not None and arm.speculation.method in _METHODS.values():
             yield arm, config
 
 
@@ -41,30 +29,27 @@ def head_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
 def unknown_head(ctx: Context) -> Iterator[Hit]:
     """vLLM has no class for this head.
 
-    ## Why is this bad?
     vLLM writes `Eagle`, `Eagle3` or `DFlash` before the class that the head's config.json names, and knows few of
-    those: one for each family that such heads were published for. It refuses the rest, also a head of one method
-    under another.
-
-    ## Example
+    those: one for each family that such heads were published for. It refuses the rest, also a head of one method under
+    another.
+    Example:
         target: {model: ./qwen}
         speculation: {method: eagle, model: ./qwen-eagle, num_speculative_tokens: 3}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: eagle, model: ./llama-eagle, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
+    Source: vllm/transformers_utils/configs/eagle.py, `f"Eagle{arch}" if not arch.startswith("Eagle") else arch`
     """
+    read = {arm.path: config for arm, config in head_arms(ctx)}
     for arm in ctx.arms:
-        raw, names = arm.draft.config if arm.draft else {}, _asked_for(ctx, arm)
+        raw = arm.draft.config if arm.draft else {}
+        names = _loaded_as(arm.speculation.method, read.get(arm.path, {}))
         kind = raw.get("speculators_model_type")
         if isinstance(kind, str):
-            found = versions_where(ctx, lambda known, kind=kind: kind not in known.speculators)  # type: ignore[misc]
+            found = ctx.where(lambda known, kind=kind: kind not in known.speculators)  # type: ignore[misc]
             text = f"does not read heads of the kind `{kind}`"
         elif names and not raw.get("auto_map"):
-            found = versions_where(ctx, lambda known, names=names: not any(n in known.classes for n in names))  # type: ignore[misc]
+            found = ctx.where(lambda known, names=names: not any(n in known.classes for n in names))  # type: ignore[misc]
             text = f"has no head of the class `{names[0]}`"
         else:
             continue
@@ -73,44 +58,26 @@ def unknown_head(ctx: Context) -> Iterator[Hit]:
                 f"{arm.path}.model",
                 f"vLLM {', '.join(found)} {text}",
                 related=((f"{arm.path}.method", "the method"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help=_other_method((*(arm.draft.architectures if arm.draft else ()), "")[0]),
             )
 
 
-def _asked_for(ctx: Context, arm: Arm) -> tuple[str, ...]:
-    """The classes that vLLM will look for; none where it is not known."""
-    config = draft_config(ctx, arm) if arm.speculation.model and arm.speculation.method in _HEADS else None
-    return _loaded_as(arm.speculation.method, config) if config is not None else ()
-
-
 def _loaded_as(method: str, config: Config) -> tuple[str, ...]:
     """The classes that vLLM looks for (`EAGLEConfig`, vllm/transformers_utils/configs/eagle.py)."""
-    names = architectures(config)
-    if method == "eagle":
-        return tuple(name if name.startswith("Eagle") else f"Eagle{name}" for name in names)
-    if method == "eagle3":
-        return tuple(
-            name if name.startswith("Eagle3") or name.endswith("Eagle3") else f"Eagle3{name}"
-            for name in names
-        )
-    if method == "dflash":
-        own = ("DFlash", "LiLiCorr")
-        return tuple(
-            name if name.startswith(own) or name.endswith("DFlash") else f"DFlash{name}" for name in names
-        )
-    return ()
+    prefix, starts, ends = {
+        "eagle": ("Eagle", ("Eagle",), ()),
+        "eagle3": ("Eagle3", ("Eagle3",), ("Eagle3",)),
+        "dflash": ("DFlash", ("DFlash", "LiLiCorr"), ("DFlash",)),
+    }.get(method, ("", ("",), ()))
+    names = architectures(config) if prefix else ()
+    return tuple(n if n.startswith(starts) or n.endswith(ends) else f"{prefix}{n}" for n in names)
 
 
 def _other_method(name: str) -> str:
-    for word, method in (
-        ("Eagle3", "eagle3"),
-        ("DFlash", "dflash"),
-        ("DSpark", "dspark"),
-        ("Eagle", "eagle"),
-    ):
-        if word in name:
-            return f"if it is such a head, write `method: {method}`"
+    method = next((method for word, method in _METHODS.items() if word in name), None)
+    if method:
+        return f"if it is such a head, write `method: {method}`"
     return "take a head that was published for vLLM, or `draft_model`, `ngram` or `suffix`"
 
 
@@ -118,48 +85,37 @@ def _other_method(name: str) -> str:
 def head_as_draft(ctx: Context) -> Iterator[Hit]:
     """A head, or a model with layers for further tokens, is run as a draft model.
 
-    ## Why is this bad?
-    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or
-    loading fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers
-    alone, whatever `method` says.
-
-    ## Example
+    A head alone predicts nothing of use: it misses the target's hidden states, and every draft is rejected, or loading
+    fails. A draft whose family has layers for further tokens is silently run as `mtp`, by those layers alone, whatever
+    `method` says.
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         speculation: {method: draft_model, model: ./mimo-small, num_speculative_tokens: 1}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
-    vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 1}
+    Source:
+        vllm/config/speculative.py (from 0.33), `in get_args(MTPModelTypes)`
+        vllm/config/speculative.py (to 0.32), `elif self.draft_model_config.hf_config.model_type in get_args(`
     """
     for arm in ctx.arms:
-        config = draft_config(ctx, arm)
+        config = ctx.draft_config(arm)
         if arm.speculation.method != "draft_model" or config is None or arm.draft is None:
             continue
-        own = _own_method(config)
+        own, name = _own_method(config), (*architectures(config), model_type(config))[0]
         if own:
-            text = f"vLLM sees that this is a `{_name(config)}`, and runs it as `{own}`"
+            text = f"vLLM sees that this is a `{name}`, and runs it as `{own}`"
             yield Hit(f"{arm.path}.method", text, help=f"write `method: {own}`", severity=Severity.INFO)
             continue
-        heads = versions_where(ctx, lambda known, config=config: _is_head(config, known))  # type: ignore[misc]
-        retyped = versions_where(ctx, lambda known, config=config: predicts(config, known))  # type: ignore[misc]
+        heads = ctx.where(lambda known, config=config: has_kind(config, known, "draft"))  # type: ignore[misc]
+        retyped = ctx.where(lambda known, config=config: predicts(config, known))  # type: ignore[misc]
         if arm.draft.config.get("speculators_model_type") or heads:
-            text, help_ = "this is a draft head, not a draft model", _other_method(_name(config))
+            text, help_ = "this is a draft head, not a draft model", _other_method(name)
         elif retyped:
-            text = f"vLLM runs a `{_name(config)}` draft as `mtp`, by its layers for further tokens alone"
+            text = f"vLLM runs a `{name}` draft as `mtp`, by its layers for further tokens alone"
             help_ = "take a draft of another family"
         else:
             continue
-        yield Hit(
-            f"{arm.path}.model",
-            text,
-            related=((f"{arm.path}.method", "the profile says `draft_model`"),),
-            notes=only_in(ctx, heads or retyped) if heads or retyped else (),
-            help=help_,
-        )
+        related = ((f"{arm.path}.method", "the profile says `draft_model`"),)
+        yield Hit(f"{arm.path}.model", text, related=related, versions=heads or retyped, help=help_)
 
 
 def _own_method(config: Config) -> str | None:
@@ -175,47 +131,29 @@ def _own_method(config: Config) -> str | None:
     return "mtp" if kind.endswith(("_assistant", "_mtp")) else None
 
 
-def _name(config: Config) -> str:
-    return (*architectures(config), model_type(config))[0]
-
-
-def _is_head(config: Config, known: Registry) -> bool:
-    found = class_of(config, known)
-    return found is not None and found[1].kind == "draft"
-
-
 @rule("SD241", "missing-mask-token", Severity.ERROR, needs="models")
 def missing_mask_token(ctx: Context) -> Iterator[Hit]:
     """All tokens are to be drafted at once, by a model that has no mask token.
 
-    ## Why is this bad?
     Parallel drafting fills the places to be drafted with a token that the draft was trained to read as empty. vLLM
     looks for its id in config.json while it loads, and fails.
-
-    ## Example
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, parallel_drafting: true}
-
-    ## Use instead
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `"For parallel drafting, the draft model config must have "`
     """
     for arm in ctx.arms:
-        config = draft_config(ctx, arm) if arm.speculation.model else None
-        block = arm.speculation
+        block, config = arm.speculation, ctx.draft_config(arm) if arm.speculation.model else None
         if config is None or not (block.keys.get("parallel_drafting") is True or block.method == "dflash"):
             continue
-        inner = config.get("dflash_config")
-        nested = isinstance(inner, Mapping) and inner.get("mask_token_id") is not None
+        nested = section(config, "dflash_config").get("mask_token_id") is not None
         if not nested and all(config.get(key) is None for key in _MASKS):
             explicit = "parallel_drafting" in block.keys
             yield Hit(
                 f"{arm.path}.parallel_drafting" if explicit else f"{arm.path}.model",
                 "config.json of the draft names no mask token",
-                related=((f"{arm.path}.model", "the draft"),) if explicit else (),
+                related=((f"{arm.path}.model", "the draft"),) * explicit,
                 help="parallel drafting needs a draft that was trained for it (PARD, P-EAGLE, DFlash)",
             )
 
@@ -224,121 +162,81 @@ def missing_mask_token(ctx: Context) -> Iterator[Hit]:
 def block_overrun(ctx: Context) -> Iterator[Hit]:
     """More tokens are drafted at once than the head was trained to draft.
 
-    ## Why is this bad?
-    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it
-    is with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
-
-    ## Example
+    A block head fills one block. What lies beyond it was never trained, is rejected, and costs verification. So it is
+    with the DSpark stages inside a DeepSeek V4 checkpoint (vllm-project/vllm#41834).
+    Example:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 12}
-
-    ## Use instead
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
-    vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Source:
+        vllm/config/vllm.py (from 0.33), `# Fill-in drafting uses a bonus query plus one query per draft token.`
+        vllm/config/speculative.py (0.28 to 0.32), `# DFlash uses one bonus query followed by K mask queries.`
     """
-    for arm, config in (*head_arms(ctx), *_stage_arms(ctx)):
-        block, count = (
-            whole(config, "block_size", "dspark_block_size"),
-            arm.speculation.num_speculative_tokens,
-        )
-        if arm.speculation.method not in ("dflash", "dspark") or block is None or not count:
+    target = ctx.target_config or {}
+    stages = [arm for arm in ctx.arms if arm.speculation.method == "dspark" and not arm.speculation.model]
+    staged = [(arm, text_config(target)) for arm in stages if model_type(target) in _STAGED]
+    for arm, config in (*head_arms(ctx), *staged):
+        method, k = arm.speculation.method, arm.speculation.num_speculative_tokens
+        block = whole(config, "block_size", "dspark_block_size")
+        if method not in ("dflash", "dspark") or block is None or not k:
             continue
-        most = block if arm.speculation.method == "dspark" or _anchored(config) else block - 1
-        if count > most:
+        # whether the first place of a block is drafted too
+        inner = section(config, "dflash_config").get("sample_from_anchor")
+        anchored = inner is True or config.get("sample_from_anchor") is True
+        most = block if method == "dspark" or anchored else block - 1
+        if k > most:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
-                f"the head drafts {most} tokens at once; the profile asks for {count}",
+                f"the head drafts {most} tokens at once; the profile asks for {k}",
                 related=((f"{arm.path if arm.speculation.model else 'target'}.model", f"blocks of {block}"),),
                 help=f"write `num_speculative_tokens: {most}`",
             )
-
-
-def _stage_arms(ctx: Context) -> Iterator[tuple[Arm, Config]]:
-    """The arms whose DSpark stages lie inside the target's checkpoint."""
-    target = target_config(ctx)
-    for arm in ctx.arms if target is not None and model_type(target) in _STAGED else ():
-        if arm.speculation.method == "dspark" and not arm.speculation.model:
-            yield arm, text_config(target or {})
-
-
-def _anchored(config: Config) -> bool:
-    """Whether the first place of a block is drafted too; a head that does not say so is given the benefit."""
-    inner = config.get("dflash_config")
-    own = inner.get("sample_from_anchor") if isinstance(inner, Mapping) else None
-    return own is True or config.get("sample_from_anchor") is True
 
 
 @rule("SD243", "missing-dspark-stages", Severity.ERROR, needs="models")
 def missing_dspark_stages(ctx: Context) -> Iterator[Hit]:
     """The method is `dspark`, without a head, on a target that has none inside.
 
-    ## Why is this bad?
     Only DeepSeek V4 carries DSpark stages in its own checkpoint. For every other target vLLM builds a DeepSeek head
     from the wrong configuration, and fails.
-
-    ## Example
+    Example:
         target: {model: ./qwen3}
         speculation: {method: dspark, num_speculative_tokens: 4}
-
-    ## Use instead
-        target: {model: ./qwen3}
-        speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
+    Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
+    Source: vllm/config/speculative.py, `# DeepSeek DSpark can ship the weights inside the target checkpoint`
     """
-    target = target_config(ctx)
-    for arm in ctx.arms if target is not None else ():
-        if (
-            arm.speculation.method == "dspark"
-            and not arm.speculation.model
-            and model_type(target or {}) not in _STAGED
-        ):
-            yield Hit(
-                f"{arm.path}.method",
-                "the target has no DSpark stages of its own",
-                related=(("target.model", "the target"),),
-                help="name the head under `model`",
-            )
+    is_staged = ctx.target_config is None or model_type(ctx.target_config) in _STAGED
+    for arm in ctx.arms if not is_staged else ():
+        if arm.speculation.method == "dspark" and not arm.speculation.model:
+            text, related = "the target has no DSpark stages of its own", (("target.model", "the target"),)
+            yield Hit(f"{arm.path}.method", text, related=related, help="name the head under `model`")
 
 
 @rule("SD244", "partial-block", Severity.ERROR, needs="models")
 def partial_block(ctx: Context) -> Iterator[Hit]:
     """Fewer tokens are drafted than the DSpark head's block holds, where vLLM takes whole blocks alone.
 
-    ## Why is this bad?
     vLLM 0.26 and 0.27 refuse it, because such a head then writes garbled text; later versions cut the block. For
     Qwen3-Omni every version that knows its head wants K to be the block.
-
-    ## Example
+    Example:
         vllm: "==0.26.*"
         target: {model: ./qwen3}
         speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 3}
-
-    ## Use instead
-        vllm: "==0.26.*"
-        target: {model: ./qwen3}
-        speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
-
-    ## Source
-    vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
+    Instead: speculation: {method: dspark, model: ./qwen3-dspark, num_speculative_tokens: 7}
+    Source: vllm/config/speculative.py (0.26), `"DSpark requires num_speculative_tokens >= "`
     """
     for arm in ctx.arms:
-        config, count = draft_config(ctx, arm), arm.speculation.num_speculative_tokens
-        if arm.speculation.method != "dspark" or config is None or not count:
+        config, k = ctx.draft_config(arm), arm.speculation.num_speculative_tokens
+        if arm.speculation.method != "dspark" or config is None or not k:
             continue
         block = whole(config, "dspark_block_size")
-        found = [version for version in judged(ctx) if not PARTIAL_DSPARK_BLOCKS.at(version)]
+        found = [version for version in ctx.judged if not PARTIAL_DSPARK_BLOCKS.at(version)]
         if architectures(config) == ("Qwen3OmniDSparkModel",):
-            block, found = whole(config, "block_size", "dspark_block_size"), list(judged(ctx))
-        if block is not None and count < block and found:
+            block, found = whole(config, "block_size", "dspark_block_size"), list(ctx.judged)
+        if block is not None and k < block and found:
             yield Hit(
                 f"{arm.path}.num_speculative_tokens",
-                f"the head drafts blocks of {block} tokens; the profile asks for {count}",
-                notes=only_in(ctx, found),
+                f"the head drafts blocks of {block} tokens; the profile asks for {k}",
+                versions=found,
                 help=f"write `num_speculative_tokens: {block}`",
             )

@@ -17,26 +17,19 @@ from specserve.profile.schema import Profile, ranks_started, world_size
 def refused_layout(ctx: Context) -> Iterator[Hit]:
     """Sizes or switches of parallelism that vLLM refuses together.
 
-    ## Why is this bad?
     vLLM ends while it builds its configuration: the ranks of decode context parallelism must divide those of tensor
-    parallelism, a node holds no more data-parallel ranks than there are, hybrid load balancing needs their number,
-    and load balancing of experts needs expert parallelism over more than one rank.
-
-    ## Example
+    parallelism, a node holds no more data-parallel ranks than there are, hybrid load balancing needs their number, and
+    load balancing of experts needs expert parallelism over more than one rank.
+    Example:
         target: {model: ./model, tensor_parallel_size: 4}
         engine: {decode_context_parallel_size: 3}
-
-    ## Use instead
-        target: {model: ./model, tensor_parallel_size: 4}
-        engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/config/parallel.py, `must be divisible by dcp_size=`
+    Instead: engine: {decode_context_parallel_size: 2}
+    Source: vllm/config/parallel.py, `must be divisible by dcp_size=`
     """
     engine, tensor = ctx.profile.engine, ctx.profile.target.tensor_parallel_size
-    contexts, prefill = (
-        _size(ctx, "decode_context_parallel_size"),
-        _size(ctx, "prefill_context_parallel_size"),
+    contexts, prefill, ranks = (
+        count(engine.get(f"{name}_size")) or 1
+        for name in ("decode_context_parallel", "prefill_context_parallel", "data_parallel")
     )
     if prefill == 1 and tensor % contexts:
         yield Hit(
@@ -45,60 +38,37 @@ def refused_layout(ctx: Context) -> Iterator[Hit]:
             related=(("target.tensor_parallel_size", "tensor-parallel ranks"),),
             help=f"one of {', '.join(str(size) for size in range(1, tensor + 1) if tensor % size == 0)}",
         )
-    ranks, here = _size(ctx, "data_parallel_size"), count(engine.get("data_parallel_size_local"))
+    here = count(engine.get("data_parallel_size_local"))
     if here is not None and here > ranks:
-        yield Hit(
-            "engine.data_parallel_size_local",
-            f"{here} data-parallel ranks on this node, of {ranks} in all",
-            related=(("engine.data_parallel_size", "ranks in all"),),
-        )
+        text = f"{here} data-parallel ranks on this node, of {ranks} in all"
+        related = (("engine.data_parallel_size", "ranks in all"),)
+        yield Hit("engine.data_parallel_size_local", text, related=related)
     if engine.get("data_parallel_hybrid_lb") is True and here is None:
         text = "`data_parallel_hybrid_lb` needs `data_parallel_size_local`, the number of ranks on this node"
         yield Hit("engine.data_parallel_hybrid_lb", text)
-    yield from _experts(ctx, others=tensor * prefill * ranks)
-
-
-def _experts(ctx: Context, *, others: int) -> Iterator[Hit]:
-    """Load balancing of experts."""
-    engine = ctx.profile.engine
     config = engine.get("eplb_config")
     spare = count(config.get("num_redundant_experts")) if isinstance(config, Mapping) else None
     if engine.get("enable_eplb") is True:
         if engine.get("enable_expert_parallel") is not True:
             yield Hit("engine.enable_eplb", "`enable_eplb` needs `enable_expert_parallel`")
-        elif others <= 1:
+        elif tensor * prefill * ranks <= 1:
             yield Hit("engine.enable_eplb", "`enable_eplb` has one rank only, and nothing to balance")
     elif spare:
         text = f"{spare} redundant experts need `enable_eplb`"
         yield Hit("engine.eplb_config.num_redundant_experts", text, help="write `enable_eplb: true`")
 
 
-def _size(ctx: Context, name: str) -> int:
-    return count(ctx.profile.engine.get(name)) or 1
-
-
-_ONE_NODE_EACH = ("mp", "uni")
-"""Executors that start their ranks on the accelerators of the node; Ray and others may take them elsewhere."""
-
-
 @rule("SD162", "uneven-nodes", Severity.ERROR)
 def uneven_nodes(ctx: Context) -> Iterator[Hit]:
     """The ranks do not divide into the nodes.
 
-    ## Why is this bad?
     vLLM puts the same number of ranks on each node, and refuses what does not divide. Pipeline stages over the nodes
     are the usual way; Ray, as the executor, spreads the ranks as it likes.
-
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 8}
         hardware: {count: 4, nodes: 3}
-
-    ## Use instead
-        target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
-        hardware: {count: 4, nodes: 3}
-
-    ## Source
-    vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
+    Instead: target: {model: ./model, tensor_parallel_size: 4, pipeline_parallel_size: 3}
+    Source: vllm/engine/arg_utils.py (from 0.27), `must evenly divide the total `
     """
     nodes, ranks = node_count(ctx.profile), world_size(ctx.profile)
     if nodes > 1 and ranks % nodes:
@@ -114,20 +84,13 @@ def uneven_nodes(ctx: Context) -> Iterator[Hit]:
 def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
     """The name in `hardware.accelerator` is not in the list of accelerators.
 
-    ## Why is this bad?
     The memory and the features of an unknown accelerator cannot be judged, so `check` proves nothing about them.
     `specserve gpus` lists the names.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048}
         hardware: {accelerator: B9000}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048}
-        hardware: {accelerator: B200-180GB}
-
-    ## Source
-    specserve, hardware/accelerators.toml
+    Instead: hardware: {accelerator: B200-180GB}
+    Source: specserve, hardware/accelerators.toml
     """
     hardware = ctx.profile.hardware
     if hardware is None or hardware.accelerator is None or on_cpu(ctx.profile):
@@ -144,20 +107,13 @@ def unknown_accelerator(ctx: Context) -> Iterator[Hit]:
 def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
     """The model is split over more accelerators than there are.
 
-    ## Why is this bad?
     vLLM starts a worker per rank, and the first one without a GPU ends the launch. `hardware.count` is per node. Ray
     and other executors may find accelerators elsewhere: `check` counts those of the machine, `lint` leaves them out.
-
-    ## Example
+    Example:
         target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
         hardware: {accelerator: L4-24GB, count: 1}
-
-    ## Use instead
-        target: {model: ./llama, max_model_len: 2048, tensor_parallel_size: 2}
-        hardware: {accelerator: L4-24GB, count: 2}
-
-    ## Source
-    vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
+    Instead: hardware: {accelerator: L4-24GB, count: 2}
+    Source: vllm/v1/worker/gpu_worker.py, `DP adjusted local rank {self.local_rank} is out of `
     """
     machine, hardware, ranks = ctx.machine, ctx.profile.hardware, ranks_started(ctx.profile)
     if machine is not None:
@@ -167,34 +123,31 @@ def too_few_accelerators(ctx: Context) -> Iterator[Hit]:
         there, is_cpu = hardware.count * nodes, on_cpu(ctx.profile)
     else:
         return
+    devices = hardware.devices if hardware else None
     if is_cpu:
         return
-    devices = hardware.devices if hardware else None
     if devices and ranks > len(devices) * nodes:
         words = f"the launch takes {ranks} accelerators, and `devices` names {len(devices)}"
         yield Hit("hardware.devices", words + (" per node" if nodes > 1 else ""))
-        return
-    if ranks <= there:
-        return
-    target = ctx.profile.target
-    path = "target.tensor_parallel_size"
-    if target.tensor_parallel_size <= there and target.pipeline_parallel_size > 1:
-        path = "target.pipeline_parallel_size"
-    elif target.tensor_parallel_size * target.pipeline_parallel_size <= there:
-        path = "engine.data_parallel_size"
-    counted = machine is None or machine.basis == "profile"
-    yield Hit(
-        path,
-        f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
-        label=machine_words(machine) if machine else "",
-        related=(("hardware.count", "counted here"),) if counted else (),
-        help="split it over fewer, or use a machine with more",
-    )
+    elif ranks > there:
+        target, path = ctx.profile.target, "target.tensor_parallel_size"
+        if target.tensor_parallel_size <= there and target.pipeline_parallel_size > 1:
+            path = "target.pipeline_parallel_size"
+        elif target.tensor_parallel_size * target.pipeline_parallel_size <= there:
+            path = "engine.data_parallel_size"
+        counted = machine is None or machine.basis == "profile"
+        yield Hit(
+            path,
+            f"the launch takes {ranks} accelerators, and there {'is' if there == 1 else 'are'} {there}",
+            label=machine_words(machine) if machine else "",
+            related=(("hardware.count", "counted here"),) * counted,
+            help="split it over fewer, or use a machine with more",
+        )
 
 
 def _says_all(profile: Profile) -> bool:
-    """Whether the profile alone says how many accelerators its launch can use."""
+    """Whether the profile alone says how many accelerators its launch can use: Ray may take them elsewhere."""
     said = profile.hardware is not None and (
         profile.hardware.accelerator is not None or "hardware.count" in profile.spans
     )
-    return said and profile.engine.get("distributed_executor_backend", "mp") in _ONE_NODE_EACH
+    return said and profile.engine.get("distributed_executor_backend", "mp") in ("mp", "uni")

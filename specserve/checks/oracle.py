@@ -22,7 +22,8 @@ from typing import Any
 from specserve import __version__, engine
 from specserve.checks.memory import machine_words
 from specserve.checks.oraclechild import child_of, keep_answer, kept_answer
-from specserve.checks.rule import Answer, Asked, Context, Judged
+from specserve.checks.rule import Context
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.errors import FactError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.settings import HEADS
@@ -30,6 +31,7 @@ from specserve.models.facts import ModelFacts
 from specserve.models.hubcache import fact_cache
 from specserve.plan.launch import with_models
 from specserve.plan.launchplan import LaunchPlan
+from specserve.profile.schema import Speculation
 
 _KEPT = (".py", ".json", "/METADATA", "/entry_points.txt")
 """What the configuration code reads of a wheel; the kernels are most of its size."""
@@ -112,7 +114,7 @@ def ask(
     kept_only: bool = False,
     command: Sequence[str] | None = None,
     limit_s: float = LIMIT_S,
-) -> tuple[Answer, ...]:
+) -> tuple[VllmAnswer, ...]:
     """An answer for each question, in one child if any of them is new: about 10 s. Raises FactError.
 
     With `kept_only` no child is started: empty if an answer is not in the cache.
@@ -152,52 +154,52 @@ def judgements(
 
     if kept_only and not _folder().is_dir():
         return ()
-    known, target = table(vllm.version), shapes["target.model"]
-    platform = "cpu" if machine.is_cpu else "cuda"
-    paths, questions = [""], []
-    profiles = [replace(context.profile, speculation=None)]
-    drafts: list[ModelFacts | None] = [None]
-    for arm in context.arms:
-        draft = shapes.get(f"{arm.path}.model")
-        if arm.speculation.model is None or arm.speculation.method == "custom_class" or draft is not None:
-            paths.append(arm.path)
-            profiles.append(replace(context.profile, speculation=arm.speculation))
-            drafts.append(draft)
-    for profile, draft in zip(profiles, drafts, strict=True):
-        plan = launch(profile, table=known, platform=platform, version=vllm.version)
-        method = profile.speculation.method if profile.speculation else None
-        questions.append(VllmQuestion(plan, target, draft, method))
+    blocks: dict[str, Speculation | None] = {"": None}
+    for path, block in context.blocks:
+        if block.model is None or block.method == "custom_class" or f"{path}.model" in shapes:
+            blocks[path] = block
+    questions = []
+    for path, chosen in blocks.items():
+        profile = replace(context.profile, speculation=chosen)
+        platform = "cpu" if machine.is_cpu else "cuda"
+        plan = launch(profile, table=table(vllm.version), platform=platform, version=vllm.version)
+        draft, method = shapes.get(f"{path}.model"), chosen.method if chosen else None
+        questions.append(VllmQuestion(plan, shapes["target.model"], draft, method))
     answers = ask(questions, machine=machine, vllm=vllm, kept_only=kept_only)
-    answers = tuple(map(as_far_as_known, answers, questions[: len(answers)]))
+    if not answers:
+        return ()
+    without, *others = map(as_far_as_known, answers, questions)
     basis = f"vLLM {vllm.version}, {machine_words(machine)}"
-    if len(answers) == 1:
-        return (Judged("", answers[0], None, basis),)
-    pairs = zip(paths[1:], answers[1:], strict=bool(answers))
-    return tuple(Judged(path, answer, answers[0], basis) for path, answer in pairs)
+    if not others:
+        return (Judged("", without, None, basis),)
+    paths = list(blocks)[1:]
+    return tuple(Judged(path, answer, without, basis) for path, answer in zip(paths, others, strict=True))
 
 
-def as_far_as_known(answer: Answer, question: VllmQuestion) -> Answer:
+def as_far_as_known(answer: VllmAnswer, question: VllmQuestion) -> VllmAnswer:
     """A refusal says nothing about a model of which only a part of its configuration is known."""
     models = (question.target, question.draft)
     if answer.refused is None or not any(facts and facts.origin == "published" for facts in models):
         return answer
     why = f"of a model only the published configuration is known, which vLLM refuses: {answer.refused}"
-    return Answer(not_judged=why)
+    return VllmAnswer(not_judged=why)
 
 
 def _request(question: VllmQuestion) -> dict[str, Any]:
     """The command line with folders in the place of models; the child makes them."""
-    target, draft = question.target, question.draft
+    target, draft, is_head = question.target, question.draft, question.method in HEADS
     plan = with_models(question.plan, target=_TARGET, draft=_DRAFT if draft else None)
     models = {_TARGET: _config(target)} | ({_DRAFT: _config(draft)} if draft else {})
-    env = {name: value for name, value in question.plan.env.items() if isinstance(value, str)}
-    own = {name: value for name, value in env.items() if name.startswith("VLLM_") and "KEY" not in name}
+    env = {
+        name: value
+        for name, value in question.plan.env.items()
+        if isinstance(value, str) and name.startswith("VLLM_") and "KEY" not in name
+    }
     tensors = {_TARGET: _tensors(target)}
-    if question.method in HEADS or draft is not None:
+    if is_head or draft is not None:
         tensors[_DRAFT] = _tensors(draft or target)  # stages inside the target are read from its checkpoint
-    lacks = _lacks(draft) if question.method in HEADS else []
-    build = {"draft_lacks": lacks, "tensors": tensors}
-    return {"argv": list(plan.argv[2:]), "env": own, "models": models, "build": build}
+    build = {"draft_lacks": _lacks(draft) if is_head else [], "tensors": tensors}
+    return {"argv": list(plan.argv[2:]), "env": env, "models": models, "build": build}
 
 
 def _tensors(facts: ModelFacts) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -233,16 +235,9 @@ def _gpu(machine: Machine) -> dict[str, Any] | None:
 
 
 def _file(request: Mapping[str, Any], *, machine: Machine, vllm: Vllm) -> Path:
-    asked = [
-        request,
-        _gpu(machine),
-        machine.count * machine.nodes,
-        vllm.version,
-        str(vllm.source),
-        __version__,
-        _child_digest(),
-    ]
-    name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    count, source = machine.count * machine.nodes, str(vllm.source)
+    key = [request, _gpu(machine), count, vllm.version, source, __version__, _child_digest()]
+    name = hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:32]
     return _folder() / f"{name}.json"
 
 
@@ -265,16 +260,16 @@ def _command(command: Sequence[str], machine: Machine, vllm: Vllm) -> tuple[str,
     return tuple(words)
 
 
-def _read(answer: Mapping[str, Any]) -> Answer:
+def _read(answer: Mapping[str, Any]) -> VllmAnswer:
     said = {name: tuple(item["text"] for item in answer.get(name, ())) for name in ("warnings", "infos")}
-    return Answer(
+    return VllmAnswer(
         refused=answer.get("refused"),
         not_judged=answer.get("not_judged"),
         at=answer.get("at", ""),
         step=answer.get("step", ""),
         loc=tuple(answer.get("loc", ())),
         effective=answer.get("effective", {}),
-        asked=tuple(Asked(**item) for item in answer.get("asked", ())),
+        asked=tuple(VllmArgument(**item) for item in answer.get("asked", ())),
         build=answer.get("build", {}),
         skipped=answer.get("skipped", {}),
         **said,

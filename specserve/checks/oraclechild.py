@@ -49,10 +49,9 @@ class OracleChild:
             for role, config in request["models"].items():
                 (Path(folder) / role).mkdir()
                 (Path(folder) / role / "config.json").write_text(json.dumps(config), encoding="utf-8")
-            asked = {key: value for key, value in request.items() if key != "models"}
-            line = json.dumps({"id": 0, "folder": folder, **asked}) + "\n"
+            sent = {"id": 0, "folder": folder, **{key: request[key] for key in request if key != "models"}}
             try:
-                answer = self._answer(line.encode(), limit_s=limit_s)
+                answer = self._answer(json.dumps(sent).encode() + b"\n", limit_s=limit_s)
                 # the folder is another one each time
                 return dict(json.loads(answer.replace(f"{folder}/".encode(), b"")))
             except (OSError, TypeError, ValueError, FactError) as error:
@@ -62,15 +61,11 @@ class OracleChild:
                 raise FactError(f"vLLM could not be asked: {error}") from error
 
     def _answer(self, line: bytes, *, limit_s: float) -> bytes:
-        assert self._process.stdin is not None
+        assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        return self._line(deadline=time.monotonic() + limit_s, limit_s=limit_s)
-
-    def _line(self, *, deadline: float, limit_s: float) -> bytes:
-        assert self._process.stdout is not None
-        stream = self._process.stdout.fileno()
+        deadline, stream = time.monotonic() + limit_s, self._process.stdout.fileno()
         while b"\n" not in self._rest:
             if not select.select([stream], [], [], max(deadline - time.monotonic(), 0))[0]:
                 raise FactError(f"vLLM did not answer within {limit_s:g} s")

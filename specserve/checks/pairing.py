@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from specserve.checks.arms import blocks, judged, only_in, versions_on
 from specserve.checks.revisions import is_hub_id
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.models.vocabulary import tokenizer_family
 from specserve.profile.codes import quoted
 from specserve.vllm.facts import SHORTENS_TARGET
 from specserve.vllm.speculation import OWN_LAYERS
 
-_OWN_WEIGHTS = frozenset({"draft_model", "eagle", "eagle3", "dflash"})
 _ONLINE = frozenset(
     {
         "fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "mxfp8",
@@ -22,31 +19,22 @@ _ONLINE = frozenset(
     }
 )  # fmt: skip
 """Quantization methods that vLLM can apply to weights of 16 bits while it loads them."""
-_HEAD_NAME = re.compile(r"(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", re.I)
-_COMBINED = re.compile(r"deepseek-?v4|mimo-?v\d", re.I)
-"""Families with checkpoints that hold the target and its head: `MiMo-V2.5-DFlash/dflash` (vllm-project/vllm#57784)."""
+_POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
 
 
 @rule("SD152", "too-long-draft", Severity.ERROR)
 def too_long_draft(ctx: Context) -> Iterator[Hit]:
     """The draft is given a longer context than its target.
 
-    ## Why is this bad?
     vLLM refuses to start: `speculative_max_model_len` cannot be larger than the target's.
-
-    ## Example
+    Example:
         target: {model: ./model, max_model_len: 8192}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 16384}
-
-    ## Use instead
-        target: {model: ./model, max_model_len: 8192}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `if speculative_max_model_len > target_max_model_len:`
     """
     longest = ctx.profile.target.max_model_len
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         own = block.keys.get("max_model_len")
         if own is not None and longest is not None and 0 < longest < own:
             yield Hit(
@@ -61,35 +49,27 @@ def too_long_draft(ctx: Context) -> Iterator[Hit]:
 def shortened_context(ctx: Context) -> Iterator[Hit]:
     """The server's context becomes as short as the draft's.
 
-    ## Why is this bad?
-    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to
-    that of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
-
-    ## Example
+    The V2 runner cannot pause speculation for a long sequence, so vLLM 0.33 lowers the server's `max_model_len` to that
+    of a `draft_model`, with a warning in the log: longer requests are refused. Earlier versions keep it.
+    Example:
         vllm: ">=0.32"
         target: {model: ./model, max_model_len: 32768}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, max_model_len: 4096}
-
-    ## Use instead
-        vllm: ">=0.32"
-        target: {model: ./model, max_model_len: 32768}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source: vllm/config/vllm.py (from 0.33), `longer sequences; reducing max_model_len to %d.`
     """
     longest = ctx.profile.target.max_model_len
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         own = block.keys.get("max_model_len")
         if block.method != "draft_model" or own is None or longest is None or own >= longest > 0:
             continue
-        found = [version for version in judged(ctx) if longest > 0 and SHORTENS_TARGET.at(version)]
-        if found and set(found) <= set(versions_on(ctx, block, "V2")):
+        found = ctx.during(SHORTENS_TARGET) if longest > 0 else []
+        if found and set(found) <= set(ctx.on("V2", block)):
             yield Hit(
                 f"{path}.max_model_len",
                 f"vLLM {', '.join(found)} will take {own} tokens, not {longest}",
                 related=(("target.max_model_len", f"{longest} are asked for"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help='leave it out, or serve with `env: {VLLM_USE_V2_MODEL_RUNNER: "0"}`',
             )
 
@@ -98,27 +78,17 @@ def shortened_context(ctx: Context) -> Iterator[Hit]:
 def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
     """The draft takes over the MoE kernels that were chosen for the target.
 
-    ## Why is this bad?
     A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
     kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
-
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {moe_backend: marlin}
-
-    ## Use instead
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
-        engine: {moe_backend: marlin}
-
-    ## Source
-    vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
+    Source: vllm/config/speculative.py, `inherits the target model's `--moe-backend` setting.`
     """
     backend = ctx.profile.engine.get("moe_backend")
-    if backend in (None, "auto", "triton"):
-        return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks if backend not in (None, "auto", "triton") else ():
         if block.method in ("mtp", "eagle", "eagle3") and "moe_backend" not in block.keys:
             yield Hit(
                 f"{path}.method",
@@ -132,24 +102,18 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
 def unquantized_draft(ctx: Context) -> Iterator[Hit]:
     """The target is quantized while it loads, and the draft is not.
 
-    ## Why is this bad?
-    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction
-    layers (`mtp` without a model) do inherit it.
-
-    ## Example
+    A draft of its own does not inherit `quantization`: it takes the memory of its checkpoint's type. Prediction layers
+    (`mtp` without a model) do inherit it.
+    Example:
         target: {model: ./model, quantization: fp8}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Use instead
-        target: {model: ./model, quantization: fp8}
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
-
-    ## Source
-    vllm/config/speculative.py, `quantization=self.quantization,`
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, quantization: fp8}
+    Source: vllm/config/speculative.py, `quantization=self.quantization,`
     """
     method = ctx.profile.target.quantization
-    for path, block in blocks(ctx):
-        if method in _ONLINE and block.method in _OWN_WEIGHTS and "quantization" not in block.keys:
+    for path, block in ctx.blocks if method in _ONLINE else ():
+        has_weights = block.method in ("draft_model", "eagle", "eagle3", "dflash")
+        if has_weights and "quantization" not in block.keys:
             yield Hit(
                 f"{path}.model",
                 f"the draft will be loaded in its own type, not in `{method}`",
@@ -162,96 +126,68 @@ def unquantized_draft(ctx: Context) -> Iterator[Hit]:
 def head_as_target(ctx: Context) -> Iterator[Hit]:
     """The target reads like a draft head.
 
-    ## Why is this bad?
-    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no
-    layers of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that
-    hold both (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves
-    the model that it was trained for, with a speculation that the profile does not show: an info.
-
-    ## Example
-        target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
-
-    ## Use instead
-        target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
+    Model cards of heads carry a ready-made command that serves the head itself: a head has no embeddings or no layers
+    of its own, and cannot answer. The model that the head was trained for is the target. Checkpoints that hold both
+    (DeepSeek-V4-…-DSpark, MiMo-…-DFlash) can be served. For a head of the `speculators` library vLLM serves the model
+    that it was trained for, with a speculation that the profile does not show: an info.
+    Example: target: {model: z-lab/Qwen3-8B-DFlash-b16, revision: 0123456789012345678901234567890123456789}
+    Use instead: target: {model: Qwen/Qwen3-8B, revision: 0123456789012345678901234567890123456789}
+    Source: vllm/model_executor/models/registry.py, `_SPECULATIVE_DECODING_MODELS`
     """
     model = ctx.profile.target.model
-    if ctx.target is not None or not is_hub_id(model) or not _HEAD_NAME.search(model):
-        return  # where its files are known, they tell
+    is_named = re.search(r"(?i)(?:^|[-_./])(?:eagle-?\d?|dflash|dspark)(?:$|[-_.])", model)
+    if ctx.target is not None or not is_named or not is_hub_id(model):
+        return  # if its files are known, they tell
     inside = any(
         (block.method in OWN_LAYERS and block.model is None) or f"{block.model}/".startswith(f"{model}/")
-        for _, block in blocks(ctx)
+        for _, block in ctx.blocks
     )
-    if inside or _COMBINED.search(model):
+    # `MiMo-V2.5-DFlash/dflash` and DeepSeek-V4 hold the target and its head (vllm-project/vllm#57784)
+    if inside or re.search(r"(?i)deepseek-?v4|mimo-?v\d", model):
         return
     text, severity = f"`{model}` reads like a draft head, which cannot be served by itself", None
     if "speculator" in model.lower():
         text = f"vLLM will serve the model that `{model}` was trained for, and speculate with this head"
         severity = Severity.INFO
-    yield Hit(
-        "target.model",
-        text,
-        help="write the model it was trained for here, and the head as `speculation.model`",
-        severity=severity,
-    )
+    help_ = "write the model it was trained for here, and the head as `speculation.model`"
+    yield Hit("target.model", text, help=help_, severity=severity)
 
 
 @rule("SD157", "ignored-draft-parallelism", Severity.INFO)
 def ignored_draft_parallelism(ctx: Context) -> Iterator[Hit]:
     """A head is to run on one rank, and runs on all of the target's.
 
-    ## Why is this bad?
     vLLM takes `draft_tensor_parallel_size: 1` for a head and cuts it like the target all the same
     (vllm-project/vllm#31886): memory and speed are not what the profile says.
-
-    ## Example
+    Example:
         target: {model: ./model, tensor_parallel_size: 4}
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_tensor_parallel_size: 1}
-
-    ## Use instead
-        target: {model: ./model, tensor_parallel_size: 4}
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `other value than 1 or target model tensor_parallel_size`
     """
     size = ctx.profile.target.tensor_parallel_size
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks if size > 1 else ():
         ignored = block.method in ("eagle", "eagle3", "mtp", "dflash")
-        if ignored and size > 1 and block.keys.get("draft_tensor_parallel_size") == 1:
-            yield Hit(
-                f"{path}.draft_tensor_parallel_size",
-                f"`{block.method}` runs on the target's {size} ranks in any case",
-                related=(("target.tensor_parallel_size", f"{size} ranks"),),
-                help="leave it out",
-            )
+        if ignored and block.keys.get("draft_tensor_parallel_size") == 1:
+            text = f"`{block.method}` runs on the target's {size} ranks in any case"
+            related = (("target.tensor_parallel_size", f"{size} ranks"),)
+            yield Hit(f"{path}.draft_tensor_parallel_size", text, related=related, help="leave it out")
 
 
 @rule("SD158", "inherited-cache-type", Severity.INFO)
 def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     """A drafter that attends in both directions takes over the target's small KV cache type.
 
-    ## Why is this bad?
-    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM
-    then ends with `No valid attention backend found`, or picks a slower one.
-
-    ## Example
+    `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM then
+    ends with `No valid attention backend found`, or picks a slower one.
+    Example:
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
         engine: {kv_cache_dtype: fp8}
-
-    ## Use instead
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
-        engine: {kv_cache_dtype: fp8}
-
-    ## Source
-    vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
+    Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
+    Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
     """
     dtype = str(ctx.profile.engine.get("kv_cache_dtype") or "auto")
-    if not dtype.startswith(("fp8", "nvfp4", "int8", "int4")):
-        return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks if dtype.startswith(("fp8", "nvfp4", "int8", "int4")) else ():
         if block.method in ("dflash", "dspark") and "kv_cache_dtype" not in block.keys:
             yield Hit(
                 f"{path}.method",
@@ -265,37 +201,33 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
 def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
     """The names of target and draft belong to families with different tokenizers.
 
-    ## Why is this bad?
     vLLM gives the draft the target's token ids. If they mean other words to the draft, nearly every draft token is
     rejected. A name proves nothing: `specserve check` compares the tokenizers.
-
-    ## Example
+    Example:
         target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
         speculation:
           method: draft_model
           model: Qwen/Qwen2.5-0.5B
           revision: 0123456789012345678901234567890123456789
           num_speculative_tokens: 3
-
-    ## Use instead
-        target: {model: meta-llama/Llama-3.1-8B, revision: 0123456789012345678901234567890123456789}
+    Instead:
         speculation:
           method: draft_model
           model: meta-llama/Llama-3.2-1B
           revision: 0123456789012345678901234567890123456789
           num_speculative_tokens: 3
-
-    ## Source
-    vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
+    Source: vllm/config/speculative.py, `use_heterogeneous_vocab: bool = False`
     """
     target = ctx.profile.target.model
     compared = {arm.path for arm in ctx.arms if arm.tokenizer is not None}
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         draft = block.model
         if block.method != "draft_model" or draft is None or path in compared:
             continue
         if block.keys.get("use_heterogeneous_vocab") is True or not (is_hub_id(target) and is_hub_id(draft)):
             continue
+        from specserve.models.vocabulary import tokenizer_family
+
         families = tokenizer_family(target), tokenizer_family(draft)
         if None not in families and families[0] != families[1]:
             yield Hit(
@@ -306,32 +238,21 @@ def draft_of_another_family(ctx: Context) -> Iterator[Hit]:
             )
 
 
-_POSITIONS = ("rope_scaling", "rope_parameters", "rope_theta", "max_position_embeddings")
-
-
 @rule("SD166", "inherited-tensors", Severity.ERROR)
 def inherited_tensors(ctx: Context) -> Iterator[Hit]:
     """The draft is loaded from the file of the target's tensors.
 
-    ## Why is this bad?
-    The draft is loaded as the target is, unless `draft_load_config` says otherwise. With `tensorizer` that means
-    from the target's own file: loading fails on the first tensor that differs (vllm-project/vllm#12725).
-
-    ## Example
+    The draft is loaded as the target is, unless `draft_load_config` says otherwise. With `tensorizer` that means from
+    the target's own file: loading fails on the first tensor that differs (vllm-project/vllm#12725).
+    Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
         engine: {load_format: tensorizer}
-
-    ## Use instead
+    Instead:
         speculation:
           {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
-        engine: {load_format: tensorizer}
-
-    ## Source
-    vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
+    Source: vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
     """
-    if ctx.profile.engine.get("load_format") != "tensorizer":
-        return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks if ctx.profile.engine.get("load_format") == "tensorizer" else ():
         if block.model is not None and block.keys.get("draft_load_config") is None:
             yield Hit(
                 f"{path}.model",
@@ -345,31 +266,26 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
 def unshared_overrides(ctx: Context) -> Iterator[Hit]:
     """The target's positions are changed by `hf_overrides`, which do not reach its prediction layers.
 
-    ## Why is this bad?
-    vLLM applies overrides that are a mapping to the target alone. The layers that draft for `mtp` read config.json
-    as it is: beyond the context it names, they draft with other positions than the target has, and what they draft
-    is rejected (vllm-project/vllm#58080).
-
-    ## Example
+    vLLM applies overrides that are a mapping to the target alone. The layers that draft for `mtp` read config.json as
+    it is: beyond the context it names, they draft with other positions than the target has, and what they draft is
+    rejected (vllm-project/vllm#58080).
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {hf_overrides: {rope_parameters: {rope_type: yarn, factor: 4.0, rope_theta: 1000000}}}
-
-    ## Use instead
+    Use instead:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
+    Source: vllm/config/speculative.py, `Dict overrides are target-specific key patches and are not applied`
     """
     overrides = ctx.profile.engine.get("hf_overrides")
     if not isinstance(overrides, Mapping):
         return
     inner = overrides.get("text_config")
-    found = [key for key in _POSITIONS if key in overrides]
-    found += [key for key in _POSITIONS if isinstance(inner, Mapping) and key in inner]
-    for path, block in blocks(ctx):
-        if found and block.method == "mtp" and block.model in (None, ctx.profile.target.model):
+    places = (overrides, inner if isinstance(inner, Mapping) else {})
+    found = [key for place in places for key in _POSITIONS if key in place]
+    for path, block in ctx.blocks if found else ():
+        if block.method == "mtp" and block.model in (None, ctx.profile.target.model):
             yield Hit(
                 "engine.hf_overrides",
                 f"`{found[0]}` does not reach the layers that draft for `mtp`",

@@ -59,7 +59,7 @@ def preflight(
     from specserve.checks.prepare import refuse_errors
     from specserve.profile.texts import recall
 
-    asked = {
+    request = {
         "path": path,
         "command": remembered(path),
         "text": recall(path).decode("utf-8", "surrogateescape") if path == "-" else None,
@@ -70,32 +70,26 @@ def preflight(
         "no_lock": no_lock,
         "offline": offline,
     }
-    answer = _ask(asked, notices)
-    findings = tuple(_finding(item) for item in answer["findings"])
+    answer = _ask(request, notices)
     for reason in answer["missing"]:
         notices.warn(f"not checked: {reason}")
-    refuse_errors(findings, file=path, starts=True, notices=notices)
+    refuse_errors([_finding(item) for item in answer["findings"]], file=path, starts=True, notices=notices)
 
 
-def _ask(asked: dict[str, Any], notices: Notices) -> dict[str, Any]:
+def _ask(request: dict[str, Any], notices: Notices) -> dict[str, Any]:
     """Run the child, pass on what it is doing, return its answer."""
     answer: dict[str, Any] = {"findings": [], "missing": ["the check ended without an answer"]}
-    with subprocess.Popen(
-        [sys.executable, "-c", _CHILD],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-    ) as process:
+    command, pipe = [sys.executable, "-c", _CHILD], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, encoding="utf-8") as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(asked))
+        process.stdin.write(json.dumps(request))
         process.stdin.close()
         for line in process.stdout:
             content = json.loads(line)
-            if "tell" not in content:
-                answer = content
-            else:
+            if "tell" in content:
                 notices.progress(content["tell"])
+            else:
+                answer = content
     notices.progress("")
     return answer
 
@@ -103,22 +97,15 @@ def _ask(asked: dict[str, Any], notices: Notices) -> dict[str, Any]:
 def _finding(content: dict[str, Any]) -> Finding:
     """A finding that came as JSON."""
     related = tuple(Related(Span(**item["span"]), item["label"]) for item in content["related"])
-    return Finding(
-        **{
-            **content,
-            "severity": Severity(content["severity"]),
-            "span": Span(**content["span"]),
-            "related": related,
-            "notes": tuple(content["notes"]),
-        }
-    )
+    typed = {"severity": Severity(content["severity"]), "span": Span(**content["span"]), "related": related}
+    return Finding(**{**content, **typed, "notes": tuple(content["notes"])})
 
 
 def child() -> None:
     """The child: one JSON document on stdin; lines of JSON on stdout, the last one with the findings."""
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        findings, missing = _checked(asked)
+        findings, missing = _checked(request)
     except SpecserveError as error:
         findings, missing = [], [error.message]
     except Exception as error:  # a bug in a rule must not keep a server from starting
@@ -126,36 +113,28 @@ def child() -> None:
     _write({"findings": [asdict(finding) for finding in findings], "missing": missing})
 
 
-def _checked(asked: dict[str, Any]) -> tuple[list[Finding], list[str]]:
-    from specserve.checks.check import unreadable
+def _checked(request: dict[str, Any]) -> tuple[list[Finding], list[str]]:
     from specserve.checks.gather import Wanted, gather
     from specserve.checks.prepare import on_devices
     from specserve.checks.run import examined_in
     from specserve.profile.load import load_profile, with_alternative
     from specserve.profile.texts import keep
 
-    if asked["text"] is not None:
-        keep("-", asked["text"].encode("utf-8", "surrogateescape"))
-    if asked["command"] is not None:
-        remember(asked["command"])
-    profile = load_profile(asked["path"], settings=asked["settings"])
-    profile = with_alternative(profile, asked["alternative"], baseline=asked["baseline"])
+    if request["text"] is not None:
+        keep("-", request["text"].encode("utf-8", "surrogateescape"))
+    if request["command"] is not None:
+        remember(request["command"])
+    profile = load_profile(request["path"], settings=request["settings"])
+    profile = with_alternative(profile, request["alternative"], baseline=request["baseline"])
     # arms that are not launched cannot stop the launch
     profile = replace(profile, alternatives={})
-    if asked["devices"] is not None:
-        profile = on_devices(profile, asked["devices"])
-    wanted = Wanted(
-        launch=True,
-        offline=asked["offline"],
-        no_lock=asked["no_lock"],
-        tell=lambda text: _write({"tell": text}),
-    )
-    known = gather(profile, wanted=wanted)
-    broken = [unreadable(item.error, profile, path=item.path) for item in known.unread]
+    if request["devices"] is not None:
+        profile = on_devices(profile, request["devices"])
+    options = {"offline": request["offline"], "no_lock": request["no_lock"]}
+    known = gather(profile, wanted=Wanted(launch=True, tell=lambda text: _write({"tell": text}), **options))
+    broken = [item.finding(profile) for item in known.unread]
+    missing = [item.error.message for item, bad in zip(known.unread, broken, strict=True) if bad is None]
     found = examined_in(known.context, problems=filter(None, broken), needs=("models", "hardware"))[0]
-    missing = [
-        item.error.message for item in known.unread if unreadable(item.error, profile, path=item.path) is None
-    ]
     return found, missing
 
 

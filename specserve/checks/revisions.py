@@ -6,20 +6,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specserve.checks.arms import blocks
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
 
-if TYPE_CHECKING:
-    from specserve.models.facts import ModelFacts
-
-
-_CODE_KEY = re.compile(r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware")
-_EXECUTORS = frozenset({"ray", "mp", "uni", "external_launcher"})
-_HARMLESS = ("", "auto", None)
+_CODE_KEY = r"(.*_)?(cls|module_path|parser_plugin|processor_plugin)|logits_processors|middleware"
+_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
 _CODE_ENV = ("LD_PRELOAD", "LD_AUDIT", "PYTHONPATH", "PYTHONHOME", "VLLM_PLUGINS", "VLLM_NCCL_SO_PATH")
 _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
@@ -28,45 +22,40 @@ _PICKLE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 def remote_code(ctx: Context) -> Iterator[Hit]:
     """The profile makes the server run code that is not vLLM's own.
 
-    ## Why is this bad?
     `trust_remote_code` runs whatever a repository holds on the day of the download. Worker, scheduler and proposer
-    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search
-    paths run whatever lies under that name on the serving machine, with the server's rights. Insecure
-    serialization unpickles what arrives on vLLM's internal sockets. A profile from somebody else deserves a look
-    at each of them. `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
-
-    ## Example
-        engine: {worker_extension_cls: somebody.tools.Extension}
-
-    ## Use instead
-        engine: {trust_remote_code: false}
-
-    ## Source
-    vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
+    classes, logits processors, middleware, parser plug-ins, connector modules, preloaded libraries and search paths run
+    whatever lies under that name on the serving machine, with the server's rights. Insecure serialization unpickles
+    what arrives on vLLM's internal sockets. A profile from somebody else deserves a look at each of them.
+    `trust_remote_code` alone is an info: the name says it, and SD112 tells what is not pinned.
+    Example: engine: {worker_extension_cls: somebody.tools.Extension}
+    Use instead: engine: {trust_remote_code: false}
+    Source: vllm/v1/worker/worker_base.py, `worker_extension_cls = resolve_obj_by_qualname(`
     """
-    for section, values in (("engine", ctx.profile.engine), ("frontend", ctx.profile.frontend)):
+    profile, help_ = (
+        ctx.profile,
+        "keep it where you have read that code; `# specserve: ignore[SD111] reason` says so",
+    )
+    for section, values in (("engine", profile.engine), ("frontend", profile.frontend)):
         for path, value in _code(values, section):
-            yield Hit(path, f"`{path}` makes the server run code of its own: {_words(value)}", help=_HELP)
-    if ctx.profile.engine.get("trust_remote_code") is True:
-        draft = " and with its draft" if any(block.model for _, block in blocks(ctx)) else ""
+            yield Hit(path, f"`{path}` makes the server run code of its own: {_words(value)}", help=help_)
+    if profile.engine.get("trust_remote_code") is True:
+        draft = " and with its draft" if any(block.model for _, block in ctx.blocks) else ""
         text = f"vLLM will run code that comes with the model{draft} (`trust_remote_code`)"
-        help_text = "leave it out where the model does not ask for it"
+        way = "leave it out where the model does not ask for it"
         # half of the public launches say it, and few of their models have code: SD112 weighs what is not pinned
-        yield Hit("engine.trust_remote_code", text, help=help_text, severity=Severity.INFO)
-    for path, block in blocks(ctx):
+        yield Hit("engine.trust_remote_code", text, help=way, severity=Severity.INFO)
+    for path, block in ctx.blocks:
         if block.method == "custom_class":
             text = f"the draft is a class of its own, which the server imports: {_words(block.model)}"
-            yield Hit(f"{path}.model" if block.model else f"{path}.method", text, help=_HELP)
+            yield Hit(f"{path}.model" if block.model else f"{path}.method", text, help=help_)
     for name in _CODE_ENV:
-        if ctx.profile.env.get(name):
-            text = f"`{name}` makes the server load code: {_words(ctx.profile.env[name])}"
-            yield Hit(f"env.{name}", text, help=_HELP)
-    if ctx.profile.env.get(_PICKLE, "0") not in ("0", ""):
+        if profile.env.get(name):
+            yield Hit(
+                f"env.{name}", f"`{name}` makes the server load code: {_words(profile.env[name])}", help=help_
+            )
+    if profile.env.get(_PICKLE, "0") not in ("0", ""):
         text = f"`{_PICKLE}` lets vLLM unpickle, and so run, what reaches its internal sockets"
         yield Hit(f"env.{_PICKLE}", text, help="leave it out")
-
-
-_HELP = "keep it where you have read that code; `# specserve: ignore[SD111] reason` says so"
 
 
 def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -79,8 +68,8 @@ def _code(values: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
         elif name == "compilation_config" and isinstance(value, Mapping):
             if "." in str(value.get("backend") or ""):
                 yield f"{place}.backend", value["backend"]
-        elif _CODE_KEY.fullmatch(name):
-            if value and value not in _HARMLESS:
+        elif re.fullmatch(_CODE_KEY, name):
+            if value and value != "auto":
                 yield place, value
         elif isinstance(value, Mapping):
             yield from _code(value, place)
@@ -90,46 +79,39 @@ def _words(value: Any) -> str:
     return quoted(", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value))
 
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_COMMIT = re.compile(r"[0-9a-f]{7,40}")
-_FLOATING = (None, "main")
-
-
 @rule("SD112", "unpinned-code", Severity.WARNING)
 def unpinned_code(ctx: Context) -> Iterator[Hit]:
     """Code of a model is trusted that can change with every start.
 
-    ## Why is this bad?
-    Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there
-    runs code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag
-    can be moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it
-    brings code (`check` reads whether it does), a warning where it does, or where others are trusted with it.
-
-    ## Example
+    Under `trust_remote_code` the server runs what lies in the repository when it starts: whoever can push there runs
+    code on the serving machine. A draft inherits the trust of its target, whoever wrote it. A branch or a tag can be
+    moved; a commit cannot. It is an info where the profile trusts the target alone and nothing says that it brings code
+    (`check` reads whether it does), a warning where it does, or where others are trusted with it.
+    Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: eagle3, model: org/head, num_speculative_tokens: 3}
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
-
-    ## Use instead
+    Use instead:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         engine: {trust_remote_code: true}  # specserve: ignore[SD111] read at that commit
-
-    ## Source
-    vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
+    Source: vllm/config/speculative.py, `trust_remote_code=self.target_model_config.trust_remote_code`
     """
     if ctx.profile.engine.get("trust_remote_code") is not True or locked(ctx):
         return
     moving = {
         (model, revision): section
         for model, revision, section in models(ctx)
-        if revision is None or not _COMMIT.fullmatch(revision)
+        if revision is None or not re.fullmatch("[0-9a-f]{7,40}", revision)
     }
     if moving:
         ((model, revision), section), *others = moving.items()
         which = f"at `{revision}`, which can move" if revision else "without a revision"
         more = f", and that of {', '.join(f'`{other}`' for (other, _), _ in others)}" if others else ""
         alone = {name for name, _ in moving} == {ctx.profile.target.model}
-        quiet = alone and not _brings_code(ctx.target)
+        has_code = ctx.target is not None and (  # transformers names a model's own code in `auto_map`
+            "auto_map" in ctx.target.config or any(name.endswith(".py") for name in ctx.target.files)
+        )
+        quiet = alone and not has_code
         yield Hit(
             f"{section}.revision" if revision else f"{section}.model",
             f"code of `{model}` {'would' if quiet else 'will'} run, taken {which}{more}",
@@ -142,33 +124,19 @@ def unpinned_code(ctx: Context) -> Iterator[Hit]:
         )
 
 
-def _brings_code(facts: ModelFacts | None) -> bool:
-    """Whether a model is known to bring code of its own, which transformers names in `auto_map`."""
-    return facts is not None and (
-        "auto_map" in facts.config or any(name.endswith(".py") for name in facts.files)
-    )
-
-
 @rule("SD113", "unpinned-revision", Severity.INFO)
 def unpinned_revision(ctx: Context) -> Iterator[Hit]:
     """A model of the Hub is taken as it is on the day of the start.
 
-    ## Why is this bad?
-    Weights, configuration and chat template can change under a deployment: a restart then serves something else
-    than what was measured. Under a lock this is silent.
-
-    ## Example
-        target: {model: org/target}
-
-    ## Use instead
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/config/model.py, `If unspecified, will use`
+    Weights, configuration and chat template can change under a deployment: a restart then serves something else than
+    what was measured. Under a lock this is silent.
+    Example: target: {model: org/target}
+    Use instead: target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+    Source: vllm/config/model.py, `If unspecified, will use`
     """
     if ctx.profile.engine.get("trust_remote_code") is True or locked(ctx):
         return
-    floating = {model: section for model, revision, section in models(ctx) if revision in _FLOATING}
+    floating = {model: section for model, revision, section in models(ctx) if revision in (None, "main")}
     if floating:
         (model, section), *others = floating.items()
         more = f" (nor {', '.join(f'`{other}`' for other, _ in others)})" if others else ""
@@ -184,26 +152,20 @@ def unpinned_revision(ctx: Context) -> Iterator[Hit]:
 def split_revision(ctx: Context) -> Iterator[Hit]:
     """The target is pinned, and its own prediction layers are not.
 
-    ## Why is this bad?
-    `mtp` and `dspark` without a model draft with layers of the target's repository, which vLLM loads a second
-    time, at the revision of `speculation` alone: without one, from the default branch. Once that moves, target and
-    layers come from different commits, and acceptance falls without a word.
-
-    ## Example
+    `mtp` and `dspark` without a model draft with layers of the target's repository, which vLLM loads a second time, at
+    the revision of `speculation` alone: without one, from the default branch. Once that moves, target and layers come
+    from different commits, and acceptance falls without a word.
+    Example:
         target: {model: org/target, revision: 0123456789012345678901234567890123456789}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
-        target: {model: org/target, revision: 0123456789012345678901234567890123456789}
+    Instead:
         speculation: {method: mtp, num_speculative_tokens: 1, revision: 0123456789012345678901234567890123456789}
-
-    ## Source
-    vllm/config/speculative.py, `revision=self.revision,`
+    Source: vllm/config/speculative.py, `revision=self.revision,`
     """
     target = ctx.profile.target
-    if not is_hub_id(target.model) or target.revision in _FLOATING or locked(ctx):
+    if not is_hub_id(target.model) or target.revision in (None, "main") or locked(ctx):
         return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         own = block.method in ("mtp", "dspark") and block.model in (None, target.model)
         revision = block.keys.get("revision")
         if own and revision != target.revision:
@@ -221,7 +183,7 @@ def models(ctx: Context) -> Iterator[tuple[str, str | None, str]]:
     target = ctx.profile.target
     if is_hub_id(target.model):
         yield target.model, target.revision, "target"
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.model and block.method != "custom_class" and is_hub_id(block.model):
             revision = block.keys.get("revision")
             yield block.model, str(revision) if revision is not None else None, path
@@ -232,7 +194,8 @@ def is_hub_id(model: str) -> bool:
 
     Like vLLM, which takes what exists under that name for a path.
     """
-    return bool(_HUB_ID.fullmatch(model)) and not os.path.exists(model)  # noqa: PTH110 - any length
+    looks_so = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", model)
+    return bool(looks_so) and not os.path.exists(model)  # noqa: PTH110 - any length
 
 
 def locked(ctx: Context) -> bool:
@@ -248,45 +211,32 @@ _SHOWN = 4
 def unreadable_lock(ctx: Context) -> Iterator[Hit]:
     """The lock beside the profile cannot be used.
 
-    ## Why is this bad?
-    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a
-    newer specserve, must not make them fall back to whatever the Hub has today.
-
-    ## Example
+    `up`, `plan` and `check` take the revisions of their models from it. A merge that was left half done, or a newer
+    specserve, must not make them fall back to whatever the Hub has today.
+    Example:
         # beside it lies a p.lock.json that was cut short
         target: {model: ./llama}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unreadable":
-            yield Hit(
-                drift.path, drift.detail[0], help="`specserve lock` writes it anew; `--no-lock` does without"
-            )
+            help_ = "`specserve lock` writes it again; `--no-lock` does without"
+            yield Hit(drift.path, drift.detail[0], help=help_)
 
 
 @rule("SD271", "unlocked-model", Severity.WARNING, needs="models")
 def unlocked_model(ctx: Context) -> Iterator[Hit]:
     """The profile names a model, or a revision, that its lock does not have.
 
-    ## Why is this bad?
-    The profile was changed after it was locked. That model is served as it is on the day of the start, and
-    `check --locked` knows nothing of it.
-
-    ## Example
+    The profile was changed after it was locked. That model is served as it is on the day of the start, and `check
+    --locked` knows nothing of it.
+    Example:
         # beside it lies a p.lock.json of ./llama alone
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 3}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "unlocked":
@@ -297,54 +247,39 @@ def unlocked_model(ctx: Context) -> Iterator[Hit]:
 def changed_model(ctx: Context) -> Iterator[Hit]:
     """The files of a model's directory are not those of the lock.
 
-    ## Why is this bad?
-    What was measured and agreed on is not what will be served. Weights are compared by size and header: other
-    numbers in the same shapes are not seen.
-
-    ## Example
+    What was measured and agreed on is not what will be served. Weights are compared by size and header: other numbers
+    in the same shapes are not seen.
+    Example:
         # beside it lies a p.lock.json that was written before ./llama/config.json was edited
         target: {model: ./llama}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "changed":
             more = len(drift.detail) - _SHOWN
             notes = (*drift.detail[:_SHOWN], *((f"and {more} more",) if more > 0 else ()))
-            yield Hit(
-                drift.path,
+            text, help_ = (
                 f"`{drift.model}` has changed since it was locked",
-                notes=notes,
-                help="`specserve lock` records it as it is now",
+                "`specserve lock` records it as it is now",
             )
+            yield Hit(drift.path, text, notes=notes, help=help_)
 
 
 @rule("SD273", "moved-model", Severity.INFO, needs="models")
 def moved_model(ctx: Context) -> Iterator[Hit]:
     """The branch of a model on the Hub has moved on from the locked commit.
 
-    ## Why is this bad?
-    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is
-    worth a look before the next lock.
-
-    ## Example
+    It is not: the locked commit is served. A new commit may hold a repaired tokenizer or chat template, and is worth a
+    look before the next lock.
+    Example:
         # beside it lies a p.lock.json with a commit that is no longer the branch's
         target: {model: org/small, revision: stable}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    specserve, models/lock.py
+    Use instead: target: {model: ./llama}
+    Source: specserve, models/lock.py
     """
     for drift in ctx.drift:
         if drift.kind == "moved":
-            yield Hit(
-                drift.path,
-                f"`{drift.model}` has moved on the Hub: it is at {drift.detail[0][:12]} now",
-                help="`specserve lock` takes the new commit; what is locked is served until then",
-            )
+            text = f"`{drift.model}` has moved on the Hub: it is at {drift.detail[0][:12]} now"
+            help_ = "`specserve lock` takes the new commit; what is locked is served until then"
+            yield Hit(drift.path, text, help=help_)

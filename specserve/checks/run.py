@@ -1,9 +1,9 @@
-"""The machine: profiles and rules to a report, without what the author has answered."""
+"""Runs the rules over profiles: a report of what they find, without what an ignore comment hides."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from specserve.plan.host import Host
     from specserve.plan.launchplan import LaunchPlan
 
-
 UNUSED_IGNORE = Code(
     "SD100",
     "unused-ignore",
@@ -29,7 +28,7 @@ UNUSED_IGNORE = Code(
     """A `# specserve: ignore[…]` comment that hides nothing.
 
     ## Why is this bad?
-    What it answered is gone, or the code was misspelt: one day it hides something that nobody has looked at.
+    What it hid is gone, or the code was misspelt: one day it hides something that nobody has looked at.
     A comment for a rule that did not run, such as one about models in `lint`, is not called unused.
 
     ## Example
@@ -43,74 +42,14 @@ UNUSED_IGNORE = Code(
     """,
 )
 
-_COMMENT = re.compile(r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]")
-
-
-def suppressed(
-    findings: Iterable[Finding], *, file: str, parents: Iterable[str], not_run: Iterable[str] = ()
-) -> tuple[list[Finding], int]:
-    """The findings that no comment hides, a warning for each comment that hides nothing, and how many are hidden.
-
-    Comments of parents hide too, and are never called unused: another child may need them; nor are those for
-    rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
-    """
-    own = _comments(file)
-    comments = own | {key: comment for parent in parents for key, comment in _comments(parent).items()}
-    kept, hidden, used = [], 0, set()
-    for finding in findings:
-        places = [finding.span, *(related.span for related in finding.related)]
-        keys = [(span.file, span.line, finding.code) for span in places]
-        match = next((key for key in keys if key in comments), None)
-        if match:
-            used.add(match)
-        if match and not finding.code.startswith("SD0"):
-            hidden += 1
-        else:
-            kept.append(finding)
-    unused = [key for key in own if key not in used]
-    spared = set(not_run) if unused else set()  # who the other rules are is asked only where it matters
-    for key, span in own.items():
-        if key in unused and key[2] not in spared:
-            text = f"this comment hides no finding {key[2]}"
-            kept.append(
-                Finding(
-                    UNUSED_IGNORE.code,
-                    UNUSED_IGNORE.name,
-                    UNUSED_IGNORE.severity,
-                    text,
-                    span,
-                    help="remove it",
-                )
-            )
-    return kept, hidden
-
-
-def _comments(file: str) -> dict[tuple[str, int, str], Span]:
-    try:
-        data = recall(file)
-        text = data.decode("utf-8-sig") if b"specserve:" in data else ""
-    except (OSError, ValueError):
-        return {}  # an override of the command line, or no longer there
-    found = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in _COMMENT.finditer(line):
-            start = match.start(1)
-            for part in match[1].split(","):
-                code = part.strip()
-                column = start + part.index(code) + 1 if code else start + 1
-                span = Span(file, number, column, number, column + max(1, len(code)))
-                found[(file, number, code)] = span
-                start += len(part) + 1
-    return found
-
-
+_COMMENT = r"(?:^|\s)#\s*specserve:\s*ignore\[([A-Z0-9,\s]+)\]"
 _BY_VLLM = "SD5"
 _ORDER = {severity: order for order, severity in enumerate((Severity.ERROR, Severity.WARNING, Severity.INFO))}
 
 
 def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
     """The static rules over profiles, each against every known vLLM minor in its range."""
-    findings: dict[Finding, None] = {}  # what a shared parent says wrong is told once
+    findings: dict[Finding, None] = {}  # a problem of a shared parent is reported once
     verdicts = []
     hidden = 0
     settings = tuple(settings)
@@ -131,12 +70,11 @@ def lint(paths: Iterable[str], *, settings: Iterable[str] = ()) -> Report:
 
 def verdict_of(findings: list[Finding]) -> str:
     """A profile's verdict by its findings: `invalid`, `errors`, `warnings` or `ok`."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    if any(finding.code.startswith("SD0") for finding in errors):
-        return "invalid"
-    if errors:
-        return "errors"
-    return "warnings" if any(finding.severity is Severity.WARNING for finding in findings) else "ok"
+    severities = {finding.severity for finding in findings}
+    if Severity.ERROR in severities:
+        is_invalid = any(item.severity is Severity.ERROR and item.code.startswith("SD0") for item in findings)
+        return "invalid" if is_invalid else "errors"
+    return "warnings" if Severity.WARNING in severities else "ok"
 
 
 def identity(profile: Profile, findings: list[Finding]) -> tuple[str | None, str | None]:
@@ -155,7 +93,7 @@ def examined(
     here: bool = False,
     needs: Collection[Need] | None = None,
 ) -> tuple[list[Finding], int]:
-    """What is left of a profile's findings after its ignore comments, in file order, and how many they hide.
+    """A profile's findings that no ignore comment hides, in file order, and how many are hidden.
 
     With a plan and a host, the rules about this machine run too. `here`: the installed vLLM is judged as well.
     `needs`: only the rules that look at these.
@@ -168,22 +106,20 @@ def examined_in(
     context: Context, *, problems: Iterable[Finding] = (), needs: Collection[Need] | None = None
 ) -> tuple[list[Finding], int, tuple[str, ...]]:
     """The same for all that is known of a profile, and the codes of rules that an unreadable value stopped."""
-    profile = context.profile
-    parents = {span.file for span in profile.spans.values()} - {profile.file}
     rules = rules_for(context, needs=needs)
     more, stopped = _run(context, rules)
     found = [*problems, *_without_repeats(more)]
-    if profile.file == COMMAND:
-        found = _by_vllm(found, rules)
-    ran = [rule for rule in rules if rule.code not in stopped]
-    kept, hidden = suppressed(found, file=profile.file, parents=sorted(parents), not_run=_not_run(ran))
+    if context.profile.file == COMMAND:
+        found = [_in_command(finding) for finding in found]
+    ran = {rule.code for rule in rules} - set(stopped)
+    kept, hidden = _suppressed(found, context.profile, ran)
     return sorted(set(kept), key=lambda finding: finding.sort_key), hidden, stopped
 
 
 def context_of(
     profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None, here: bool = False
 ) -> Context:
-    """What a rule may look at where no model was read."""
+    """What a rule may look at if no model was read."""
     try:
         versions: Any = judged_versions(profile.vllm, here=here or plan is not None)
     except UnreadableValue:
@@ -191,14 +127,38 @@ def context_of(
     return Context(profile, versions, plan=plan, host=host)
 
 
-def judge(profile: Profile, *, plan: LaunchPlan | None = None, host: Host | None = None) -> list[Finding]:
-    """What the rules find in one profile."""
-    return judged(context_of(profile, plan=plan, host=host))
+def judge(profile: Profile) -> list[Finding]:
+    """What the static rules find in one profile."""
+    return judged(context_of(profile))
 
 
 def judged(context: Context) -> list[Finding]:
     """What the rules find that have what they need."""
     return _run(context, rules_for(context))[0]
+
+
+def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
+    """The rules that have what they need, or those of them that look at `needs`."""
+    there = {
+        "nothing": True,
+        "models": context.target is not None,
+        "hardware": context.machine is not None,
+        "host": context.plan is not None and context.host is not None,
+        "vllm": bool(context.vllm),
+    }
+    if sum(there.values()) == 1:
+        return STATIC if needs is None or "nothing" in needs else ()
+    from specserve.checks.catalogue import RULES
+
+    return tuple(rule for rule in RULES if there[rule.needs] and (needs is None or rule.needs in needs))
+
+
+def can_be_passed(findings: Iterable[Finding]) -> bool:
+    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
+    from specserve.checks.catalogue import RULES
+
+    passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
+    return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
 
 
 def _run(context: Context, rules: Iterable[Rule]) -> tuple[list[Finding], tuple[str, ...]]:
@@ -207,10 +167,27 @@ def _run(context: Context, rules: Iterable[Rule]) -> tuple[list[Finding], tuple[
     codes: list[str] = []
     for rule in rules:
         try:
-            found.extend(_stamped(rule, rule.check(context), context.profile))
+            found.extend(_finding(rule, hit, context) for hit in rule.check(context))
         except UnreadableValue:
             codes.append(rule.code)
     return found, tuple(codes)
+
+
+def _finding(rule: Rule, hit: Hit, context: Context) -> Finding:
+    """A hit with the rule's code and severity, and the versions that it holds for."""
+    profile, severity, notes = context.profile, hit.severity or rule.severity, hit.notes
+    if hit.versions:
+        if len(hit.versions) < len(context.judged):
+            known, found = ", ".join(context.judged), ", ".join(hit.versions)
+            notes += (f"the profile's range holds vLLM {known}; this is so in {found}",)
+        if severity is Severity.ERROR and context.is_past(hit.versions):
+            severity = Severity.WARNING
+    related = (Related(profile.span(path), label) for path, label in hit.related if path in profile.spans)
+    span = profile.key_span(hit.path) if hit.at_key else profile.span(hit.path)
+    policy = rule.policy or hit.policy
+    return Finding(
+        rule.code, rule.name, severity, hit.message, span, hit.label, tuple(related), notes, hit.help, policy
+    )
 
 
 def _without_repeats(findings: list[Finding]) -> list[Finding]:
@@ -226,64 +203,64 @@ def _without_repeats(findings: list[Finding]) -> list[Finding]:
     ]
 
 
-def _by_vllm(findings: list[Finding], rules: Iterable[Rule]) -> list[Finding]:
-    """The findings about a raw command: an error is what vLLM refuses or serves wrong, policy is a warning."""
-    policy = {rule.code for rule in rules if rule.policy}
-    return [_in_command(finding, is_policy=finding.policy or finding.code in policy) for finding in findings]
-
-
-def _in_command(finding: Finding, *, is_policy: bool) -> Finding:
-    if is_policy and finding.severity is Severity.ERROR:
-        finding = replace(finding, severity=Severity.WARNING)
-    # a command line has no place for a comment
+def _in_command(finding: Finding) -> Finding:
+    """A finding about a raw command: policy is a warning there, and a command line has no place for a comment."""
+    is_softer = finding.policy and finding.severity is Severity.ERROR
     ways = [way for way in (finding.help or "").split("; ") if "# specserve: ignore" not in way]
-    return replace(finding, help="; ".join(ways) or None)
+    severity = Severity.WARNING if is_softer else finding.severity
+    return replace(finding, severity=severity, help="; ".join(ways) or None)
 
 
-def rules_for(context: Context, *, needs: Collection[Need] | None = None) -> tuple[Rule, ...]:
-    """The rules that have what they need, or those of them that look at `needs`."""
-    there = {
-        "nothing": True,
-        "models": context.target is not None,
-        "hardware": context.machine is not None,
-        "host": context.plan is not None and context.host is not None,
-        "vllm": bool(context.vllm),
-    }
-    if not any(there[need] for need in ("models", "hardware", "host", "vllm")):
-        return STATIC if needs is None or "nothing" in needs else ()
-    from specserve.checks.catalogue import RULES
+def _suppressed(findings: list[Finding], profile: Profile, ran: set[str]) -> tuple[list[Finding], int]:
+    """The findings that no comment hides, a warning for each comment that hides nothing, and how many are hidden.
 
-    return tuple(rule for rule in RULES if there[rule.needs] and (needs is None or rule.needs in needs))
+    Comments of parents hide too, and are never called unused: another child may need them; nor are those for
+    rules that did not run. Errors of the file itself (SD0xx) cannot be hidden.
+    """
+    own, comments = _comments(profile.file), dict[tuple[str, int, str], Span]()
+    for parent in sorted({span.file for span in profile.spans.values()} - {profile.file}):
+        comments |= _comments(parent)
+    comments |= own
+    kept, hidden, used = [], 0, set()
+    for finding in findings if comments else ():
+        spans = (finding.span, *(related.span for related in finding.related))
+        keys = [(span.file, span.line, finding.code) for span in spans]
+        match = next((key for key in keys if key in comments), None)
+        if match:
+            used.add(match)
+        if match and not finding.code.startswith("SD0"):
+            hidden += 1
+        else:
+            kept.append(finding)
+    unused = {key: span for key, span in own.items() if key not in used}
+    if unused:
+        from specserve.checks.catalogue import RULES
+
+        not_run = {rule.code for rule in RULES} - ran
+        kept += [_unused(key[2], span) for key, span in unused.items() if key[2] not in not_run]
+    return kept if comments else findings, hidden
 
 
-def can_be_passed(findings: Iterable[Finding]) -> bool:
-    """Whether vLLM may start in spite of these errors: policy, and what rests on an estimate or on named hardware."""
-    from specserve.checks.catalogue import RULES
-
-    passable = {rule.code for rule in RULES if rule.policy or rule.needs == "hardware"}
-    return all(finding.code in passable for finding in findings if finding.severity is Severity.ERROR)
+def _unused(code: str, span: Span) -> Finding:
+    text, known = f"this comment hides no finding {code}", UNUSED_IGNORE
+    return Finding(known.code, known.name, known.severity, text, span, help="remove it")
 
 
-def _not_run(run: Iterable[Rule]) -> Iterator[str]:
-    """The codes of the other rules; the whole catalogue is loaded where a comment asks for one of them."""
-    from specserve.checks.catalogue import RULES
-
-    yield from {rule.code for rule in RULES} - {rule.code for rule in run}
-
-
-def _stamped(rule: Rule, hits: Iterable[Hit], profile: Profile) -> Iterator[Finding]:
-    for hit in hits:
-        yield Finding(
-            rule.code,
-            rule.name,
-            hit.severity or rule.severity,
-            hit.message,
-            profile.key_span(hit.path) if hit.at_key else profile.span(hit.path),
-            label=hit.label,
-            related=tuple(
-                Related(profile.span(path), label) for path, label in hit.related if path in profile.spans
-            ),
-            notes=hit.notes,
-            help=hit.help,
-            policy=rule.policy or hit.policy,
-        )
+def _comments(file: str) -> dict[tuple[str, int, str], Span]:
+    """The ignore comments of a file: by file, line and code, with the place of the code."""
+    try:
+        data = recall(file)
+        text = data.decode("utf-8-sig") if b"specserve:" in data else ""
+    except (OSError, ValueError):
+        return {}  # an override of the command line, or no longer there
+    found = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        for match in re.finditer(_COMMENT, line) if "specserve:" in line else ():
+            start = match.start(1)
+            for part in match[1].split(","):
+                code = part.strip()
+                column = start + part.index(code) + 1 if code else start + 1
+                span = Span(file, number, column, number, column + max(1, len(code)))
+                found[(file, number, code)] = span
+                start += len(part) + 1
+    return found

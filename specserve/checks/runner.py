@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import (
-    SWITCH,
-    blocks,
-    choice,
-    choices,
-    judged,
-    on_cpu,
-    only_in,
-    severity_in,
-    switch,
-    versions_on,
-)
+from specserve.checks.arms import SWITCH, on_cpu, switch
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
-from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.runner import ignores_other_vocabulary
 from specserve.vllm.speculation import refuses_async
 
@@ -28,28 +16,22 @@ from specserve.vllm.speculation import refuses_async
 def unsupported_runner(ctx: Context) -> Iterator[Hit]:
     """The model runner that will serve does not know what the profile asks for.
 
-    ## Why is this bad?
-    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something,
-    and where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet
-    support` or its twin.
-
-    ## Example
+    vLLM has two model runners. V2 is the default on GPUs since 0.32, V1 serves on CPUs, where V2 lacks something, and
+    where the environment says so. What the chosen one lacks ends the start, as `Model Runner V2 does not yet support`
+    or its twin.
+    Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         env: {VLLM_USE_V2_MODEL_RUNNER: 1}
-
-    ## Use instead
-        speculation: {method: suffix, num_speculative_tokens: 16}
-
-    ## Source
-    vllm/config/vllm.py, `Model Runner V2 does not yet support: `
+    Use instead: speculation: {method: suffix, num_speculative_tokens: 16}
+    Source: vllm/config/vllm.py, `Model Runner V2 does not yet support: `
     """
-    written = ctx.profile.env.get(SWITCH)
-    if written is not None and switch(ctx.profile) is None:
+    written, is_chosen = ctx.profile.env.get(SWITCH), switch(ctx.profile) is not None
+    if written is not None and not is_chosen:
         text = f"`{SWITCH}` must be 0 or 1; found {quoted(written)}, which vLLM cannot read"
         yield Hit(f"env.{SWITCH}", text)
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         found: dict[tuple[str, str, str], tuple[str, list[str]]] = {}
-        for version, taken in choices(ctx, block).items():
+        for version, taken in ctx.choices(block).items():
             for lack in taken.lacks if taken else ():
                 assert taken is not None
                 place = f"{path if lack.section == 'speculation' else lack.section}.{lack.key}"
@@ -58,12 +40,10 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
             yield Hit(
                 place,
                 f"the {name} model runner does not know {what}",
-                related=((f"env.{SWITCH}", "the runner is chosen here"),)
-                if switch(ctx.profile) is not None
-                else (),
-                notes=(f"it is {name}: {reason}", *only_in(ctx, versions)),
-                help=f"leave `{SWITCH}` out, and vLLM chooses" if switch(ctx.profile) is not None else None,
-                severity=severity_in(ctx, versions),
+                related=((f"env.{SWITCH}", "the runner is chosen here"),) * is_chosen,
+                notes=(f"it is {name}: {reason}",),
+                versions=versions,
+                help=f"leave `{SWITCH}` out, and vLLM chooses" if is_chosen else None,
             )
 
 
@@ -71,129 +51,93 @@ def unsupported_runner(ctx: Context) -> Iterator[Hit]:
 def unsupported_async_scheduling(ctx: Context) -> Iterator[Hit]:
     """Asynchronous scheduling is demanded where vLLM cannot speculate with it.
 
-    ## Why is this bad?
     Left out, vLLM switches it on where it can. Written as `true`, it is a demand, and vLLM refuses to start with
-    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1
-    runner. Since 0.33 the V2 runner takes `ngram` too.
-
-    ## Example
+    `ngram`, `suffix`, `custom_class`, `disable_padded_drafter_batch`, and with pipeline parallelism on the V1 runner.
+    Since 0.33 the V2 runner takes `ngram` too.
+    Example:
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {async_scheduling: true}
-
-    ## Use instead
-        speculation: {method: suffix, num_speculative_tokens: 16}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
-    vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
+    Use instead: speculation: {method: suffix, num_speculative_tokens: 16}
+    Source:
+        vllm/config/vllm.py (from 0.33), `v1_async_sched_incompat: str | None = None`
+        vllm/config/vllm.py (to 0.32), `Currently, async scheduling is only supported `
     """
-    if ctx.profile.engine.get("async_scheduling") is not True:
-        return
-    for path, block in blocks(ctx):
-        found: dict[tuple[str, str], list[str]] = {}
-        for version in judged(ctx):
-            reason = _sync_only(ctx.profile, block, path, version=version)
+    for path, block in ctx.blocks if ctx.profile.engine.get("async_scheduling") is True else ():
+        found: dict[str, list[str]] = {}
+        for version, taken in ctx.choices(block).items():
+            reason = refuses_async(
+                version,
+                method=block.method,
+                runner=taken.runner if taken else None,
+                unpadded=block.keys.get("disable_padded_drafter_batch") is True,
+                stages=ctx.profile.target.pipeline_parallel_size > 1,
+                on_cpu=on_cpu(ctx.profile),
+            )
             if reason:
                 found.setdefault(reason, []).append(version)
-        for (what, place), versions in found.items():
+        for reason, versions in found.items():
+            what, place = {
+                "method": (f"`{block.method}`", f"{path}.method"),
+                "disable_padded_drafter_batch": (f"`{reason}`", f"{path}.{reason}"),
+                "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
+            }[reason]
             yield Hit(
                 "engine.async_scheduling",
                 f"vLLM refuses asynchronous scheduling with {what}",
                 related=((place, "which stands here"),),
-                notes=only_in(ctx, versions),
+                versions=versions,
                 help="leave it out: vLLM switches it on where it can",
-                severity=severity_in(ctx, versions),
             )
-
-
-def _sync_only(profile: Profile, block: Speculation, path: str, *, version: str) -> tuple[str, str] | None:
-    """What makes this version refuse asynchronous scheduling, and where it stands."""
-    taken = choice(profile, block, version=version)
-    reason = refuses_async(
-        version,
-        method=block.method,
-        runner=taken.runner if taken else None,
-        unpadded=block.keys.get("disable_padded_drafter_batch") is True,
-        stages=profile.target.pipeline_parallel_size > 1,
-        on_cpu=on_cpu(profile),
-    )
-    if reason is None:
-        return None
-    return {
-        "method": (f"`{block.method}`", f"{path}.method"),
-        "disable_padded_drafter_batch": (f"`{reason}`", f"{path}.{reason}"),
-        "stages": ("pipeline parallelism on the V1 runner", "target.pipeline_parallel_size"),
-    }[reason]
 
 
 @rule("SD124", "unpadded-drafter-batch", Severity.WARNING)
 def unpadded_drafter_batch(ctx: Context) -> Iterator[Hit]:
     """The padding of the drafter's batch is switched off, as old examples do.
 
-    ## Why is this bad?
-    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the
-    V1 runner `draft_model` and parallel drafting refuse to start with it.
-
-    ## Example
+    It switches asynchronous scheduling off, which costs throughput; the V2 runner does not read it at all. On the V1
+    runner `draft_model` and parallel drafting refuse to start with it.
+    Example:
         vllm: ">=0.32"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, disable_padded_drafter_batch: true}
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `supports padded drafter batch. Please unset `
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.keys.get("disable_padded_drafter_batch") is not True:
             continue
-        extra = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
-        found = versions_on(ctx, block, "V1") if extra else []
+        is_padded = block.method == "draft_model" or block.keys.get("parallel_drafting") is True
+        found, severity = ctx.on("V1", block) if is_padded else [], None
+        text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
         if found:
+            severity = Severity.ERROR
             text = f"the V1 runner drafts with `{block.method}` in padded batches only, and refuses to start"
-            yield Hit(
-                f"{path}.disable_padded_drafter_batch", text, notes=only_in(ctx, found),
-                help="leave it out", severity=severity_in(ctx, found) or Severity.ERROR,
-            )  # fmt: skip
-        else:
-            text = "unpadded batches switch asynchronous scheduling off, and do nothing on the V2 runner"
-            yield Hit(f"{path}.disable_padded_drafter_batch", text, help="leave it out")
+        place = f"{path}.disable_padded_drafter_batch"
+        yield Hit(place, text, versions=found, help="leave it out", severity=severity)
 
 
 @rule("SD125", "refused-logits-processor", Severity.ERROR)
 def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
     """Logits processors of one's own, on a runner that cannot speculate with them.
 
-    ## Why is this bad?
     The V1 runner refuses the pair at the start. The V2 runner, which serves most methods on GPUs since 0.32, takes
     processors written for it.
-
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: suffix, num_speculative_tokens: 16}
         engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {logits_processors: ["my_tools:Bans"]}  # specserve: ignore[SD111] our own
-
-    ## Source
-    vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when speculative decoding`
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source:
+        vllm/v1/sample/logits_processor/__init__.py, `Custom logits processors are not supported when`
     """
-    if not ctx.profile.engine.get("logits_processors"):
-        return
-    for path, block in blocks(ctx):
-        found = versions_on(ctx, block, "V1")
+    for path, block in ctx.blocks if ctx.profile.engine.get("logits_processors") else ():
+        found = ctx.on("V1", block)
         if found:
             yield Hit(
                 "engine.logits_processors",
                 f"the V1 runner, which will serve `{block.method}`, takes no logits processors with speculation",
                 related=((f"{path}.method", "speculation"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="leave one of the two out",
-                severity=severity_in(ctx, found),
             )
 
 
@@ -201,106 +145,71 @@ def refused_logits_processor(ctx: Context) -> Iterator[Hit]:
 def eager_draft(ctx: Context) -> Iterator[Hit]:
     """The draft model will run without CUDA graphs, on the V2 runner.
 
-    ## Why is this bad?
-    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them
-    for drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
-
-    ## Example
+    A small draft spends its time on launching kernels; graphs would take most of that away. The V1 runner has them for
+    drafts, and may be faster (vllm-project/vllm#55990): the profile holds a promise of speed, so try both.
+    Example:
         vllm: ">=0.32"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         hardware: {accelerator: H100-80GB}
         expect: [{concurrency: 1, min_speedup: 1.5}]
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
-        hardware: {accelerator: H100-80GB}
-        expect: [{concurrency: 1, min_speedup: 1.5}]
-        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
+    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+    Source: vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `CUDA graph not yet supported`
     """
     promised = any(promise.min_speedup or promise.max_tpot_p99_ms for promise in ctx.profile.expect)
     if not promised or ctx.profile.engine.get("enforce_eager") is True or switch(ctx.profile) is not None:
         return
-    for path, block in blocks(ctx):
-        if block.method != "draft_model" or block.keys.get("enforce_eager") is True:
-            continue
-        found = versions_on(ctx, block, "V2")
-        if found:
-            yield Hit(
-                f"{path}.method",
-                "the V2 runner drafts without CUDA graphs",
-                notes=only_in(ctx, found),
-                help=f'bench it with `env: {{{SWITCH}: "0"}}` too',
-            )
+    for path, block in ctx.blocks:
+        found = ctx.on("V2", block) if block.method == "draft_model" else []
+        if found and block.keys.get("enforce_eager") is not True:
+            help_ = f'bench it with `env: {{{SWITCH}: "0"}}` too'
+            text = "the V2 runner drafts without CUDA graphs"
+            yield Hit(f"{path}.method", text, versions=found, help=help_)
 
 
 @rule("SD168", "unmapped-vocabulary", Severity.ERROR)
 def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
     """Drafts with another vocabulary, on a runner that takes the key and maps nothing.
 
-    ## Why is this bad?
-    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a
-    word: the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served
-    such a draft; later versions go back to it.
-
-    ## Example
+    The V2 runner of vLLM 0.31 runs draft models, and leaves the map between the two vocabularies out without a word:
+    the draft's token ids are read as the target's, and nearly all of them are rejected. Before, V1 served such a draft;
+    later versions go back to it.
+    Example:
         vllm: "==0.31.*"
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-
-    ## Use instead
-        vllm: "==0.31.*"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-        env: {VLLM_USE_V2_MODEL_RUNNER: 0}
-
-    ## Source
-    vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
+    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+    Source: vllm/config/vllm.py (0.32), `"heterogeneous-vocabulary draft models"`
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.keys.get("use_heterogeneous_vocab") is not True:
             continue
-        v1 = versions_on(ctx, block, "V1")
-        found = [
-            version for version in judged(ctx) if version not in v1 and ignores_other_vocabulary(version)
-        ]
-        if found and severity_in(ctx, found) is None:
-            yield Hit(
-                f"{path}.use_heterogeneous_vocab",
+        v1 = ctx.on("V1", block)
+        found = [v for v in ctx.judged if v not in v1 and ignores_other_vocabulary(v)]
+        if found and not ctx.is_past(found):
+            text, help_ = (
                 "the V2 runner, which will serve, maps no vocabulary",
-                notes=only_in(ctx, found),
-                help=f'write `env: {{{SWITCH}: "0"}}`',
+                f'write `env: {{{SWITCH}: "0"}}`',
             )
+            yield Hit(f"{path}.use_heterogeneous_vocab", text, versions=found, help=help_)
 
 
 @rule("SD160", "gpu-only-speculation", Severity.ERROR)
 def gpu_only_speculation(ctx: Context) -> Iterator[Hit]:
     """A way to speculate that needs a GPU, in a profile for the CPU.
 
-    ## Why is this bad?
     `ngram_gpu` asks for pinned memory and ends the start with `pin_memory=True requires a CUDA or other accelerator
     backend`; `fly` has no CPU implementation. `ngram` looks tokens up as well.
-
-    ## Example
+    Example:
         speculation: {method: ngram_gpu, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
         hardware: {accelerator: cpu}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
+    Instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/v1/worker/gpu_model_runner.py, `dtype=torch.int32, pin_memory=True`
     """
-    if not on_cpu(ctx.profile) or switch(ctx.profile) is True:
-        return
-    for path, block in blocks(ctx):
-        related = (("hardware.accelerator", "the profile is for the CPU"),)
+    related = (("hardware.accelerator", "the profile is for the CPU"),)
+    for path, block in ctx.blocks if on_cpu(ctx.profile) and switch(ctx.profile) is not True else ():
         if block.method == "ngram_gpu":
-            text = "`ngram_gpu` needs a GPU"
-            yield Hit(f"{path}.method", text, related=related, help="write `method: ngram`")
-        if block.keys.get("rejection_sample_method") == "fly":
             yield Hit(
-                f"{path}.rejection_sample_method", "`fly` needs a GPU", related=related, help="leave it out"
+                f"{path}.method", "`ngram_gpu` needs a GPU", related=related, help="write `method: ngram`"
             )
+        if block.keys.get("rejection_sample_method") == "fly":
+            place = f"{path}.rejection_sample_method"
+            yield Hit(place, "`fly` needs a GPU", related=related, help="leave it out")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, count, on_gpu, only_in, versions_on
+from specserve.checks.arms import count, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -13,16 +13,13 @@ from specserve.vllm.speculation import schedule_is_followed
 
 Row = tuple[int, int, int]
 KEY = "num_speculative_tokens_per_batch_size"
-_WHOLE_DRAFT = frozenset({"draft_model", "ngram", "ngram_gpu"})
 
 
 def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
-    """What vLLM refuses in a schedule, and in which row (counted from 0); None where it takes it.
+    """What vLLM refuses in a schedule, and in which row (counted from 0); None if it takes it.
 
     An empty schedule is none: vLLM asks for its truth before it reads it.
     """
-    if not rows:
-        return None
     for index, (first, last, _) in enumerate(rows):
         if first < 1 or last < 1:
             return "batch sizes start at 1", index
@@ -32,176 +29,147 @@ def problem_of(rows: tuple[Row, ...]) -> tuple[str, int] | None:
     for before, after in pairwise(order):
         if rows[after][0] <= rows[before][1]:
             return f"the range overlaps the one that ends at {rows[before][1]}", after
-    if rows[order[0]][0] != 1:
+    if rows and rows[order[0]][0] != 1:
         return f"the first range starts at {rows[order[0]][0]}, not at 1", order[0]
     return None
+
+
+def _schedules(ctx: Context) -> Iterator[tuple[str, Speculation, tuple[Row, ...]]]:
+    """Each block with a schedule, and the path of the schedule."""
+    for path, block in ctx.blocks:
+        if block.keys.get(KEY):
+            yield f"{path}.{KEY}", block, block.keys[KEY]
 
 
 def _ranks(ctx: Context) -> int:
     return count(ctx.profile.engine.get("data_parallel_size")) or 1
 
 
-def _rows(block: Speculation) -> tuple[Row, ...] | None:
-    return block.keys.get(KEY)
-
-
 @rule("SD118", "broken-schedule", Severity.ERROR)
 def broken_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule of K has a gap at its start, ranges that overlap, or a range that is none.
 
-    ## Why is this bad?
     vLLM refuses it, and only once the weights are loaded: the scheduler reads it.
-
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [16, 64, 2]]
-
-    ## Use instead
+    Use instead:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Source
-    vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `Batch-size ranges must be non-overlapping and sorted.`
     """
-    for path, block in blocks(ctx):
-        # under data parallelism the schedule is dropped before anything reads it: SD120
-        found = None if _ranks(ctx) > 1 else problem_of(_rows(block) or ())
+    # under data parallelism the schedule is dropped before anything reads it: SD120
+    for path, _, rows in _schedules(ctx) if _ranks(ctx) == 1 else ():
+        found = problem_of(rows)
         if found:
-            message, index = found
-            help_text = "write `[first, last, K]`, both ends included, from batch size 1 on"
-            yield Hit(f"{path}.{KEY}[{index}]", message, help=help_text)
+            help_ = "write `[first, last, K]`, both ends included, from batch size 1 on"
+            yield Hit(f"{path}[{found[1]}]", found[0], help=help_)
 
 
 @rule("SD119", "clamped-schedule", Severity.WARNING)
 def clamped_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule asks for more tokens than `num_speculative_tokens`.
 
-    ## Why is this bad?
     `num_speculative_tokens` is the ceiling: vLLM drafts no more than that, and says nothing.
-
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 3
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Use instead
+    Use instead:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Source
-    vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
+    Source: vllm/v1/spec_decode/dynamic/utils.py, `dense_schedule[batch_size] = min(`
     """
-    for path, block in blocks(ctx):
+    for path, block, rows in _schedules(ctx) if _ranks(ctx) == 1 else ():
         ceiling = block.num_speculative_tokens
-        for index, (_, _, k) in enumerate(_rows(block) or ()):
-            if ceiling is not None and k > ceiling and _ranks(ctx) == 1:
-                yield Hit(
-                    f"{path}.{KEY}[{index}]",
-                    f"the schedule asks for {k} tokens; {ceiling} will be drafted",
-                    related=((f"{path}.num_speculative_tokens", f"the ceiling is {ceiling}"),),
-                    help=f"write `num_speculative_tokens: {k}`, or lower the row",
-                )
-                break
+        above = (index for index, (_, _, k) in enumerate(rows) if ceiling is not None and k > ceiling)
+        index = next(above, None)
+        if index is not None:
+            k, place = rows[index][2], path.replace(KEY, "num_speculative_tokens")
+            yield Hit(
+                f"{path}[{index}]",
+                f"the schedule asks for {k} tokens; {ceiling} will be drafted",
+                related=((place, f"the ceiling is {ceiling}"),),
+                help=f"write `num_speculative_tokens: {k}`, or lower the row",
+            )
 
 
 @rule("SD120", "dropped-schedule", Severity.WARNING)
 def dropped_schedule(ctx: Context) -> Iterator[Hit]:
     """vLLM drops the schedule and drafts the same K at any load.
 
-    ## Why is this bad?
-    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back
-    to the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2
-    runner, before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
-
-    ## Example
+    Under data parallelism the ranks could choose different K and wait for each other for ever, so vLLM falls back to
+    the fixed K with one line in the log. The V1 runner does so for methods that cannot change K, and the V2 runner,
+    before vLLM 0.29, for every method and without a word (vllm-project/vllm#51510).
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
         engine: {data_parallel_size: 2}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
-        engine: {data_parallel_size: 2}
-
-    ## Source
-    vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 2}
+    Source: vllm/config/vllm.py, `Dynamic speculative decoding is not supported with data `
     """
     parallel = _ranks(ctx)
-    for path, block in blocks(ctx):
-        if not _rows(block):
-            continue
+    for path, block, _ in _schedules(ctx):
         if parallel > 1:
             yield Hit(
-                f"{path}.{KEY}",
+                path,
                 f"vLLM ignores the schedule under data parallelism and drafts {_k(block)} at any load",
                 related=(("engine.data_parallel_size", f"{parallel} ranks"),),
                 help="pick the K for your usual load, or serve without data parallelism",
             )
             continue
         for runner in ("V1", "V2"):
-            versions = [
-                version
-                for version in versions_on(ctx, block, runner, by_target=True)
-                if not schedule_is_followed(version, method=block.method, runner=runner)
-            ]
-            if not versions:
-                continue
-            text = f"the {runner} runner ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, versions))
+            served = ctx.on(runner, block, by_target=True)
+            found = [v for v in served if not schedule_is_followed(v, method=block.method, runner=runner)]
+            if found:
+                what = f"ignores the schedule with `{block.method}` and drafts {_k(block)} at any load"
+                yield Hit(path, f"the {runner} runner {what}", versions=found)
 
 
 def _k(block: Speculation) -> str:
-    count = block.num_speculative_tokens
-    return f"{count} token{'s' if count != 1 else ''}" if count else "the same K"
+    k = block.num_speculative_tokens
+    return f"{k} token{'s' if k != 1 else ''}" if k else "the same K"
 
 
 @rule("SD121", "costly-schedule", Severity.INFO)
 def costly_schedule(ctx: Context) -> Iterator[Hit]:
     """The schedule saves less than it reads, or costs something of its own.
 
-    ## Why is this bad?
     The V2 runner lets `draft_model` and `ngram` draft `num_speculative_tokens` at any load and throws away what the
     schedule does not want: verification gets cheaper, drafting does not. Heads (`eagle3`, `mtp`) stop early. The V1
     runner gives up full CUDA graphs for a schedule, which every step pays for (vllm-project/vllm#49548).
-
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 5
           num_speculative_tokens_per_batch_size: [[1, 16, 5], [17, 64, 2]]
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source:
+        vllm/v1/worker/gpu/spec_decode/standalone_ar/speculator.py (from 0.32), `range(1, self.num_speculative_steps)`
     """
-    for path, block in blocks(ctx):
-        if not _rows(block):
-            continue
-        v1, v2 = versions_on(ctx, block, "V1"), versions_on(ctx, block, "V2")
-        if v2 and block.method in _WHOLE_DRAFT:
+    for path, block, _ in _schedules(ctx):
+        v1, v2 = ctx.on("V1", block), ctx.on("V2", block)
+        if v2 and block.method in ("draft_model", "ngram", "ngram_gpu"):
             text = f"with `{block.method}` the schedule saves verification only: {_k(block)} are drafted in any case"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v2))
+            yield Hit(path, text, versions=v2)
         elif v1 and on_gpu(ctx.profile) and ctx.profile.engine.get("enforce_eager") is not True:
-            text = "the V1 runner gives up full CUDA graphs for a schedule"
-            yield Hit(f"{path}.{KEY}", text, notes=only_in(ctx, v1))
+            yield Hit(path, "the V1 runner gives up full CUDA graphs for a schedule", versions=v1)
 
 
 _LEAST = 1e-5
@@ -212,21 +180,13 @@ _LEAST = 1e-5
 def refused_model_default(ctx: Context) -> Iterator[Hit]:
     """The model's own sampling defaults are refused with speculation.
 
-    ## Why is this bad?
-    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p`
-    while it speculates: the server is up, and plain requests fail.
-
-    ## Example
+    vLLM applies generation_config.json to every request that does not say otherwise, and answers 400 to `min_p` while
+    it speculates: the server is up, and plain requests fail.
+    Example:
         target: {model: ./llama-min-p}
         speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-
-    ## Use instead
-        target: {model: ./llama-min-p}
-        speculation: {method: ngram, num_speculative_tokens: 4, prompt_lookup_max: 4, prompt_lookup_min: 2}
-        engine: {override_generation_config: {min_p: 0.0}}
-
-    ## Source
-    vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    Instead: engine: {override_generation_config: {min_p: 0.0}}
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     engine = ctx.profile.engine
     overrides = engine.get("override_generation_config")

@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import blocks, is_open, judged
+from specserve.checks.arms import is_open
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import did_you_mean
-from specserve.profile.schema import Profile
 from specserve.profile.secrets import looks_secret, names_a_secret
 from specserve.profile.texts import COMMAND
 from specserve.vllm.versions import table
@@ -20,60 +19,46 @@ _DEVELOPER = {
     "VLLM_SERVER_DEV_MODE": "endpoints that reset, pause and inspect the engine",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "an endpoint that loads adapters from any path",
 }
-_BEHIND_THE_KEY = frozenset({"VLLM_ALLOW_RUNTIME_LORA_UPDATING"})
+_BEHIND_THE_KEY = ("VLLM_ALLOW_RUNTIME_LORA_UPDATING",)
 """Those whose endpoints lie under /v1."""
+
+
+def _speculates(ctx: Context, label: str = "speculation") -> tuple[tuple[str, str], ...]:
+    """The first block of speculation, as a place beside; nothing without one."""
+    return tuple((f"{path}.method", label) for path, _ in ctx.blocks[:1])
 
 
 @rule("SD146", "hidden-acceptance", Severity.WARNING)
 def hidden_acceptance(ctx: Context) -> Iterator[Hit]:
     """Speculation runs without the counters that show whether it helps.
 
-    ## Why is this bad?
-    With `disable_log_stats` vLLM publishes no speculation counters at all: acceptance can fall to nothing and
-    nobody sees it.
-
-    ## Example
+    With `disable_log_stats` vLLM publishes no speculation counters at all: acceptance can fall to nothing and nobody
+    sees it.
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {disable_log_stats: true}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/v1/core/sched/scheduler.py, `if not self.log_stats or not num_draft_tokens:`
     """
-    if ctx.profile.engine.get("disable_log_stats") is True:
-        for path, _ in blocks(ctx):
-            yield Hit(
-                "engine.disable_log_stats",
-                "the server will tell nobody how many drafts are accepted",
-                related=((f"{path}.method", "speculation"),),
-                help="leave it out",
-            )
-            return
+    speculates = _speculates(ctx)
+    if ctx.profile.engine.get("disable_log_stats") is True and speculates:
+        text = "the server will tell nobody how many drafts are accepted"
+        yield Hit("engine.disable_log_stats", text, related=speculates, help="leave it out")
 
 
 @rule("SD147", "metrics-without-speculation", Severity.INFO)
 def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
     """Metrics of speculation are asked for where nothing speculates.
 
-    ## Why is this bad?
     vLLM refuses to start with them; specserve leaves the argument out of such a launch.
-
-    ## Example
+    Example:
         vllm: ">=0.32"
         engine: {per_request_spec_decode_metrics: summary}
-
-    ## Use instead
-        vllm: ">=0.32"
-        engine: {per_request_spec_decode_metrics: summary}
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/vllm.py (from 0.29), `--per-request-spec-decode-metrics requires speculative decoding `
     """
     asked = ctx.profile.engine.get("per_request_spec_decode_metrics") not in (None, "none")
-    if asked and ctx.profile.speculation is None and not ctx.profile.alternatives:
+    if asked and not ctx.blocks:
         text = "the profile does not speculate: this has no effect"
         yield Hit("engine.per_request_spec_decode_metrics", text, help="leave it out")
 
@@ -82,88 +67,61 @@ def metrics_without_speculation(ctx: Context) -> Iterator[Hit]:
 def default_min_p(ctx: Context) -> Iterator[Hit]:
     """Every request gets a `min_p`, which vLLM refuses while it speculates.
 
-    ## Why is this bad?
-    The server starts, and answers each request that does not say otherwise with status 400: `The min_p and
-    logit_bias sampling parameters are not yet supported with speculative decoding.`
-
-    ## Example
+    The server starts, and answers each request that does not say otherwise with status 400: `The min_p and logit_bias
+    sampling parameters are not yet supported with speculative decoding.`
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {override_generation_config: {min_p: 0.05}}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
-
-    ## Source
-    vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
+    Instead: engine: {override_generation_config: {min_p: 0, top_p: 0.95}}
+    Source: vllm/sampling_params.py, `The min_p and logit_bias sampling parameters `
     """
     defaults = ctx.profile.engine.get("override_generation_config")
     value = defaults.get("min_p") if isinstance(defaults, Mapping) else None
-    if isinstance(value, (int, float)) and value > _EPSILON:
-        for path, block in blocks(ctx):
-            yield Hit(
-                "engine.override_generation_config.min_p",
-                f"vLLM will refuse every request: it has no `min_p` with speculation; found {value:g}",
-                related=((f"{path}.method", f"`{block.method}` speculates"),),
-                help="write `min_p: 0`, and `top_p` for what it was meant to do",
-            )
-            return
+    if isinstance(value, (int, float)) and value > _EPSILON and ctx.blocks:
+        yield Hit(
+            "engine.override_generation_config.min_p",
+            f"vLLM will refuse every request: it has no `min_p` with speculation; found {value:g}",
+            related=_speculates(ctx, f"`{ctx.blocks[0][1].method}` speculates"),
+            help="write `min_p: 0`, and `top_p` for what it was meant to do",
+        )
 
 
 @rule("SD149", "refused-structured-output", Severity.ERROR)
 def refused_structured_output(ctx: Context) -> Iterator[Hit]:
     """Structured output is left to a backend that cannot speculate.
 
-    ## Why is this bad?
     `lm-format-enforcer` cannot take a token back, so each request with a schema, a grammar or a strict tool fails.
-
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {structured_outputs_config: {backend: lm-format-enforcer}}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {structured_outputs_config: {backend: xgrammar}}
-
-    ## Source
-    vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
+    Instead: engine: {structured_outputs_config: {backend: xgrammar}}
+    Source: vllm/v1/structured_output/backend_lm_format_enforcer.py, `LM Format Enforcer backend does not support`
     """
-    config = ctx.profile.engine.get("structured_outputs_config")
-    if isinstance(config, Mapping) and config.get("backend") == "lm-format-enforcer":
-        for path, _ in blocks(ctx):
-            yield Hit(
-                "engine.structured_outputs_config.backend",
-                "`lm-format-enforcer` fails every request with a schema while the server speculates",
-                related=((f"{path}.method", "speculation"),),
-                help="leave it out: vLLM picks `xgrammar` or `guidance`, which can",
-            )
-            return
+    config, speculates = ctx.profile.engine.get("structured_outputs_config"), _speculates(ctx)
+    if isinstance(config, Mapping) and config.get("backend") == "lm-format-enforcer" and speculates:
+        yield Hit(
+            "engine.structured_outputs_config.backend",
+            "`lm-format-enforcer` fails every request with a schema while the server speculates",
+            related=speculates,
+            help="leave it out: vLLM picks `xgrammar` or `guidance`, which can",
+        )
 
 
 @rule("SD150", "exposed-developer-endpoints", Severity.WARNING)
 def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
     """Endpoints for developers on a server that the network reaches.
 
-    ## Why is this bad?
-    vLLM's key guards /v1 and its like only. In developer mode whoever reaches the port can reset caches, put the
-    engine to sleep, read its configuration and call methods on its workers.
-
-    ## Example
+    vLLM's key guards /v1 and its like only. In developer mode whoever reaches the port can reset caches, put the engine
+    to sleep, read its configuration and call methods on its workers.
+    Example:
         server:
           host: 0.0.0.0
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
         env: {VLLM_SERVER_DEV_MODE: 1}
-
-    ## Use instead
-        server: {host: 127.0.0.1}
-        env: {VLLM_SERVER_DEV_MODE: 1}
-
-    ## Source
-    vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
+    Instead: server: {host: 127.0.0.1}
+    Source: vllm/entrypoints/launchers/api_server/routers.py (from 0.29), `if envs.VLLM_SERVER_DEV_MODE:`
     """
-    if not is_open(ctx.profile):
-        return
-    for name, what in _DEVELOPER.items():
+    for name, what in _DEVELOPER.items() if is_open(ctx.profile) else ():
         if name in _BEHIND_THE_KEY and ctx.profile.server.api_key_env:
             continue
         if ctx.profile.env.get(name, "0").strip().lower() not in ("", "0", "false"):
@@ -179,62 +137,46 @@ def exposed_developer_endpoints(ctx: Context) -> Iterator[Hit]:
 def missing_companion(ctx: Context) -> Iterator[Hit]:
     """An argument of the server lacks another one that it needs.
 
-    ## Why is this bad?
-    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters
-    need LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches
-    needs a role.
-
-    ## Example
-        frontend: {enable_auto_tool_choice: true}
-
-    ## Use instead
-        frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
-
-    ## Source
-    vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
-    vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
+    vLLM ends with an error, at once or once the weights are loaded: automatic tool choice needs a parser, adapters need
+    LoRA, logged outputs need logged requests, per-request metrics need statistics, a connector of KV caches needs a
+    role.
+    Example: frontend: {enable_auto_tool_choice: true}
+    Use instead: frontend: {enable_auto_tool_choice: true, tool_call_parser: hermes}
+    Source:
+        vllm/entrypoints/common/cli_args.py (from 0.33), `Error: --enable-auto-tool-choice requires --tool-call-parser`
+        vllm/entrypoints/launchers/cli_args.py (0.29 to 0.32), `--enable-auto-tool-choice requires --tool-call-parser`
     """
     engine, frontend = ctx.profile.engine, ctx.profile.frontend
     if frontend.get("enable_auto_tool_choice") is True and not frontend.get("tool_call_parser"):
         text = "`enable_auto_tool_choice` needs a `tool_call_parser`"
         yield Hit("frontend.enable_auto_tool_choice", text, help="name the parser of the model: `hermes`, …")
     if frontend.get("lora_modules") and engine.get("enable_lora") is not True:
-        text = "`lora_modules` needs `enable_lora`"
-        yield Hit("frontend.lora_modules", text, help="write `enable_lora: true` under `engine`")
+        text, help_ = "`lora_modules` needs `enable_lora`", "write `enable_lora: true` under `engine`"
+        yield Hit("frontend.lora_modules", text, help=help_)
     transfer = engine.get("kv_transfer_config")
     if isinstance(transfer, Mapping) and transfer.get("kv_connector") and not transfer.get("kv_role"):
-        text = "a `kv_connector` needs a `kv_role`"
-        roles = "`kv_producer`, `kv_consumer` or `kv_both`"
-        yield Hit("engine.kv_transfer_config.kv_connector", text, help=f"write `kv_role`: {roles}")
+        help_ = "write `kv_role`: `kv_producer`, `kv_consumer` or `kv_both`"
+        yield Hit("engine.kv_transfer_config.kv_connector", "a `kv_connector` needs a `kv_role`", help=help_)
     if frontend.get("enable_log_outputs") is True and engine.get("enable_log_requests") is not True:
         text = "`enable_log_outputs` needs `enable_log_requests`"
-        yield Hit(
-            "frontend.enable_log_outputs", text, help="write `enable_log_requests: true` under `engine`"
-        )
+        help_ = "write `enable_log_requests: true` under `engine`"
+        yield Hit("frontend.enable_log_outputs", text, help=help_)
     if frontend.get("enable_per_request_metrics") is True and engine.get("disable_log_stats") is True:
-        yield Hit(
-            "frontend.enable_per_request_metrics",
-            "`enable_per_request_metrics` needs the statistics that `disable_log_stats` switches off",
-            related=(("engine.disable_log_stats", "switched off here"),),
-        )
+        text = "`enable_per_request_metrics` needs the statistics that `disable_log_stats` switches off"
+        related = (("engine.disable_log_stats", "switched off here"),)
+        yield Hit("frontend.enable_per_request_metrics", text, related=related)
 
 
 @rule("SD159", "unguarded-invocations", Severity.INFO)
 def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
     """The server is open to the network, and its key does not guard everything.
 
-    ## Why is this bad?
-    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and
-    /metrics tells everybody the model's name and its load.
-
-    ## Example
-        server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
-
-    ## Use instead
-        server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
-
-    ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
+    vLLM asks for the key under /v1, /v2 and /inference alone. /invocations answers prompts without one, and /metrics
+    tells everybody the model's name and its load.
+    Example: server: {host: 0.0.0.0, api_key_env: MY_SERVER_KEY}
+    Use instead: server: {host: 127.0.0.1, api_key_env: MY_SERVER_KEY}
+    Source:
+        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
     """
     if ctx.profile.server.api_key_env and is_open(ctx.profile):
         yield Hit(
@@ -245,9 +187,7 @@ def unguarded_invocations(ctx: Context) -> Iterator[Hit]:
         )
 
 
-_HARMLESS = re.compile(
-    r"|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?", re.I
-)
+_HARMLESS = r"(?i)|[./~$].*|true|false|yes|no|on|off|none|null|empty|dummy|[-+]?[0-9.]{1,9}[kKmMgG]?"
 """Values that are no secret under any name: paths, references, switches, counts, placeholders."""
 _MOVED = {
     "VLLM_ATTENTION_BACKEND": "write `attention_backend` under `engine`",
@@ -257,42 +197,30 @@ _MOVED = {
     "VLLM_HOST": "write `server.host`",
 }
 """What became of variables that articles still name."""
-_NOT_READ_BY_VLLM = frozenset({"VLLM_WHEEL_LOCATION"})  # vLLM's set-up reads it
+_NOT_READ_BY_VLLM = ("VLLM_WHEEL_LOCATION",)  # vLLM's set-up reads it
 
 
 @rule("SD106", "unknown-variable", Severity.WARNING)
 def unknown_variable(ctx: Context) -> Iterator[Hit]:
     """A `VLLM_…` variable that vLLM does not know.
 
-    ## Why is this bad?
-    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt
-    switch is a switch that does nothing.
-
-    ## Example
-        env: {VLLM_LOGING_LEVEL: DEBUG}
-
-    ## Use instead
-        env: {VLLM_LOGGING_LEVEL: DEBUG}
-
-    ## Source
-    vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
+    vLLM ignores it after one warning, or refuses to start under `fail_on_environ_validation`; a misspelt switch is a
+    switch that does nothing.
+    Example: env: {VLLM_LOGING_LEVEL: DEBUG}
+    Use instead: env: {VLLM_LOGGING_LEVEL: DEBUG}
+    Source: vllm/platforms/interface.py (from 0.31), `Unknown vLLM environment variable detected`
     """
     names = [name for name in ctx.profile.env if name.startswith("VLLM_") and name not in _NOT_READ_BY_VLLM]
-    if not names:
-        return
     strict = ctx.profile.engine.get("fail_on_environ_validation") is True
-    known = {name for version in judged(ctx) for name in table(version).env}
+    known = {name for version in ctx.judged for name in table(version).env} if names else set()
     for name in names:
         if name not in known:
             guess = did_you_mean(name, known)
-            text = _MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out")
             yield Hit(
                 f"env.{name}",
                 f"vLLM knows no variable `{name}`",
-                related=(("engine.fail_on_environ_validation", "vLLM will refuse to start"),)
-                if strict
-                else (),
-                help=text,
+                related=(("engine.fail_on_environ_validation", "vLLM will refuse to start"),) * strict,
+                help=_MOVED.get(name) or (f"did you mean `{guess}`?" if guess else "leave it out"),
                 at_key=True,
                 severity=Severity.ERROR if strict else None,
             )
@@ -302,33 +230,29 @@ def unknown_variable(ctx: Context) -> Iterator[Hit]:
 def secret_in_profile(ctx: Context) -> Iterator[Hit]:
     """A value that looks like a key, a token or a password.
 
-    ## Why is this bad?
     Profiles are committed, printed and rendered; a secret in one is a leaked secret.
-
-    ## Example
-        env: {HF_TOKEN: "a-real-token"}
-
-    ## Use instead
-        server: {api_key_env: MY_SERVER_KEY}
-
-    ## Source
-    specserve: keys stand in the environment only
+    Example: env: {HF_TOKEN: "a-real-token"}
+    Use instead: server: {api_key_env: MY_SERVER_KEY}
+    Source: specserve: keys stand in the environment only
     """
-    help_text = "export it where the server is started; `server.api_key_env` names the server's own key"
-    for name, value in ctx.profile.env.items():
-        named = names_a_secret(name) and not _HARMLESS.fullmatch(value)
-        if named or looks_secret(value):
-            yield Hit(f"env.{name}", f"`{name}` looks like a secret", help=help_text)
+    found = {
+        f"env.{name}": f"`{name}` looks like a secret"
+        for name, value in ctx.profile.env.items()
+        if (names_a_secret(name) and not re.fullmatch(_HARMLESS, value)) or looks_secret(value)
+    }
     target = ctx.profile.target
     sections: dict[str, Any] = {
         "engine": ctx.profile.engine,
         "frontend": ctx.profile.frontend,
         "target": {name: getattr(target, name) for name in ("model", "revision", "tokenizer")},
-        **{path: block.keys for path, block in blocks(ctx)},
+        **{path: block.keys for path, block in ctx.blocks},
     }
-    for path, text in _texts(sections, ""):
-        if looks_secret(text):
-            yield Hit(path, f"`{path}` looks like a secret", help=help_text)
+    found |= {
+        path: f"`{path}` looks like a secret" for path, text in _texts(sections, "") if looks_secret(text)
+    }
+    for path, text in found.items():
+        help_ = "export it where the server is started; `server.api_key_env` names the server's own key"
+        yield Hit(path, text, help=help_)
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
@@ -343,37 +267,28 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
         yield path, value
 
 
-def _closed_by(profile: Profile) -> str:
-    """What closes a port, in the words of whoever opened it."""
-    key = "export `VLLM_API_KEY`" if profile.file == COMMAND else "name a variable in `server.api_key_env`"
-    return f"{key}, or listen on 127.0.0.1 behind a proxy"
-
-
 @rule("SD108", "open-bind", Severity.ERROR, policy=True)
 def open_bind(ctx: Context) -> Iterator[Hit]:
     """The server listens on the network without a key.
 
-    ## Why is this bad?
-    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only:
-    /metrics, /health and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that
-    each client must show (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
-
-    ## Example
-        server: {host: 0.0.0.0}
-
-    ## Use instead
+    Whoever reaches the port can use the model. Even with a key, vLLM guards its API's prefixes only: /metrics, /health
+    and /invocations answer everybody. Encryption alone lets everybody in too; a certificate that each client must show
+    (`ssl_cert_reqs: 2` with `ssl_ca_certs`) does not, nor does a Unix socket (`uds`).
+    Example: server: {host: 0.0.0.0}
+    Use instead:
         server:
           host: 0.0.0.0
           api_key_env: MY_SERVER_KEY  # specserve: ignore[SD159] a proxy passes /v1 alone
-
-    ## Source
-    vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `The request path doesn't start with GUARDED_PREFIX`
+    Source:
+        vllm/entrypoints/serve/middleware/authenticate.py (from 0.29), `request path doesn't start with GUARDED_PREFIX`
     """
     server = ctx.profile.server
     if is_open(ctx.profile) and not server.api_key_env:
+        is_command = ctx.profile.file == COMMAND
+        key = "export `VLLM_API_KEY`" if is_command else "name a variable in `server.api_key_env`"
         yield Hit(
             "server.host",
             f"the server listens on `{server.host}` without an API key",
             notes=("a key guards /v1 and its like; /metrics, /health and /invocations stay open",),
-            help=_closed_by(ctx.profile),
+            help=f"{key}, or listen on 127.0.0.1 behind a proxy",
         )

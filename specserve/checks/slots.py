@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specserve.checks.arms import blocks, count, judged, on_cpu, on_gpu, only_in, severity_in
+from specserve.checks.arms import count, on_cpu, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.errors import UsageError
@@ -15,11 +15,14 @@ from specserve.vllm.facts import BLOCK_DRAFTS_CAP_REQUESTS, FLASHINFER_WITHOUT_G
 from specserve.vllm.speculation import BLOCK_DRAFTS
 from specserve.vllm.speculation import needed_slots as slots
 
+TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LARGEST = "max_cudagraph_capture_size"
+_LEAST_SEQUENCES = 256
+"""vLLM's smallest default of `max_num_seqs` on a GPU."""
 
 
 def kind_of(ctx: Context) -> Accelerator | None:
-    """The accelerators of the launch, where they are GPUs of a known kind."""
+    """The accelerators of the launch, if they are GPUs of a known kind."""
     if ctx.machine is not None:
         return None if ctx.machine.is_cpu else ctx.machine.accelerator
     hardware = ctx.profile.hardware
@@ -35,38 +38,33 @@ def kind_of(ctx: Context) -> Accelerator | None:
 def uncaptured_decode(ctx: Context) -> Iterator[Hit]:
     """The largest CUDA graph is smaller than a decode step of all requests.
 
-    ## Why is this bad?
     With speculation a decode step takes K + 1 tokens of each request, and the size of a graph counts tokens. A step
-    above the largest graph runs without one, slower, and vLLM does not say so. It also rounds the largest size down
-    to the sizes it captures: 1, 2, 4, every 8 up to 256, every 16 beyond (vllm-project/vllm#54933).
-
-    ## Example
+    above the largest graph runs without one, slower, and vLLM does not say so. It also rounds the largest size down to
+    the sizes it captures: 1, 2, 4, every 8 up to 256, every 16 beyond (vllm-project/vllm#54933).
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_seqs: 64, max_cudagraph_capture_size: 64}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
-
-    ## Source
-    vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
+    Instead: engine: {max_num_seqs: 64, max_cudagraph_capture_size: 256}
+    Source: vllm/config/vllm.py, `"Truncating max_cudagraph_capture_size to %d",`
     """
     path, largest = _largest(ctx.profile.engine)
-    requests, k = count(ctx.profile.engine.get("max_num_seqs")), 0
+    requests = count(ctx.profile.engine.get("max_num_seqs"))
     if largest is None or requests is None or ctx.profile.engine.get("enforce_eager") is True:
         return
-    for place, block in blocks(ctx):
+    captured = _captured(largest) if path.endswith(_LARGEST) else largest
+    for place, block in ctx.blocks:
         k = block.num_speculative_tokens or 0
-        needed, captured = requests * (k + 1), _captured(largest, path)
+        needed = requests * (k + 1)
         if k and captured < needed:
+            step = 8 if needed <= 256 else 16
             yield Hit(
                 path,
                 f"graphs are captured up to {captured} tokens; a decode step of {requests} requests has {needed}",
                 related=(
-                    ("engine.max_num_seqs", f"{requests} requests"),
+                    (SEQUENCES, f"{requests} requests"),
                     (f"{place}.num_speculative_tokens", f"of {k + 1} tokens each"),
                 ),
-                help=f"leave it out, or raise it to {_rounded_up(needed)}",
+                help=f"leave it out, or raise it to {-(-needed // step) * step}",
             )
 
 
@@ -83,82 +81,53 @@ def _largest(engine: Mapping[str, Any]) -> tuple[str, int | None]:
     return "engine", None
 
 
-def _captured(largest: int, path: str) -> int:
-    """The largest size that is captured: sizes that are listed are taken as they are."""
-    if not path.endswith(_LARGEST) or largest in (1, 2, 4):
-        return largest
+def _captured(largest: int) -> int:
+    """The largest size that is captured: 1, 2, 4, every 8 up to 256, every 16 beyond."""
     if largest < 8:
-        return 4 if largest > 4 else 2
+        return 4 if largest >= 4 else min(largest, 2)
     return largest - largest % (8 if largest < 256 else 16)
-
-
-def _rounded_up(tokens: int) -> int:
-    step = 8 if tokens <= 256 else 16
-    return -(-tokens // step) * step
 
 
 @rule("SD165", "flashinfer-without-graphs", Severity.WARNING)
 def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
     """FlashInfer is asked for on GPUs where it captures no decode step with drafts.
 
-    ## Why is this bad?
     A step that verifies drafts has several tokens per request. On these GPUs FlashInfer's graphs hold one token per
     request only, so every step launches its kernels one by one: speculation loses much of what it gains
     (vllm-project/vllm#54992, vllm-project/vllm#49547).
-
-    ## Example
+    Example:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {attention_backend: FLASHINFER}
         hardware: {accelerator: L4-24GB}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.32.*"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         hardware: {accelerator: L4-24GB}
-
-    ## Source
-    vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
+    Source: vllm/v1/attention/backends/flashinfer.py, `return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE`
     """
     engine, kind = ctx.profile.engine, kind_of(ctx)
     config = engine.get("attention_config")
     inner = config.get("backend") if isinstance(config, Mapping) else None
-    path = (
-        "engine.attention_backend" if engine.get("attention_backend") else "engine.attention_config.backend"
-    )
-    if str(engine.get("attention_backend") or inner).upper() != "FLASHINFER" or kind is None:
+    own = engine.get("attention_backend")
+    if str(own or inner).upper() != "FLASHINFER" or kind is None or engine.get("enforce_eager") is True:
         return
     major = kind.compute_capability[0] if kind.compute_capability else None
-    found = [version for version in judged(ctx) if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]
-    if not found or engine.get("enforce_eager") is True:
-        return
-    for place, block in blocks(ctx):
+    found = [version for version in ctx.judged if major in FLASHINFER_WITHOUT_GRAPHS.at(version)]
+    for place, block in ctx.blocks if found else ():
         if block.num_speculative_tokens != 0:
             yield Hit(
-                path,
+                "engine.attention_backend" if own else "engine.attention_config.backend",
                 f"FlashInfer captures no CUDA graph for drafts on `{kind.name}`",
                 related=((f"{place}.method", "speculation"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="leave the choice to vLLM, or write `attention_backend: FLASH_ATTN`",
             )
 
 
-TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
-_LEAST_SEQUENCES = 256
-"""vLLM's smallest default of `max_num_seqs` on a GPU."""
-
-
 def tokens(profile: Profile) -> int | None:
-    """`max_num_batched_tokens`, where the profile says it."""
+    """`max_num_batched_tokens`, if the profile says it."""
     return count(profile.engine.get("max_num_batched_tokens"))
-
-
-def sequences(profile: Profile) -> int | None:
-    """`max_num_seqs`, where the profile says it; else the least it can be."""
-    given, budget = count(profile.engine.get("max_num_seqs")), tokens(profile)
-    if given is None and budget is not None and on_gpu(profile):
-        return min(_LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
-    return given
 
 
 def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> int:
@@ -176,24 +145,19 @@ def needed_slots(block: Speculation, *, version: str, sequences: int | None) -> 
 def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
     """With LoRA, a step has too few tokens for every request's drafts.
 
-    ## Why is this bad?
     vLLM refuses to start unless `max_num_batched_tokens` holds K + 1 tokens of each of `max_num_seqs` requests.
-
-    ## Example
+    Example:
         speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
         engine: {enable_lora: true, max_num_seqs: 1024, max_num_batched_tokens: 8192}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 15, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
-
-    ## Source
-    vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
+    Instead: engine: {enable_lora: true, max_num_seqs: 512, max_num_batched_tokens: 8192}
+    Source: vllm/engine/arg_utils.py, `Consider increasing max_num_batched_tokens or `
     """
-    budget, requests = tokens(ctx.profile), sequences(ctx.profile)
+    budget, requests = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
+    if requests is None and budget is not None and on_gpu(ctx.profile):
+        requests = min(_LEAST_SEQUENCES, budget)  # vLLM's default is never above the tokens of a step
     if ctx.profile.engine.get("enable_lora") is not True or budget is None or requests is None:
         return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         k = block.num_speculative_tokens
         if k is not None and budget < requests * (k + 1):
             yield Hit(
@@ -211,32 +175,24 @@ def too_few_lora_slots(ctx: Context) -> Iterator[Hit]:
 def too_few_slots(ctx: Context) -> Iterator[Hit]:
     """A step has too few tokens to serve, or to draft, at all.
 
-    ## Why is this bad?
     vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
     prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
-
-    ## Example
+    Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
         hardware: {accelerator: cpu}
-
-    ## Use instead
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
-        engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
-        hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
+    Instead: engine: {max_num_seqs: 1, max_num_batched_tokens: 2048}
+    Source: vllm/config/vllm.py (from 0.28), `VllmConfig does not have enough slots to schedule a token and`
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
         return
-    whole = _whole(ctx.profile, budget, given)
-    if whole:
-        yield whole
+    small = _small_step(ctx.profile, budget, given)
+    if small:
+        yield small
         return
-    for path, block in blocks(ctx):
-        needs = {version: needed_slots(block, version=version, sequences=given) for version in judged(ctx)}
+    for path, block in ctx.blocks:
+        needs = {version: needed_slots(block, version=version, sequences=given) for version in ctx.judged}
         if ctx.profile.engine.get("max_num_scheduled_tokens") is not None:
             # a version that keeps slots for every request then asks another question
             needs = {version: needed for version, needed in needs.items() if SLOTS.at(version) != "requests"}
@@ -247,29 +203,23 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 TOKENS,
                 f"drafting leaves no token of a step to schedule: at least {least} are needed; found {budget}",
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
-                notes=only_in(ctx, found),
+                versions=found,
                 help="8192 is a good value for speculation",
-                severity=severity_in(ctx, found),
             )
 
 
-def _whole(profile: Profile, budget: int, requests: int | None) -> Hit | None:
+def _small_step(profile: Profile, budget: int, requests: int | None) -> Hit | None:
     """What a step cannot hold, drafts or not: a token of each request, or a prompt that is read in one piece."""
     longest = profile.target.max_model_len or 0
     if requests is not None and budget < requests:
-        return Hit(
-            TOKENS,
-            f"a step of {budget} tokens cannot hold one of each request",
-            related=((SEQUENCES, f"{requests} requests"),),
-            help="lower `max_num_seqs`, or raise `max_num_batched_tokens`",
-        )
+        text = f"a step of {budget} tokens cannot hold one of each request"
+        help_ = "lower `max_num_seqs`, or raise `max_num_batched_tokens`"
+        return Hit(TOKENS, text, related=((SEQUENCES, f"{requests} requests"),), help=help_)
     if profile.engine.get("enable_chunked_prefill") is False and budget < longest:
-        return Hit(
-            TOKENS,
-            f"without chunked prefill a step must hold a whole prompt; found {budget} tokens",
-            related=(("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off")),
-            help=f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM",
-        )
+        text = f"without chunked prefill a step must hold a whole prompt; found {budget} tokens"
+        related = (("target.max_model_len", f"{longest} tokens"), ("engine.enable_chunked_prefill", "off"))
+        help_ = f"write `max_num_batched_tokens: {longest}`, or leave `enable_chunked_prefill` to vLLM"
+        return Hit(TOKENS, text, related=related, help=help_)
     return None
 
 
@@ -277,30 +227,21 @@ def _whole(profile: Profile, budget: int, requests: int | None) -> Hit | None:
 def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
     """The drafter's own pass has no room for as many requests as the profile allows.
 
-    ## Why is this bad?
     `dflash` and `dspark` draft in a pass of their own, K + 1 or K tokens per request, which must fit into
-    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs`
-    says.
-
-    ## Example
+    `max_num_batched_tokens`. Where it does not, vLLM 0.33 serves fewer requests at a time than `max_num_seqs` says.
+    Example:
         vllm: ">=0.32"
         speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
         engine: {max_num_seqs: 256, max_num_batched_tokens: 8192}
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 63}
-        engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
-
-    ## Source
-    vllm/config/vllm.py (from 0.33), `query tokens per request within `
+    Instead: engine: {max_num_seqs: 128, max_num_batched_tokens: 8192}
+    Source: vllm/config/vllm.py (from 0.33), `query tokens per request within `
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
-    capped = [version for version in judged(ctx) if BLOCK_DRAFTS_CAP_REQUESTS.at(version)]
+    capped = ctx.during(BLOCK_DRAFTS_CAP_REQUESTS)
     if budget is None or given is None or not capped:
         return
     active = count(ctx.profile.engine.get("max_num_active_seqs")) or given
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         needed = needed_slots(block, version=capped[-1], sequences=given)
         if block.method in BLOCK_DRAFTS and needed < budget and budget // needed < active:
             yield Hit(
@@ -310,7 +251,7 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
                     (SEQUENCES, f"{active} are allowed"),
                     (f"{path}.method", f"takes {needed} tokens each"),
                 ),
-                notes=only_in(ctx, capped),
+                versions=capped,
                 help=f"write `max_num_batched_tokens: {needed * active}`, or lower `max_num_seqs`",
             )
 
@@ -319,26 +260,19 @@ def fewer_active_requests(ctx: Context) -> Iterator[Hit]:
 def small_steps(ctx: Context) -> Iterator[Hit]:
     """A step holds fewer than 8192 tokens, which vLLM calls too few for speculation.
 
-    ## Why is this bad?
-    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM
-    warns of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
+    Drafts take part of each step, so prompts are read in more pieces, and the time to the first token grows. vLLM warns
+    of it at the start. Left out, a step holds 2048 tokens on GPUs with less than 70 GiB, and on the A100
     (vllm-project/vllm#44815): that is named where all requests together need more.
-
-    ## Example
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {max_num_batched_tokens: 2048, max_num_seqs: 64}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
-
-    ## Source
-    vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
+    Instead: engine: {max_num_batched_tokens: 8192, max_num_seqs: 64}
+    Source: vllm/config/vllm.py, `if self.scheduler_config.max_num_scheduled_tokens < 8192:`
     """
     budget = tokens(ctx.profile)
     if ctx.profile.speculation is None or on_cpu(ctx.profile):
         return
-    for path, block in blocks(ctx) if budget is None else ():
+    for path, block in ctx.blocks if budget is None else ():
         default = _default_step(ctx, block.num_speculative_tokens or 0)
         if default is not None:
             yield Hit(f"{path}.num_speculative_tokens", default, help="write `max_num_batched_tokens: 8192`")
@@ -348,7 +282,7 @@ def small_steps(ctx: Context) -> Iterator[Hit]:
 
 
 def _default_step(ctx: Context, k: int) -> str | None:
-    """What is wrong with the step that vLLM takes by itself, where the drafts of all requests overfill it."""
+    """What is wrong with the step that vLLM takes by itself, if the drafts of all requests overfill it."""
     kind, given = kind_of(ctx), count(ctx.profile.engine.get("max_num_seqs"))
     if kind is None or kind.vendor != "nvidia":
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specserve.checks.arms import blocks, count, judged, on_gpu, only_in, severity_in, versions_on
+from specserve.checks.arms import count, on_gpu
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Speculation
@@ -12,33 +12,27 @@ from specserve.vllm.facts import V2_REFUSES_BLOCK_STAGES
 from specserve.vllm.speculation import BLOCK_DRAFTS, retyped
 
 MAX_K = 128
+_NGRAM = ("ngram", "ngram_gpu")
+_NO_MODEL = (*_NGRAM, "suffix", "custom_class")
 
 
 @rule("SD101", "retyped-draft", Severity.ERROR)
 def retyped_draft(ctx: Context) -> Iterator[Hit]:
     """vLLM changes the method because of the draft's name.
 
-    ## Why is this bad?
-    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and
-    runs that method even where the profile says `draft_model`; directories above the draft count too. The
-    server then fails to load the draft, or drafts nonsense that is rejected every time.
-
-    ## Example
-        speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
-
-    ## Use instead
-        speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
+    vLLM looks for `eagle-`, `eagle3`, `dflash` and `dspark` in the lower-cased name or path of the draft, and runs that
+    method even where the profile says `draft_model`; directories above the draft count too. The server then fails to
+    load the draft, or drafts nonsense that is rejected every time.
+    Example: speculation: {method: draft_model, model: ./eagle3-tests/llama-1b, num_speculative_tokens: 4}
+    Use instead: speculation: {method: draft_model, model: ./drafts/llama-1b, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py, `"eagle3" in self.draft_model_config.model.lower()`
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         model = block.model or (ctx.profile.target.model if block.method == "mtp" else None)
         change = retyped(block.method, model) if model else None
         if change:
-            where = f"{path}.model" if block.model else "target.model"
             yield Hit(
-                where,
+                f"{path}.model" if block.model else "target.model",
                 f"vLLM would run this draft as `{change[0]}`: its name contains `{change[1]}`",
                 related=((f"{path}.method", f"the profile says `{block.method}`"),),
                 help=f"move or rename the directory, or write `method: {change[0]}` if it is such a head",
@@ -49,25 +43,19 @@ def retyped_draft(ctx: Context) -> Iterator[Hit]:
 def split_draft(ctx: Context) -> Iterator[Hit]:
     """The draft's tensor parallelism is not the target's.
 
-    ## Why is this bad?
-    vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model`
-    after the weights are loaded, and everything else ignores the value: layers are split over the target's
-    ranks in any case (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this
-    finding is a warning. Any other size is refused at once.
-
-    ## Example
+    vLLM accepts 1 or the target's size in the configuration. With 1 the V1 runner then refuses `draft_model` after the
+    weights are loaded, and everything else ignores the value: layers are split over the target's ranks in any case
+    (vllm-project/vllm#31886). If every judged version serves the launch with the V2 runner, this finding is a warning.
+    Any other size is refused at once.
+    Example:
         target: {model: ./target, tensor_parallel_size: 4}
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 1}
-
-    ## Use instead
-        target: {model: ./target, tensor_parallel_size: 4}
+    Instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5, draft_tensor_parallel_size: 4}
-
-    ## Source
-    vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
+    Source: vllm/v1/spec_decode/draft_model.py, `must be the same. Got {draft_tp} and {tgt_tp}`
     """
     size = ctx.profile.target.tensor_parallel_size
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         draft = block.keys.get("draft_tensor_parallel_size")
         ignored = draft == 1 and block.method != "draft_model"
         if draft is not None and draft != size and not ignored:
@@ -77,9 +65,7 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
                 "draft tensor parallelism is not the target's",
                 label=f"draft asks for {draft}",
                 related=(("target.tensor_parallel_size", f"target runs on {size}"),),
-                notes=("the V2 runner ignores it: the draft runs on the target's ranks",)
-                if is_dropped
-                else (),
+                notes=("the V2 runner ignores it: the draft runs on the target's ranks",) * is_dropped,
                 help=f"write `draft_tensor_parallel_size: {size}`, or leave it out",
                 severity=Severity.WARNING if is_dropped else None,
             )
@@ -87,116 +73,80 @@ def split_draft(ctx: Context) -> Iterator[Hit]:
 
 def _runs_on_v2(ctx: Context, block: Speculation) -> bool:
     """Whether every judged version serves this launch with the V2 model runner."""
-    return on_gpu(ctx.profile) and versions_on(ctx, block, "V2") == list(judged(ctx))
+    return on_gpu(ctx.profile) and ctx.on("V2", block) == list(ctx.judged)
 
 
 @rule("SD109", "too-many-speculative-tokens", Severity.ERROR)
 def too_many_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """More than 128 tokens are drafted per step.
 
-    ## Why is this bad?
-    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies.
-    The V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
-
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
+    The V1 runner's rejection sampler asserts at most 128, at the first request: the server starts, and then dies. The
+    V2 runner knows no such limit, but verifies all of them in every step, which no acceptance pays for.
+    Example: speculation: {method: ngram, num_speculative_tokens: 300, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/v1/sample/rejection_sampler.py, `MAX_SPEC_LEN = 128`
     """
-    for path, block in blocks(ctx):
-        count = block.num_speculative_tokens
-        if count is not None and count > MAX_K:
+    for path, block in ctx.blocks:
+        k = block.num_speculative_tokens
+        if k is not None and k > MAX_K:
             on_v2 = _runs_on_v2(ctx, block)
-            text = f"vLLM drafts at most {MAX_K} tokens per step; found {count}"
+            text = f"vLLM drafts at most {MAX_K} tokens per step; found {k}"
             yield Hit(
                 f"{path}.num_speculative_tokens",
-                f"{count} tokens are drafted and verified in every step" if on_v2 else text,
+                f"{k} tokens are drafted and verified in every step" if on_v2 else text,
                 help="3 to 8 is usual; `ngram` and `suffix` go to 32",
                 severity=Severity.WARNING if on_v2 else None,
             )
-
-
-_METHODS = ("ngram", "ngram_gpu")
-_SHORT = 2
-"""A window of one size as short as this finds matches all the same."""
-_DEFAULT = 5
-
-
-_HEADS = ("eagle", "eagle3", "dflash")
 
 
 @rule("SD115", "missing-speculative-tokens", Severity.ERROR)
 def missing_speculative_tokens(ctx: Context) -> Iterator[Hit]:
     """A drafter is to draft, and nothing says how many tokens.
 
-    ## Why is this bad?
-    vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that
-    could tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
+    vLLM looks for the layers of `mtp` and `dspark` in the target only where K is given; else it has no draft that could
+    tell it K, and refuses to start. A head of `eagle`, `eagle3` or `dflash` tells it in its configuration as
     `n_predict` or not at all: `check` reads which, without the head this is a warning.
-
-    ## Example
+    Example:
         target: {model: ./model}
         speculation: {method: mtp}
-
-    ## Use instead
-        target: {model: ./model}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/config/speculative.py, `num_speculative_tokens must be provided with `
+    Instead: speculation: {method: mtp, num_speculative_tokens: 1}
+    Source: vllm/config/speculative.py, `num_speculative_tokens must be provided with `
     """
-    for path, block in blocks(ctx):
-        own = block.method in ("mtp", "dspark") and block.model is None
-        if own and block.num_speculative_tokens is None:
-            yield Hit(
-                f"{path}.method",
-                f"`{block.method}` needs `num_speculative_tokens` where it has no `model` of its own",
-                help="for `mtp`, 1 is a good value to start with",
-            )
-        elif block.method in _HEADS and block.model and block.num_speculative_tokens is None:
+    for path, block in ctx.blocks:
+        needs = f"`{block.method}` needs `num_speculative_tokens`"
+        if block.num_speculative_tokens is not None:
+            continue
+        if block.method in ("mtp", "dspark") and block.model is None:
+            help_ = "for `mtp`, 1 is a good value to start with"
+            yield Hit(f"{path}.method", f"{needs} where it has no `model` of its own", help=help_)
+        elif block.method in ("eagle", "eagle3", "dflash") and block.model:
             head = next((arm.draft for arm in ctx.arms if arm.path == path), None)
             if head is None or "n_predict" not in head.config:
-                yield Hit(
-                    f"{path}.method",
-                    f"`{block.method}` needs `num_speculative_tokens`"
-                    + (", which its head does not say" if head else " where its head does not say it"),
-                    help="3 is what most heads are used with",
-                    severity=Severity.WARNING if head is None else None,
-                )
+                why = ", which its head does not say" if head else " where its head does not say it"
+                severity = None if head else Severity.WARNING
+                help_ = "3 is what most heads are used with"
+                yield Hit(f"{path}.method", needs + why, help=help_, severity=severity)
 
 
 @rule("SD116", "surprising-ngram-window", Severity.WARNING)
 def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
     """The n-gram window has one size only, because half of it is left out.
 
-    ## Why is this bad?
-    vLLM's documentation gives `prompt_lookup_min` a default of 1. Its code sets a missing bound to the other one,
-    and both to 5 where both are missing: only matches of exactly that length count, and hardly anything is
-    drafted.
-
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
+    vLLM's documentation gives `prompt_lookup_min` a default of 1. Its code sets a missing bound to the other one, and
+    both to 5 where both are missing: only matches of exactly that length count, and hardly anything is drafted.
+    Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/config/speculative.py, `self.prompt_lookup_min = self.prompt_lookup_max`
     """
-    for path, block in blocks(ctx):
-        low, high = _window(block)
-        if block.method not in _METHODS or (low is not None and high is not None):
+    for path, block in ctx.blocks:
+        low, high = block.keys.get("prompt_lookup_min"), block.keys.get("prompt_lookup_max")
+        size = high or low or 5
+        # a window of one size as short as 2 finds matches all the same
+        if block.method not in _NGRAM or (low is not None and high is not None) or size <= 2:
             continue
-        size = high or low or _DEFAULT
-        if size <= _SHORT:
-            continue
-        given = "prompt_lookup_max" if high else "prompt_lookup_min" if low else None
+        given = "prompt_lookup_max" if high else "prompt_lookup_min" if low else "method"
         yield Hit(
-            f"{path}.{given or 'method'}",
+            f"{path}.{given}",
             f"only matches of exactly {size} tokens will be looked up",
             notes=("vLLM sets a bound that is left out to the other one, and both to 5",),
             help=f"write both: `prompt_lookup_min: 2`, `prompt_lookup_max: {size}`",
@@ -207,58 +157,33 @@ def surprising_ngram_window(ctx: Context) -> Iterator[Hit]:
 def empty_ngram_window(ctx: Context) -> Iterator[Hit]:
     """The shortest n-gram is longer than the longest.
 
-    ## Why is this bad?
     vLLM refuses to start.
-
-    ## Example
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 5, prompt_lookup_max: 4}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Source
-    vllm/config/speculative.py, `be <= prompt_lookup_max=`
+    Example: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 5, prompt_lookup_max: 4}
+    Use instead: speculation: {method: ngram, num_speculative_tokens: 5, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source: vllm/config/speculative.py, `be <= prompt_lookup_max=`
     """
-    for path, block in blocks(ctx):
-        low, high = _window(block)
-        if block.method in _METHODS and low and high and low > high:
-            yield Hit(
-                f"{path}.prompt_lookup_min",
-                f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`",
-                related=((f"{path}.prompt_lookup_max", f"which is {high}"),),
-            )
-
-
-def _window(block: Speculation) -> tuple[int | None, int | None]:
-    return block.keys.get("prompt_lookup_min"), block.keys.get("prompt_lookup_max")
-
-
-_NO_MODEL = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
-_INTERLEAVED = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
+    for path, block in ctx.blocks:
+        low, high = block.keys.get("prompt_lookup_min"), block.keys.get("prompt_lookup_max")
+        if block.method in _NGRAM and low and high and low > high:
+            text = f"`prompt_lookup_min` is {low}, above `prompt_lookup_max`"
+            related = ((f"{path}.prompt_lookup_max", f"which is {high}"),)
+            yield Hit(f"{path}.prompt_lookup_min", text, related=related)
 
 
 @rule("SD139", "unadapted-draft", Severity.WARNING)
 def unadapted_draft(ctx: Context) -> Iterator[Hit]:
     """Adapters change the target, and the draft knows nothing of them.
 
-    ## Why is this bad?
-    vLLM applies LoRA adapters to the target alone. The output stays right, but the draft guesses what the base
-    model would say: acceptance falls with every adapter that moves away from it.
-
-    ## Example
+    vLLM applies LoRA adapters to the target alone. The output stays right, but the draft guesses what the base model
+    would say: acceptance falls with every adapter that moves away from it.
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {enable_lora: true}
-
-    ## Use instead
-        speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
-        engine: {enable_lora: true}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
+    Instead: speculation: {method: ngram, num_speculative_tokens: 3, prompt_lookup_min: 2, prompt_lookup_max: 4}
+    Source:
+        vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `The drafter does not use the target's LoRA adapter.`
     """
-    if ctx.profile.engine.get("enable_lora") is not True:
-        return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks if ctx.profile.engine.get("enable_lora") is True else ():
         if block.method not in _NO_MODEL:
             yield Hit(
                 f"{path}.method",
@@ -272,111 +197,85 @@ def unadapted_draft(ctx: Context) -> Iterator[Hit]:
 def pipelined_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Pipeline parallelism with a drafter that reads the target's hidden states.
 
-    ## Why is this bad?
-    `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are
-    loaded, others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
+    `mtp` drafts on the last stage, from the embedding of the first: several models refuse that once they are loaded,
+    others were reported to hang or to crash (vllm-project/vllm#49355, vllm-project/vllm#52069,
     vllm-project/vllm#57755). `eagle3` was reported to write wrong text without asynchronous scheduling
     (vllm-project/vllm#52071), and vLLM before 0.30 refuses `dflash` and `dspark` (vllm-project/vllm#52761). Tensor
     parallelism is what they are used with.
-
-    ## Example
+    Example:
         target: {model: ./model, pipeline_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Use instead
-        target: {model: ./model, tensor_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-
-    ## Source
-    vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
+    Instead: target: {model: ./model, tensor_parallel_size: 2}
+    Source: vllm/v1/worker/gpu/spec_decode/eagle/utils.py (from 0.30), `but it is unavailable on this PP stage`
     """
-    stages = ctx.profile.target.pipeline_parallel_size
-    for path, block in blocks(ctx) if stages > 1 else ():
-        refused = _refused_stages(ctx, block)
+    target = ctx.profile.target
+    stages = target.pipeline_parallel_size
+    for path, block in ctx.blocks if stages > 1 else ():
+        refused = []
+        if block.method in BLOCK_DRAFTS:
+            stopped = ctx.during(V2_REFUSES_BLOCK_STAGES)
+            refused = [version for version in ctx.on("V2", block, by_target=True) if version in stopped]
         in_turns = block.method == "eagle3" and ctx.profile.engine.get("async_scheduling") is False
-        if not refused and not in_turns and block.method != "mtp":
+        if refused:
+            text = f"the V2 runner refuses `{block.method}` over {stages} pipeline stages"
+        elif in_turns or block.method == "mtp":
+            text = f"`{block.method}` is not reliable over {stages} pipeline stages"
+        else:
             continue
-        text = f"`{block.method}` is not reliable over {stages} pipeline stages"
         yield Hit(
             f"{path}.method",
-            f"the V2 runner refuses `{block.method}` over {stages} pipeline stages" if refused else text,
+            text,
             related=(("target.pipeline_parallel_size", "stages"),),
-            notes=only_in(ctx, refused) if refused else (),
-            help=f"write `tensor_parallel_size: {stages * ctx.profile.target.tensor_parallel_size}` instead",
-            severity=(severity_in(ctx, refused) or Severity.ERROR) if refused else None,
+            versions=refused,
+            help=f"write `tensor_parallel_size: {stages * target.tensor_parallel_size}` instead",
+            severity=Severity.ERROR if refused else None,
         )
-
-
-def _refused_stages(ctx: Context, block: Speculation) -> list[str]:
-    """The versions that end the start of a block head over pipeline stages."""
-    if block.method not in BLOCK_DRAFTS:
-        return []
-    on_v2 = versions_on(ctx, block, "V2", by_target=True)
-    return [version for version in on_v2 if V2_REFUSES_BLOCK_STAGES.at(version)]
 
 
 @rule("SD141", "data-parallel-prediction-layers", Severity.INFO)
 def data_parallel_prediction_layers(ctx: Context) -> Iterator[Hit]:
     """Data and expert parallelism with the target's own prediction layers.
 
-    ## Why is this bad?
     The ranks wait for each other in every step, and hangs near the end of the context were reported for this
-    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments run it: give the server a
-    liveness check that asks for a token.
-
-    ## Example
+    combination (vllm-project/vllm#44185, vllm-project/vllm#44954). Large deployments run it: give the server a liveness
+    check that asks for a token.
+    Example:
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {data_parallel_size: 8, enable_expert_parallel: true}
-
-    ## Use instead
+    Instead:
         target: {model: ./model, tensor_parallel_size: 8}
-        speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {enable_expert_parallel: true}
-
-    ## Source
-    vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
+    Source: vllm/distributed/device_communicators/shm_broadcast.py, `No available shared memory broadcast block found`
     """
     ranks = count(ctx.profile.engine.get("data_parallel_size")) or 1
     if ranks < 2 or ctx.profile.engine.get("enable_expert_parallel") is not True:
         return
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.method == "mtp":
-            yield Hit(
-                f"{path}.method",
-                "hangs were reported for `mtp` under data and expert parallelism",
-                related=(("engine.data_parallel_size", f"{ranks} ranks"),),
-            )
+            text = "hangs were reported for `mtp` under data and expert parallelism"
+            yield Hit(f"{path}.method", text, related=(("engine.data_parallel_size", f"{ranks} ranks"),))
 
 
 @rule("SD169", "interleaved-drafts", Severity.WARNING)
 def interleaved_drafts(ctx: Context) -> Iterator[Hit]:
     """The KV cache is interleaved over context-parallel ranks by more than one token, beside speculation.
 
-    ## Why is this bad?
-    Only a few sparse MLA kernels verify drafts over such a cache. All others end the start with an assertion, once
-    the model is loaded (vllm-project/vllm#28407).
-
-    ## Example
+    Only a few sparse MLA kernels verify drafts over such a cache. All others end the start with an assertion, once the
+    model is loaded (vllm-project/vllm#28407).
+    Example:
         target: {model: ./model, tensor_parallel_size: 2}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {decode_context_parallel_size: 2, cp_kv_cache_interleave_size: 16}
-
-    ## Use instead
-        target: {model: ./model, tensor_parallel_size: 2}
-        speculation: {method: mtp, num_speculative_tokens: 1}
-        engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
+    Instead: engine: {decode_context_parallel_size: 2}
+    Source: vllm/v1/worker/cp_utils.py, `"MTP with cp_kv_cache_interleave_size > 1 is not "`
     """
     engine = ctx.profile.engine
-    ranks = [count(engine.get(f"{part}_context_parallel_size")) or 1 for part in ("decode", "prefill")]
-    name = next((n for n in _INTERLEAVED if (count(engine.get(n)) or 1) > 1), None)
-    for path, _ in blocks(ctx) if name and max(ranks) > 1 else ():
-        yield Hit(
-            f"engine.{name}",
-            "most attention kernels verify no drafts over a cache that is interleaved like this",
-            related=((f"{path}.method", "speculation"),),
-            help="leave it out",
-        )
+    sizes = [engine.get(f"{part}_context_parallel_size") for part in ("decode", "prefill")]
+    if all((count(size) or 1) == 1 for size in sizes):
+        return
+    names = ("cp_kv_cache_interleave_size", "dcp_kv_cache_interleave_size")
+    name = next((name for name in names if (count(engine.get(name)) or 1) > 1), None)
+    for path, _ in ctx.blocks if name else ():
+        text = "most attention kernels verify no drafts over a cache that is interleaved like this"
+        yield Hit(f"engine.{name}", text, related=((f"{path}.method", "speculation"),), help="leave it out")

@@ -16,22 +16,12 @@ from specserve.checks import (
     slots,
     speculation,
     verification,
-)
+)  # fmt: skip
 from specserve.checks.rule import Rule
 
 FAMILIES = (
-    arguments,
-    nodes,
-    pairing,
-    revisions,
-    runner,
-    schedule,
-    serving,
-    site,
-    slots,
-    speculation,
-    verification,
-)
+    arguments, nodes, pairing, revisions, runner, schedule, serving, site, slots, speculation, verification,
+)  # fmt: skip
 
 
 def rules_of(families: tuple[ModuleType, ...]) -> tuple[Rule, ...]:

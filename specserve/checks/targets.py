@@ -5,176 +5,115 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specserve.checks.arms import (
-    Config,
     architectures,
-    class_of,
+    has_kind,
     heads,
-    judged,
     kv_heads,
+    lacks,
     model_type,
-    only_in,
-    severity_in,
-    target_config,
     text_config,
-    versions_where,
     whole,
-)
-from specserve.checks.models import has_no_embedding, read_models
+)  # fmt: skip
+from specserve.checks.models import has_no_embedding
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.models.facts import ModelFacts
 from specserve.vllm.facts import UNDRAFTED_HYBRIDS
-from specserve.vllm.registry import Registry
 
-_NO_HALF = frozenset({"gemma2", "gemma3", "gemma3_text", "glm4"})
+_NO_HALF = ("gemma2", "gemma3", "gemma3_text", "glm4")
 """`_FLOAT16_NOT_SUPPORTED_MODELS` of vllm/config/model.py, 0.26 to 0.33."""
-_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-_TOKENIZERS = (
-    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tekken.json", "vocab.json", "vocab.txt",
-    "spiece.model", "sentencepiece.bpe.model",
-)  # fmt: skip
+_EXPERTS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts", "block_configs")
+_MODEL = (("target.model", "the model"),)
 
 
 @rule("SD251", "unsupported-half", Severity.ERROR, needs="models")
 def unsupported_half(ctx: Context) -> Iterator[Hit]:
     """The model is to run in float16, and overflows there.
 
-    ## Why is this bad?
-    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it
-    counts too. bfloat16 has the range.
-
-    ## Example
-        target: {model: ./gemma2, dtype: float16}
-
-    ## Use instead
-        target: {model: ./gemma2, dtype: bfloat16}
-
-    ## Source
-    vllm/config/model.py, `does not support float16. Reason: `
+    vLLM refuses float16 for families whose activations leave its range. A draft runs in the target's type, so it counts
+    too. bfloat16 has the range.
+    Example: target: {model: ./gemma2, dtype: float16}
+    Use instead: target: {model: ./gemma2, dtype: bfloat16}
+    Source: vllm/config/model.py, `does not support float16. Reason: `
     """
-    if ctx.profile.target.dtype not in ("float16", "half"):
-        return
-    for path, config in read_models(ctx):
+    for path, config in ctx.models() if ctx.profile.target.dtype in ("float16", "half") else ():
         if model_type(config) in _NO_HALF:
-            yield Hit(
-                path,
-                f"vLLM does not run `{model_type(config)}` models in float16",
-                related=(("target.dtype", "asked for here"),),
-                help="write `dtype: bfloat16`, or `float32` where the hardware has no bfloat16",
-            )
+            text = f"vLLM does not run `{model_type(config)}` models in float16"
+            help_ = "write `dtype: bfloat16`, or `float32` where the hardware has no bfloat16"
+            yield Hit(path, text, related=(("target.dtype", "asked for here"),), help=help_)
 
 
 @rule("SD252", "missing-experts", Severity.ERROR, needs="models")
 def missing_experts(ctx: Context) -> Iterator[Hit]:
     """Experts are to be divided over ranks, and the model has none.
 
-    ## Why is this bad?
     vLLM refuses `enable_expert_parallel` for a dense model.
-
-    ## Example
+    Example:
         target: {model: ./llama}
         engine: {enable_expert_parallel: true}
-
-    ## Use instead
-        target: {model: ./qwen3-moe}
-        engine: {enable_expert_parallel: true}
-
-    ## Source
-    vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
+    Instead: target: {model: ./qwen3-moe}
+    Source: vllm/config/model.py, `"Number of experts in the model must be greater than 0 "`
     """
-    config = target_config(ctx)
+    config = ctx.target_config
     if ctx.profile.engine.get("enable_expert_parallel") is not True or config is None:
         return
     text = text_config(config)
-    told = any(text.get(key) is not None for key in _EXPERTS) or text.get("block_configs") is not None
-    found = versions_where(ctx, lambda known: _is_text(config, known))
+    told = any(text.get(key) is not None for key in _EXPERTS)
+    found = ctx.where(lambda known: has_kind(config, known, "text"))
     if not told and found and "moe" not in f"{model_type(text)}{architectures(config)}".lower():
+        message = f"a `{architectures(config)[0]}` has no experts"
         yield Hit(
-            "engine.enable_expert_parallel",
-            f"a `{architectures(config)[0]}` has no experts",
-            related=(("target.model", "the model"),),
-            notes=only_in(ctx, found),
-            help="leave it out",
+            "engine.enable_expert_parallel", message, related=_MODEL, versions=found, help="leave it out"
         )
-
-
-def _is_text(config: Config, known: Registry) -> bool:
-    found = class_of(config, known)
-    return found is not None and found[1].kind == "text"
 
 
 @rule("SD253", "unadaptable-model", Severity.ERROR, needs="models")
 def unadaptable_model(ctx: Context) -> Iterator[Hit]:
     """Adapters are switched on for a model that takes none.
 
-    ## Why is this bad?
     vLLM says `does not support LoRA yet` once the model is loaded.
-
-    ## Example
+    Example:
         target: {model: ./gpt2}
         engine: {enable_lora: true}
-
-    ## Use instead
-        target: {model: ./llama}
-        engine: {enable_lora: true}
-
-    ## Source
-    vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
+    Instead: target: {model: ./llama}
+    Source: vllm/v1/worker/lora_model_runner_mixin.py, `does not support LoRA yet.`
     """
-    config = target_config(ctx)
-    if ctx.profile.engine.get("enable_lora") is not True or config is None or config.get("auto_map"):
+    config, engine = ctx.target_config, ctx.profile.engine
+    if engine.get("enable_lora") is not True or config is None or config.get("auto_map"):
         return
-    if ctx.profile.engine.get("model_impl", "auto") != "auto":
+    if engine.get("model_impl", "auto") != "auto":
         return
-    found = versions_where(ctx, lambda known: _takes_none(config, known))
+    found = ctx.where(lambda known: lacks(config, known, "lora"))
     if found:
-        yield Hit(
-            "engine.enable_lora",
-            f"a `{architectures(config)[0]}` takes no adapters",
-            related=(("target.model", "the model"),),
-            notes=only_in(ctx, found),
-            help="merge the adapter into the weights, and serve those",
-        )
-
-
-def _takes_none(config: Config, known: Registry) -> bool:
-    found = class_of(config, known)
-    return found is not None and found[1].kind in ("text", "multimodal") and found[1].lacks("lora")
+        text = f"a `{architectures(config)[0]}` takes no adapters"
+        help_ = "merge the adapter into the weights, and serve those"
+        yield Hit("engine.enable_lora", text, related=_MODEL, versions=found, help=help_)
 
 
 @rule("SD254", "uncuttable-context", Severity.ERROR, needs="models")
 def uncuttable_context(ctx: Context) -> Iterator[Hit]:
     """The context is to be cut over ranks that hold other KV heads.
 
-    ## Why is this bad?
     `decode_context_parallel_size` divides the KV cache of one head over the ranks that repeat it. vLLM refuses more
     parts than there are repeats: `tensor_parallel_size` over the KV heads.
-
-    ## Example
+    Example:
         target: {model: ./qwen3, tensor_parallel_size: 2}
         engine: {decode_context_parallel_size: 2}
-
-    ## Use instead
-        target: {model: ./qwen3, tensor_parallel_size: 4}
-        engine: {decode_context_parallel_size: 2}
-
-    ## Source
-    vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
+    Instead: target: {model: ./qwen3, tensor_parallel_size: 4}
+    Source: vllm/config/model.py (from 0.27), `"Decode context parallelism for GQA/MQA requires "`
     """
-    config, parts = target_config(ctx), whole(ctx.profile.engine, "decode_context_parallel_size")
-    size = ctx.profile.target.tensor_parallel_size
-    groups, total = (kv_heads(config), heads(config)) if config is not None else (None, None)
-    if parts is None or parts == 1 or groups is None or total is None or (size % groups and groups % size):
+    config, parts = ctx.target_config or {}, whole(ctx.profile.engine, "decode_context_parallel_size")
+    size, groups, total = ctx.profile.target.tensor_parallel_size, kv_heads(config), heads(config)
+    if parts in (None, 1) or groups is None or total is None or (size % groups and groups % size):
         return
-    repeats = size // groups
-    shared = total // groups
-    if parts <= repeats and shared % parts == 0:
+    assert parts is not None
+    repeats, shared = size // groups, total // groups
+    if parts > repeats:
+        text = f"each KV head is on {max(repeats, 1)}"
+    elif shared % parts:
+        text = f"{shared} query heads share a KV head"
+    else:
         return
-    text = (
-        f"{shared} query heads share a KV head"
-        if parts <= repeats
-        else f"each KV head is on {max(repeats, 1)}"
-    )
     yield Hit(
         "engine.decode_context_parallel_size",
         f"{text}: the context cannot be cut in {parts}",
@@ -187,17 +126,10 @@ def uncuttable_context(ctx: Context) -> Iterator[Hit]:
 def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The target's directory has no tokenizer, and the profile names no other.
 
-    ## Why is this bad?
     Training scripts often save the weights alone. vLLM fails while it starts the engine.
-
-    ## Example
-        target: {model: ./llama-mute}
-
-    ## Use instead
-        target: {model: ./llama}
-
-    ## Source
-    vllm/tokenizers/registry.py, `tokenizer`
+    Example: target: {model: ./llama-mute}
+    Use instead: target: {model: ./llama}
+    Source: vllm/tokenizers/registry.py, `tokenizer`
     """
     target = ctx.target
     if (
@@ -206,26 +138,26 @@ def missing_tokenizer(ctx: Context) -> Iterator[Hit]:
         or ctx.profile.engine.get("skip_tokenizer_init") is True
     ):
         return
-    if target.origin == "directory" and not _has_tokenizer(target) and not _is_head(ctx, target):
-        yield Hit(
-            "target.model",
-            "the directory holds no tokenizer",
-            help="copy the tokenizer of the model that it was made of, or name it: `tokenizer: ORG/MODEL`",
-        )
+    if (
+        target.origin == "directory"
+        and not any(map(_of_tokenizer, target.files))
+        and not _is_head(ctx, target)
+    ):
+        help_ = "copy the tokenizer of the model that it was made of, or name it: `tokenizer: ORG/MODEL`"
+        yield Hit("target.model", "the directory holds no tokenizer", help=help_)
 
 
-def _has_tokenizer(facts: ModelFacts) -> bool:
-    return any(
-        name in _TOKENIZERS or "token" in name or name.endswith((".tiktoken", ".model"))
-        for name in facts.files
+def _of_tokenizer(name: str) -> bool:
+    return (
+        "token" in name
+        or name in ("tekken.json", "vocab.json", "vocab.txt")
+        or name.endswith((".tiktoken", ".model"))
     )
 
 
 def _is_head(ctx: Context, facts: ModelFacts) -> bool:
     """Whether SD221 says more of it."""
-    drafts = versions_where(
-        ctx, lambda known: (item := class_of(facts.config, known)) is not None and item[1].kind == "draft"
-    )
+    drafts = ctx.where(lambda known: has_kind(facts.config, known, "draft"))
     return bool(drafts) or has_no_embedding(facts) or facts.config.get("speculators_config") is not None
 
 
@@ -233,32 +165,25 @@ def _is_head(ctx: Context, facts: ModelFacts) -> bool:
 def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
     """Speculation of any kind with a hybrid model that has no room for the states of drafts.
 
-    ## Why is this bad?
-    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted.
-    For Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
+    A recurrent layer keeps one state per drafted token, so that it can go back to the last one that was accepted. For
+    Granite 4, Falcon-H1 and Zamba2 vLLM allots none of these before 0.32, and ends the start with an assertion
     (vllm-project/vllm#47635, vllm-project/vllm#57721).
-
-    ## Example
+    Example:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}
         speculation: {method: ngram, num_speculative_tokens: 2, prompt_lookup_min: 2, prompt_lookup_max: 4}
-
-    ## Use instead
+    Use instead:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}
-
-    ## Source
-    vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
+    Source: vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
     """
-    config = target_config(ctx)
-    kind = model_type(config) if config is not None else ""
-    found = [version for version in judged(ctx) if kind in UNDRAFTED_HYBRIDS.at(version)]
+    kind = model_type(ctx.target_config or {})
+    found = [version for version in ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]
     for arm in ctx.arms if found else ():
         yield Hit(
             f"{arm.path}.method",
             f"vLLM {', '.join(found)} cannot speculate with a `{kind}`",
             related=(("target.model", "the target"),),
-            notes=only_in(ctx, found),
+            versions=found,
             help="serve it without speculation, or with a vLLM that knows it",
-            severity=severity_in(ctx, found),
         )

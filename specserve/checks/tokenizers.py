@@ -1,4 +1,4 @@
-"""SD201 to SD204, SD208, SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file."""
+"""SD201 to SD209 about tokenizers: what the target's ids mean to a draft model. Reads no file."""
 
 from __future__ import annotations
 
@@ -6,29 +6,27 @@ from collections.abc import Iterable, Iterator
 
 from specserve.checks.rule import Arm, Context, Hit, rule
 from specserve.diagnostics import Severity
-from specserve.models.tokenizercompare import TokenDifference, TokenizerComparison, shown
+from specserve.models.tokenizercompare import FEW_SHARED, TokenDifference, TokenizerComparison, shown
 from specserve.plan.uses import tokenizer_use
 
 RARE, OFTEN = 0.001, 0.02
 """Shares of a sample text: below the first a difference is worth knowing, from the second on it cripples drafts."""
+KEPT = 0.5
+"""With less of a sample text within reach of the draft, most drafts end early."""
 KEY = "use_heterogeneous_vocab"
 
 
-def pairs(ctx: Context, *, mapped: bool) -> Iterator[tuple[Arm, TokenizerComparison]]:
+def _pairs(ctx: Context, *, mapped: bool = False) -> Iterator[tuple[Arm, TokenizerComparison]]:
     """The draft models that were compared; `mapped`: those with `use_heterogeneous_vocab`, else the others."""
     for arm in ctx.arms:
-        if arm.speculation.method == "draft_model" and arm.tokenizer and is_mapped(arm) is mapped:
+        is_mapped = arm.speculation.keys.get(KEY) is True
+        if arm.speculation.method == "draft_model" and arm.tokenizer and is_mapped is mapped:
             yield arm, arm.tokenizer
 
 
-def is_mapped(arm: Arm) -> bool:
-    return arm.speculation.keys.get(KEY) is True
-
-
 def _same_size(found: TokenizerComparison) -> bool:
-    return None in (found.target_vocab_size, found.draft_vocab_size) or (
-        found.target_vocab_size == found.draft_vocab_size
-    )
+    sizes = (found.target_vocab_size, found.draft_vocab_size)
+    return None in sizes or sizes[0] == sizes[1]
 
 
 def _by_share(share: float | None) -> Severity:
@@ -38,47 +36,37 @@ def _by_share(share: float | None) -> Severity:
     return Severity.INFO if share < RARE else Severity.ERROR
 
 
-def _overridden(ctx: Context) -> bool:
-    """Whether the profile itself changes the sizes that config.json states."""
-    overrides = ctx.profile.engine.get("hf_overrides")
-    return overrides is not None and "vocab_size" in str(overrides)
-
-
 @rule("SD201", "unequal-vocabularies", Severity.ERROR, needs="models")
 def unequal_vocabularies(ctx: Context) -> Iterator[Hit]:
     """The vocabulary of a draft model has another size than the target's.
 
-    ## Why is this bad?
-    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens
-    are the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
-
-    ## Example
+    vLLM compares `vocab_size` of both config.json and refuses the start where they differ, even where the tokens are
+    the same and only the padding of the embedding is not, as in Qwen2.5 (152,064 from 7B up, 151,936 below).
+    Example:
         target: {model: ./qwen}
         speculation: {method: draft_model, model: ./qwen-draft, num_speculative_tokens: 4}
-
-    ## Use instead
+    Use instead:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
+    Source: vllm/config/speculative.py, `Target and draft model should have the same vocabulary size. `
     """
-    for arm, found in pairs(ctx, mapped=False):
-        if _same_size(found) or _overridden(ctx):
-            continue
+    if "vocab_size" in str(ctx.profile.engine.get("hf_overrides")):
+        return  # the profile itself changes the sizes that config.json states
+    for arm, found in _pairs(ctx):
         target, draft = found.target_vocab_size, found.draft_vocab_size
-        yield Hit(
-            f"{arm.path}.model",
-            "draft and target have vocabularies of different sizes",
-            label=f"{draft:,} entries",
-            related=(("target.model", f"{target:,} entries"),),
-            notes=(
-                "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
-                f"Target model vocab_size={target}. Draft model vocab_size={draft}.",
-                *found.reasons,
-            ),
-            help=_way_out(found),
-        )
+        if not _same_size(found):
+            yield Hit(
+                f"{arm.path}.model",
+                "draft and target have vocabularies of different sizes",
+                label=f"{draft:,} entries",
+                related=(("target.model", f"{target:,} entries"),),
+                notes=(
+                    "vLLM stops at its start with: Target and draft model should have the same vocabulary size. "
+                    f"Target model vocab_size={target}. Draft model vocab_size={draft}.",
+                    *found.reasons,
+                ),
+                help=_way_out(found),
+            )
 
 
 def _way_out(found: TokenizerComparison) -> str:
@@ -98,60 +86,45 @@ def _way_out(found: TokenizerComparison) -> str:
 def foreign_token_ids(ctx: Context) -> Iterator[Hit]:
     """The target's token ids mean other tokens to the draft.
 
-    ## Why is this bad?
-    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with
-    another tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each
-    token costs more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a
-    sample text on this is an error, below 0.1 % an info.
-
-    ## Example
+    vLLM hands the draft the target's ids and compares nothing but the size of the vocabularies. A draft with another
+    tokenizer reads nonsense and proposes nonsense: the server starts, every draft is rejected, and each token costs
+    more than without speculation. How bad it is depends on how often the ids occur: from 2 % of a sample text on this
+    is an error, below 0.1 % an info.
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-foreign, num_speculative_tokens: 4}
-
-    ## Use instead
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `else self.target_model_config.tokenizer`
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py, `else self.target_model_config.tokenizer`
     """
-    for arm, found in pairs(ctx, mapped=False):
-        unlike = found.verdict in ("overlap", "incompatible")
-        if not _same_size(found) or not (unlike or found.mismatch_by_occurrence):
-            continue
+    for arm, found in _pairs(ctx):
         share = found.mismatch_by_occurrence
-        yield Hit(
-            f"{arm.path}.model",
-            f"{_ids(found.differing_ids)} the draft{_often(share)}",
-            label=_here(found.first_difference),
-            related=_there(found.first_difference),
-            notes=(*_template(found.template_ids), *found.reasons[2:]),
-            help="take a draft that was trained with the target's tokenizer",
-            severity=_by_share(share),
-        )
+        unlike = found.verdict in ("overlap", "incompatible")
+        if _same_size(found) and (unlike or share):
+            yield Hit(
+                f"{arm.path}.model",
+                f"{_ids(found.differing_ids)} the draft{_often(share)}",
+                label=_here(found.first_difference),
+                related=_there(found.first_difference),
+                notes=(*_template(found.template_ids), *found.reasons[2:]),
+                help="take a draft that was trained with the target's tokenizer",
+                severity=_by_share(share),
+            )
 
 
 @rule("SD203", "foreign-special-tokens", Severity.WARNING, needs="models")
 def foreign_special_tokens(ctx: Context) -> Iterator[Hit]:
     """Special tokens of the target mean something else to the draft.
 
-    ## Why is this bad?
-    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on,
-    and proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not
-    use them, this is an info.
-
-    ## Example
+    Where the chat template writes them, the draft reads each conversation with marks that it was not trained on, and
+    proposes no end of a turn: acceptance falls, most of all for short answers. Where the template does not use them,
+    this is an info.
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-chat, num_speculative_tokens: 4}
-
-    ## Use instead
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    specserve, tokenizer.json and the chat template of both models
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: specserve, tokenizer.json and the chat template of both models
     """
-    for arm, found in pairs(ctx, mapped=False):
+    for arm, found in _pairs(ctx):
         unused = not found.template_ids and found.mismatch_by_occurrence
         if not _same_size(found) or found.verdict != "special_tokens_differ" or unused:
             continue
@@ -178,47 +151,29 @@ def _template(differences: Iterable[TokenDifference]) -> tuple[str, ...]:
 def other_segmentation(ctx: Context) -> Iterator[Hit]:
     """Draft and target have the same tokens, and cut text or write chats in different ways.
 
-    ## Why is this bad?
-    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the
-    draft was trained on text that was cut or framed in another way, so its acceptance may be lower.
-
-    ## Example
+    It is not refused, and no output changes: vLLM uses the target's tokenizer and chat template for both. But the draft
+    was trained on text that was cut or framed in another way, so its acceptance may be lower.
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-other-cuts, num_speculative_tokens: 4}
-
-    ## Use instead
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    specserve, tokenizer.json and the chat template of both models
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: specserve, tokenizer.json and the chat template of both models
     """
-    for arm, found in pairs(ctx, mapped=False):
+    for arm, found in _pairs(ctx):
         if found.verdict == "identical" and found.reasons:
-            yield Hit(
-                f"{arm.path}.model",
-                found.reasons[0],
-                related=(("target.model", "its tokenizer and chat template serve both"),),
-                notes=found.reasons[1:],
-            )
+            related = (("target.model", "its tokenizer and chat template serve both"),)
+            yield Hit(f"{arm.path}.model", found.reasons[0], related=related, notes=found.reasons[1:])
 
 
 @rule("SD208", "foreign-tokenizer", Severity.ERROR, needs="models")
 def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
     """The tokenizer that the profile names has ids that mean other tokens to the target.
 
-    ## Why is this bad?
-    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with
-    other words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
-
-    ## Example
-        target: {model: ./llama, tokenizer: ./llama-draft-foreign}
-
-    ## Use instead
-        target: {model: ./llama, tokenizer: ./llama-draft}
-
-    ## Source
-    vllm/config/model.py, `self.tokenizer = self.model`
+    vLLM takes it as it is. The target then reads other words than the user wrote, and its answer is spelled with other
+    words than it meant. From 2 % of a sample text on this is an error, below 0.1 % an info.
+    Example: target: {model: ./llama, tokenizer: ./llama-draft-foreign}
+    Use instead: target: {model: ./llama, tokenizer: ./llama-draft}
+    Source: vllm/config/model.py, `self.tokenizer = self.model`
     """
     found = ctx.tokenizer
     if found is None or found.verdict in ("identical", "padding_only", "not_checked", "not_applicable"):
@@ -238,22 +193,15 @@ def foreign_tokenizer(ctx: Context) -> Iterator[Hit]:
 def unchecked_tokenizers(ctx: Context) -> Iterator[Hit]:
     """The tokenizers of draft and target could not be compared.
 
-    ## Why is this bad?
-    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft
-    understands the target's token ids.
-
-    ## Example
+    vLLM compares nothing but the size of the vocabularies, so that nobody has looked at whether the draft understands
+    the target's token ids.
+    Example:
         target: {model: ./llama}
         speculation: {method: draft_model, model: ./llama-draft-bare, num_speculative_tokens: 4}
-
-    ## Use instead
-        target: {model: ./llama}
-        speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py, `def verify_equal_vocab_size_if_draft_model(self):`
     """
-    for arm, found in pairs(ctx, mapped=False):
+    for arm, found in _pairs(ctx):
         if found.verdict == "not_checked":
             yield Hit(
                 f"{arm.path}.model",
@@ -269,9 +217,7 @@ def _here(first: TokenDifference | None) -> str:
 
 
 def _there(first: TokenDifference | None) -> tuple[tuple[str, str], ...]:
-    return (
-        (("target.model", f"id {first.id} is {shown(first.target)}"),) if first else (("target.model", ""),)
-    )
+    return (("target.model", f"id {first.id} is {shown(first.target)}" if first else ""),)
 
 
 def _ids(count: int | None) -> str:
@@ -287,3 +233,86 @@ def _often(share: float | None) -> str:
     if share == 0:
         return ", none of them in a sample text"
     return f": {share:.1%} of a sample text" if share >= RARE else ": under 0.1% of a sample text"
+
+
+@rule("SD205", "small-shared-vocabulary", Severity.WARNING, needs="models")
+def small_shared_vocabulary(ctx: Context) -> Iterator[Hit]:
+    """Two vocabularies are mapped that share little.
+
+    With `use_heterogeneous_vocab` the draft may only propose tokens that both vocabularies have, and reads an unknown
+    token wherever the target wrote one that it lacks. What the shared tokens make up of ordinary text bounds the
+    acceptance.
+    Example:
+        target: {model: ./llama}
+        speculation:
+          method: draft_model
+          model: ./llama-draft-distant
+          num_speculative_tokens: 4
+          use_heterogeneous_vocab: true
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/v1/spec_decode/vocab_mapping.py, `"Very small vocabulary intersection (%d tokens).",`
+    """
+    for arm, found in _pairs(ctx, mapped=True):
+        shared, kept = found.shared_tokens, found.kept_by_occurrence
+        if shared is None or kept is None or (shared >= FEW_SHARED and kept >= KEPT):
+            continue
+        yield Hit(
+            f"{arm.path}.model",
+            f"the vocabularies share {shared:,} tokens: the draft can propose {kept:.0%} of a sample text",
+            label=f"{found.overlap or 0:.0%} of its tokens are the target's",
+            related=((f"{arm.path}.{KEY}", "keeps the shared tokens only"),),
+            help="take a draft nearer to the target, or a method without a draft, such as `ngram`",
+        )
+
+
+@rule("SD206", "needless-vocabulary-map", Severity.INFO, needs="models")
+def needless_vocabulary_map(ctx: Context) -> Iterator[Hit]:
+    """Vocabularies are mapped that are the same.
+
+    `use_heterogeneous_vocab` changes no token here, and takes away what the pair could have: probabilistic drafts, and
+    vLLM's V2 runner.
+    Example:
+        target: {model: ./llama}
+        speculation:
+          method: draft_model
+          model: ./llama-draft
+          num_speculative_tokens: 4
+          use_heterogeneous_vocab: true
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/config/vllm.py (from 0.32), `unsupported.append("heterogeneous-vocabulary draft models")`
+    """
+    for arm, found in _pairs(ctx, mapped=True):
+        if found.verdict == "identical":
+            text = "draft and target have the same tokens: there is nothing to map"
+            related = ((f"{arm.path}.model", "the same tokenizer as the target's"),)
+            yield Hit(f"{arm.path}.{KEY}", text, related=related, help="leave it out", at_key=True)
+
+
+@rule("SD207", "missing-draft-tokenizer", Severity.ERROR, needs="models")
+def missing_draft_tokenizer(ctx: Context) -> Iterator[Hit]:
+    """The vocabulary of a draft is to be mapped that ships no tokenizer.
+
+    To map the vocabularies the workers of vLLM load the draft's tokenizer from the draft's own repository, and die
+    where there is none.
+    Example:
+        target: {model: ./llama}
+        speculation:
+          method: draft_model
+          model: ./llama-draft-bare
+          num_speculative_tokens: 4
+          use_heterogeneous_vocab: true
+    Instead: speculation: {method: draft_model, model: ./llama-draft, num_speculative_tokens: 4}
+    Source: vllm/v1/spec_decode/draft_model.py, `draft_tokenizer = get_tokenizer(`
+    """
+    for arm, _ in _pairs(ctx, mapped=True):
+        if arm.draft is not None and not any(_of_tokenizer(name.lower()) for name in arm.draft.files):
+            text = "the draft ships no tokenizer, and its vocabulary is to be mapped"
+            related = ((f"{arm.path}.{KEY}", "needs the draft's tokenizer"),)
+            help_ = "copy the tokenizer that the draft was trained with into its directory"
+            yield Hit(f"{arm.path}.model", text, related=related, help=help_)
+
+
+def _of_tokenizer(name: str) -> bool:
+    """Whether a file may hold a vocabulary, or the code of one."""
+    parts = ("tokenizer.", "vocab", ".model", "tekken", "tiktoken", "tokenization_", ".gguf", "_tokenizer")
+    return any(part in name for part in parts)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from specserve.checks.arms import blocks, judged, only_in, versions_on
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.schema import Profile, Speculation
 from specserve.vllm.facts import ARGMAX_NEEDS_ONE_VOCABULARY, WATERMARKED_METHODS
 
-_SYNTHETIC = ("synthetic_acceptance_rates", "synthetic_acceptance_length")
-_SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark"})
+_RATES, _LENGTH = "synthetic_acceptance_rates", "synthetic_acceptance_length"
+_LM_HEADS = ("eagle", "eagle3", "mtp")
+_HEADS = (*_LM_HEADS, "dflash", "dspark")
+_SAMPLED = ("draft_model", *_HEADS)
 """Methods whose drafts are drawn from a distribution of their own, with an arm `probabilistic`."""
 
 
@@ -20,24 +21,18 @@ _SAMPLED = frozenset({"draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark
 def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
     """Drafts are accepted by a rate in the profile, whatever the target says of them.
 
-    ## Why is this bad?
     It is a tool for benchmarks of the engine: the text is not the target's, and wrong.
-
-    ## Example
+    Example:
         speculation:
           method: eagle3
           model: ./head
           num_speculative_tokens: 3
           rejection_sample_method: synthetic
           synthetic_acceptance_length: 2.5
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `'synthetic' accepts draft tokens with a decaying`
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.keys.get("rejection_sample_method") == "synthetic":
             yield Hit(
                 f"{path}.rejection_sample_method",
@@ -50,72 +45,54 @@ def synthetic_acceptance(ctx: Context) -> Iterator[Hit]:
 def lossy_verification(ctx: Context) -> Iterator[Hit]:
     """Verification may keep tokens that the target would not have chosen.
 
-    ## Why is this bad?
-    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer
-    distributed as the target's own: measure quality before you serve it.
-
-    ## Example
+    `fly` accepts drafts where the target is unsure and agrees a few tokens later. The output is no longer distributed
+    as the target's own: measure quality before you serve it.
+    Example:
         vllm: ">=0.33"
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4, rejection_sample_method: fly}
-
-    ## Use instead
-        vllm: ">=0.33"
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
-
-    ## Source
-    vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
+    Instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 4}
+    Source: vllm/config/speculative.py (from 0.33), `FLy verification is a lossy speculative decoding method`
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.keys.get("rejection_sample_method") == "fly":
-            yield Hit(
-                f"{path}.rejection_sample_method",
-                "`fly` is lossy: the text is no longer the target's own",
-                help="leave it out for lossless verification",
-            )
+            text = "`fly` is lossy: the text is no longer the target's own"
+            yield Hit(f"{path}.rejection_sample_method", text, help="leave it out for lossless verification")
 
 
 @rule("SD129", "contradictory-verification", Severity.ERROR)
 def contradictory_verification(ctx: Context) -> Iterator[Hit]:
     """Settings of the verification that vLLM refuses together.
 
-    ## Why is this bad?
-    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall
-    or do not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller
-    than K.
-
-    ## Example
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-
-    ## Source
-    vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
+    vLLM refuses to start: synthetic rates without `synthetic`, both kinds of them or none, rates that do not fall or do
+    not number K, a length outside 1 to K + 1; `fly` with fewer than 2 tokens or a window that is not smaller than K.
+    Example: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, synthetic_acceptance_length: 2.5}
+    Use instead: speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
+    Source: vllm/config/speculative.py, `are only valid with rejection_sample_method='synthetic'.`
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         found = _synthetic(block) or _fly(block)
         if found:
-            key, message = found
-            yield Hit(f"{path}.{key}", message)
+            yield Hit(f"{path}.{found[0]}", found[1])
 
 
 def _synthetic(block: Speculation) -> tuple[str, str] | None:
-    given = [name for name in _SYNTHETIC if block.keys.get(name) is not None]
+    given = [name for name in (_RATES, _LENGTH) if block.keys.get(name) is not None]
     if block.keys.get("rejection_sample_method") != "synthetic":
         return (given[0], f"`{given[0]}` belongs to `rejection_sample_method: synthetic`") if given else None
     if len(given) != 1:
-        return "rejection_sample_method", f"`synthetic` needs one of `{_SYNTHETIC[0]}` and `{_SYNTHETIC[1]}`"
+        return "rejection_sample_method", f"`synthetic` needs one of `{_RATES}` and `{_LENGTH}`"
     value, k = block.keys[given[0]], block.num_speculative_tokens
-    if given[0] == _SYNTHETIC[1]:
+    problem = None
+    if given[0] == _LENGTH:
         if value < 1 or (k is not None and value > k + 1):
-            return given[0], f"a length of {value:g} is impossible: 1 to K + 1 is the range"
+            problem = f"a length of {value:g} is impossible: 1 to K + 1 is the range"
     elif k is not None and len(value) != k:
-        return given[0], f"{len(value)} rates for {k} drafted tokens"
+        problem = f"{len(value)} rates for {k} drafted tokens"
     elif not all(0 <= rate <= 1 for rate in value):
-        return given[0], "a rate lies between 0 and 1"
+        problem = "a rate lies between 0 and 1"
     elif any(after > before for before, after in pairwise(value)):
-        return given[0], "the rates rise; each counts the tokens before it too, so they can only fall"
-    return None
+        problem = "the rates rise; each counts the tokens before it too, so they can only fall"
+    return (given[0], problem) if problem else None
 
 
 def _fly(block: Speculation) -> tuple[str, str] | None:
@@ -133,59 +110,44 @@ def _fly(block: Speculation) -> tuple[str, str] | None:
 def ineffective_block_verification(ctx: Context) -> Iterator[Hit]:
     """Block verification is asked for, on a runner that does not have it.
 
-    ## Why is this bad?
-    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily
-    under `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
-
-    ## Example
+    The V1 runner, which serves on CPUs and where V2 lacks something, verifies token by token and drafts greedily under
+    `block`, without a word: `draft_sample_method: probabilistic` is lost on the way.
+    Example:
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 3
           rejection_sample_method: block
         hardware: {accelerator: cpu}
-
-    ## Use instead
-        speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
-        hardware: {accelerator: cpu}
-
-    ## Source
-    vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
+    Instead: speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3}
+    Source: vllm/v1/spec_decode/llm_base_proposer.py, `self.speculative_config.rejection_sample_method`
     """
-    for path, block in blocks(ctx):
-        if block.keys.get("rejection_sample_method") != "block":
-            continue
-        found = versions_on(ctx, block, "V1")
+    for path, block in ctx.blocks:
+        found = ctx.on("V1", block) if block.keys.get("rejection_sample_method") == "block" else []
         if found:
             text = "the V1 runner, which will serve this, verifies token by token and drafts greedily"
-            yield Hit(f"{path}.rejection_sample_method", text, notes=only_in(ctx, found), help="leave it out")
+            yield Hit(f"{path}.rejection_sample_method", text, versions=found, help="leave it out")
 
 
 @rule("SD131", "greedy-drafts", Severity.INFO)
 def greedy_drafts(ctx: Context) -> Iterator[Hit]:
     """A promise at a temperature above 0 rests on drafts that ignore the temperature.
 
-    ## Why is this bad?
-    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample
-    the draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the
-    price of the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
-
-    ## Example
+    The output is right either way, but a greedy draft is accepted only as often as the target happens to sample the
+    draft's first choice. Drafts sampled from the draft's distribution are usually accepted more often, at the price of
+    the logits of all drafts in memory (`max_num_seqs` times K times the vocabulary).
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-
-    ## Use instead
+    Instead:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3, draft_sample_method: probabilistic}
-        expect: [{concurrency: 16, temperature: 0.7, min_mean_acceptance_length: 2}]
-
-    ## Source
-    vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
+    Source: vllm/config/speculative.py, `draft_sample_method: DraftSampleMethod = "greedy"`
     """
     index = next((i for i, promise in enumerate(ctx.profile.expect) if (promise.temperature or 0) > 0), None)
-    if index is None:
-        return
-    for path, block in blocks(ctx):
-        if block.method in _SAMPLED and not _greedy_by_choice(block):
+    for path, block in ctx.blocks if index is not None else ():
+        tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")  # with these, drafts are greedy
+        is_chosen = "draft_sample_method" in block.keys or any(block.keys.get(key) is True for key in tied)
+        if block.method in _SAMPLED and not is_chosen:
             yield Hit(
                 f"{path}.method",
                 f"`{block.method}` will draft greedily, and a temperature above 0 is promised",
@@ -194,88 +156,55 @@ def greedy_drafts(ctx: Context) -> Iterator[Hit]:
             )
 
 
-def _greedy_by_choice(block: Speculation) -> bool:
-    """Whether the drafts are sampled, cannot be, or are greedy by a word of the author's."""
-    tied = ("use_heterogeneous_vocab", "use_local_argmax_reduction")
-    return "draft_sample_method" in block.keys or any(block.keys.get(name) is True for name in tied)
-
-
 @rule("SD132", "contradictory-drafts", Severity.ERROR)
 def contradictory_drafts(ctx: Context) -> Iterator[Hit]:
     """Ways to draft that vLLM refuses together.
 
-    ## Why is this bad?
-    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives
-    neither logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
-
-    ## Example
+    Across two vocabularies drafts are greedy, and need all logits of the draft in one place; local argmax gives neither
+    logits nor samples. vLLM refuses these pairs, the last ones only once the draft is loaded.
+    Example:
         speculation:
           method: draft_model
           model: ./draft
           num_speculative_tokens: 3
           use_heterogeneous_vocab: true
           draft_sample_method: probabilistic
-
-    ## Use instead
+    Use instead:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 3, use_heterogeneous_vocab: true}
-
-    ## Source
-    vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
+    Source: vllm/config/speculative.py, `use_heterogeneous_vocab currently only supports greedy draft `
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         argmax = block.keys.get("use_local_argmax_reduction") is True
         probabilistic = block.keys.get("draft_sample_method") == "probabilistic"
         if block.keys.get("use_heterogeneous_vocab") is True and (probabilistic or argmax):
-            other = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
-            found = [
-                version for version in judged(ctx) if probabilistic or ARGMAX_NEEDS_ONE_VOCABULARY.at(version)
-            ]
-            if found:
-                yield Hit(
-                    f"{path}.{other}",
-                    "a draft of another vocabulary must draft greedily, from all its logits",
-                    related=((f"{path}.use_heterogeneous_vocab", "another vocabulary"),),
-                    notes=only_in(ctx, found),
-                    help="leave it out",
-                )
+            found = list(ctx.judged) if probabilistic else ctx.during(ARGMAX_NEEDS_ONE_VOCABULARY)
+            place = "draft_sample_method" if probabilistic else "use_local_argmax_reduction"
+            text = "a draft of another vocabulary must draft greedily, from all its logits"
+            related, help_ = ((f"{path}.use_heterogeneous_vocab", "another vocabulary"),), "leave it out"
         elif argmax and probabilistic:
-            found = versions_on(ctx, block, "V2")
-            if found:
-                yield Hit(
-                    f"{path}.use_local_argmax_reduction",
-                    "local argmax has no probabilities for `draft_sample_method: probabilistic`",
-                    related=((f"{path}.draft_sample_method", "asks for probabilities"),),
-                    notes=only_in(ctx, found),
-                )
-
-
-_HEADS = frozenset({"eagle", "eagle3", "mtp", "dflash", "dspark"})
-_LM_HEADS = frozenset({"eagle", "eagle3", "mtp"})
-_NO_FULL_GRAPHS = frozenset({"NONE", "PIECEWISE"})
+            found, place, help_ = ctx.on("V2", block), "use_local_argmax_reduction", None
+            text = "local argmax has no probabilities for `draft_sample_method: probabilistic`"
+            related = ((f"{path}.draft_sample_method", "asks for probabilities"),)
+        else:
+            continue
+        if found:
+            yield Hit(f"{path}.{place}", text, related=related, versions=found, help=help_)
 
 
 @rule("SD133", "refused-adaptive-verification", Severity.ERROR)
 def refused_adaptive_verification(ctx: Context) -> Iterator[Hit]:
     """Adaptive verification beside something it does not work with.
 
-    ## Why is this bad?
     It decides on the GPU how many drafts of which request are verified. vLLM refuses it with LoRA, with pipeline
     parallelism, without full CUDA graphs, and, except for `dspark`, with local argmax.
-
-    ## Example
+    Example:
         vllm: ">=0.32"
         speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7, enable_adaptive_verification: true}
         engine: {enforce_eager: true}
-
-    ## Use instead
-        vllm: ">=0.32"
-        speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
-        engine: {enforce_eager: true}
-
-    ## Source
-    vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
+    Instead: speculation: {method: dspark, model: ./drafter, num_speculative_tokens: 7}
+    Source: vllm/config/vllm.py (from 0.30), `Adaptive verification requires full CUDA graphs. Use cudagraph `
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if block.keys.get("enable_adaptive_verification") is True:
             for place, what in _against_adaptive(ctx.profile, block, path):
                 yield Hit(
@@ -294,7 +223,7 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
         yield "engine.enable_lora", "with LoRA"
     if engine.get("enforce_eager") is True:
         yield "engine.enforce_eager", "without CUDA graphs"
-    elif isinstance(mode, str) and mode.upper() in _NO_FULL_GRAPHS:
+    elif isinstance(mode, str) and mode.upper() in ("NONE", "PIECEWISE"):
         yield "engine.compilation_config.cudagraph_mode", "without full CUDA graphs"
     if profile.target.pipeline_parallel_size > 1:
         yield "target.pipeline_parallel_size", "with pipeline parallelism"
@@ -309,56 +238,40 @@ def _against_adaptive(profile: Profile, block: Speculation, path: str) -> Iterat
 def refused_combination(ctx: Context) -> Iterator[Hit]:
     """A feature of vLLM that this way to speculate cannot be combined with.
 
-    ## Why is this bad?
-    vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with
-    methods that cannot carry them, a quantized copy of the output layer for drafts that share none, the index
-    option of `mtp` with other methods.
-
-    ## Example
+    vLLM refuses to start: fast prefill over shared KV caches with heads, watermarks with greedy drafts or with methods
+    that cannot carry them, a quantized copy of the output layer for drafts that share none, the index option of `mtp`
+    with other methods.
+    Example:
         speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
         engine: {kv_sharing_fast_prefill: true}
-
-    ## Use instead
-        speculation: {method: eagle3, model: ./head, num_speculative_tokens: 3}
-        engine: {kv_sharing_fast_prefill: false}
-
-    ## Source
-    vllm/config/vllm.py, `compatible with EAGLE as EAGLE requires correct logits `
+    Instead: engine: {kv_sharing_fast_prefill: false}
+    Source: vllm/config/vllm.py, `compatible with EAGLE as EAGLE requires correct logits `
     """
-    for path, block in blocks(ctx):
+    for path, block in ctx.blocks:
         if ctx.profile.engine.get("kv_sharing_fast_prefill") is True and block.method in _HEADS:
-            yield Hit(
-                "engine.kv_sharing_fast_prefill",
-                f"fast prefill gives wrong logits for prompts, which `{block.method}` drafts from",
-                related=((f"{path}.method", "needs them"),),
-                help="leave it out",
-            )
+            text = f"fast prefill gives wrong logits for prompts, which `{block.method}` drafts from"
+            related = ((f"{path}.method", "needs them"),)
+            yield Hit("engine.kv_sharing_fast_prefill", text, related=related, help="leave it out")
         if block.keys.get("index_share_for_mtp_iteration") is not None and block.method != "mtp":
             text = f"`index_share_for_mtp_iteration` belongs to `mtp`; this is `{block.method}`"
             yield Hit(f"{path}.index_share_for_mtp_iteration", text, help="leave it out")
         if block.keys.get("draft_lm_head_quantization") is not None and block.method not in _LM_HEADS:
             text = f"`{block.method}` shares no output layer that could be quantized for drafting"
             yield Hit(f"{path}.draft_lm_head_quantization", text, help="leave it out")
-        yield from _watermarks(ctx, block, path)
+        if isinstance(ctx.profile.engine.get("watermark_config"), Mapping):
+            yield from _watermarks(ctx, block, path)
 
 
 def _watermarks(ctx: Context, block: Speculation, path: str) -> Iterator[Hit]:
-    if not isinstance(ctx.profile.engine.get("watermark_config"), Mapping):
-        return
-    found: dict[tuple[str, str], list[str]] = {}
-    for version in judged(ctx):
-        methods = WATERMARKED_METHODS.at(version)
-        if methods is None:
-            continue
-        if block.keys.get("draft_sample_method") != "probabilistic":
-            problem = (f"{path}.draft_sample_method", "watermarks need `draft_sample_method: probabilistic`")
-        elif block.keys.get("rejection_sample_method", "standard") != "standard":
-            problem = (f"{path}.rejection_sample_method", "watermarks need `standard` verification")
-        elif block.method not in methods:
-            problem = (f"{path}.method", f"watermarks cannot be drafted with `{block.method}`")
-        else:
-            continue
-        found.setdefault(problem, []).append(version)
-    for (place, message), versions in found.items():
+    known = {version: WATERMARKED_METHODS.at(version) for version in ctx.judged}
+    found = [version for version, methods in known.items() if methods is not None]
+    if block.keys.get("draft_sample_method") != "probabilistic":
+        place, text = "draft_sample_method", "watermarks need `draft_sample_method: probabilistic`"
+    elif block.keys.get("rejection_sample_method", "standard") != "standard":
+        place, text = "rejection_sample_method", "watermarks need `standard` verification"
+    else:
+        place, text = "method", f"watermarks cannot be drafted with `{block.method}`"
+        found = [version for version in found if block.method not in (known[version] or ())]
+    if found:
         related = (("engine.watermark_config", "watermarks are asked for"),)
-        yield Hit(place, message, related=related, notes=only_in(ctx, versions))
+        yield Hit(f"{path}.{place}", text, related=related, versions=found)

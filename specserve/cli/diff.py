@@ -13,7 +13,7 @@ from specserve.cli.options import Format, Settings, TextOrJson, flag, text_optio
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.checks.sides import Compared
+    from specserve.checks.compare import Compared
     from specserve.plan.compare import Comparison, Side
 
 
@@ -95,11 +95,11 @@ def _compared(
 
     With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
     """
-    from specserve.checks.sides import launches
+    from specserve.checks.compare import launches
     from specserve.plan.compare import compare
 
     if sources:
-        from specserve.checks.effective import effective, effective_differences
+        from specserve.checks.compare import effective, effective_differences
         from specserve.checks.oracle import vllm_to_ask
         from specserve.vllm.versions import table
 
@@ -117,13 +117,9 @@ def _compared(
     sides = launches(*taken, versions=(vllm, vllm))
     if not models:
         return compare(*sides), sides, []
-    from specserve.checks.compare import At, compare_known
+    from specserve.checks.compare import compare_known
 
-    one, two = (
-        At(item.profile, side.plan.vllm, locked=item.lock is not None)
-        for item, side in zip(taken, sides, strict=True)
-    )
-    facts, memory, why = compare_known(one, two)
+    facts, memory, why = compare_known(*taken, versions=[side.plan.vllm for side in sides])
     return replace(compare(*sides), models=facts, memory=memory), sides, why
 
 
@@ -131,7 +127,7 @@ def _pair(
     words: list[str], alternative: str | None, baseline: bool, settings: Iterable[str], *, alone: bool
 ) -> tuple[Compared, Compared]:
     """Both sides; `alone`: the same launch twice, if no other is named."""
-    from specserve.checks.sides import Compared, read_side
+    from specserve.checks.compare import Compared, read_side
     from specserve.profile.load import with_alternative
 
     def side(words: list[str]) -> Compared:

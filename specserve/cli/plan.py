@@ -112,7 +112,7 @@ def _print_origins(plan: LaunchPlan) -> None:
 
 def _print_effective(profile: Profile, machine: Machine | None, *, use_lock: bool, as_json: bool) -> None:
     """The configuration that vLLM makes of the launch. Raises FactError."""
-    from specserve.checks.effective import effective
+    from specserve.checks.compare import effective
     from specserve.report.console import out
     from specserve.report.effective import effective_json, effective_text
 

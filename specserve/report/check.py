@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from specserve.checks.check import Checked, Group
+from specserve.checks.check import Checked, RuleGroup
 from specserve.checks.memory import is_fixed
 from specserve.diagnostics import Report, Severity
 from specserve.hardware.accelerators import Accelerator, Machine, catalogue
@@ -76,7 +76,7 @@ def _machine_words(machine: Machine) -> str:
     return f"{nodes}{kind} ({_BASIS[machine.basis]})"
 
 
-def _state(group: Group) -> str:
+def _state(group: RuleGroup) -> str:
     words = []
     for severity in Severity:
         number = sum(finding.severity is severity for finding in group.findings)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specserve.checks.byvllm import reasons
-from specserve.checks.rule import Answer, Asked, Judged
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.report.console import clean, filled
 from specserve.report.serializer import picked
 
@@ -48,14 +48,14 @@ def effective_text(judged: Judged) -> str:
     return "\n".join(lines)
 
 
-def _rows(answer: Answer) -> Iterator[tuple[str, str]]:
+def _rows(answer: VllmAnswer) -> Iterator[tuple[str, str]]:
     """The rows that are always shown, and every other value that vLLM changes."""
     yield from ((title, place) for title, place in _ROWS if answer.effective.get(place) is not None)
     shown = {place for _, place in _ROWS}
     yield from ((item.argument, item.place) for item in answer.changed if item.place not in shown)
 
 
-def _marks(judged: Judged, place: str, item: Asked | None) -> str:
+def _marks(judged: Judged, place: str, item: VllmArgument | None) -> str:
     marks = ["changed by vLLM"] if item and item.is_changed else []
     before = judged.without.effective.get(place) if judged.without else None
     if before is not None and before != judged.answer.effective[place]:

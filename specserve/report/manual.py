@@ -11,7 +11,7 @@ from textwrap import TextWrapper
 from typing import TextIO
 
 from specserve.checks.catalogue import RULES
-from specserve.checks.check import UNREADABLE
+from specserve.checks.gather import UNREADABLE
 from specserve.checks.rule import Need
 from specserve.checks.run import UNUSED_IGNORE
 from specserve.diagnostics import Code, Severity

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import attrgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -54,7 +53,8 @@ class Fact(Generic[T]):
 
     def era(self, version: str) -> Era[T]:
         """The era of a version; an older one than all gets the first era, a newer one the last."""
-        return in_force(self.eras, version, first=attrgetter("first"))
+        known = minor(version)
+        return next((era for era in reversed(self.eras) if minor(era.first) <= known), self.eras[0])
 
     def at(self, version: str) -> T:
         """The value in a version such as `0.32` or `0.32.1+cpu`."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Wanted, gather
-from specserve.checks.rule import Answer, Asked, Context, Judged, Rule
+from specserve.checks.rule import Context, Rule
+from specserve.checks.vllmanswer import Judged, VllmAnswer, VllmArgument
 from specserve.hardware.accelerators import Machine, accelerator
 from specserve.models.facts import ModelFacts, ModelFile
 from specserve.models.lock import Drift
@@ -44,19 +45,19 @@ MACHINES: Mapping[str, Machine] = {
 HUB_BYTES = {"org/small": GIB, "org/large": 400 * GIB}
 """Models of a Hub that nobody has downloaded yet."""
 NEWER = "0.34.1"
-_SERVED = Answer(effective={"model_runner": "V2"})
+_SERVED = VllmAnswer(effective={"model_runner": "V2"})
 
 
 def answers(rule: Rule, loaded: Profile) -> tuple[Judged, ...]:
     """What vLLM 0.33 says of the examples of its rules."""
     engine, answer = loaded.engine, _SERVED
     if rule.code == "SD501" and (loaded.target.max_model_len or 0) > 2048:
-        answer = Answer(
+        answer = VllmAnswer(
             refused="User-specified max_model_len (999999) is greater", at="vllm/config/model.py:2662"
         )
     if rule.code == "SD502" and engine.get("max_cudagraph_capture_size") == 300:
         place = "compilation_config.max_cudagraph_capture_size"
-        change = Asked("max_cudagraph_capture_size", 300, 256, place, is_changed=True)
+        change = VllmArgument("max_cudagraph_capture_size", 300, 256, place, is_changed=True)
         answer = replace(_SERVED, asked=(change,))
     if rule.code == "SD503" and engine.get("kv_cache_dtype") == "fp8_e5m2":
         answer = replace(_SERVED, warnings=("kv_cache_dtype fp8_e5m2 is less precise",))

@@ -15,7 +15,7 @@ import pytest
 
 from specserve.checks.oracle import Vllm, VllmQuestion, as_far_as_known, ask, vllm_to_ask
 from specserve.checks.oraclechild import child_of
-from specserve.checks.rule import Answer
+from specserve.checks.vllmanswer import VllmAnswer
 from specserve.errors import FactError
 from specserve.hardware.accelerators import assume
 from specserve.models.facts import ModelFacts, Tensor
@@ -68,7 +68,7 @@ def test_the_child_gets_the_launch_with_folders_that_hold_configurations_alone(
 ) -> None:
     command = (sys.executable, "-c", ECHO)
     found = ask([question], machine=MACHINE, vllm=INSTALLED, command=command)
-    assert found == (Answer(effective={"model_runner": "V2"}),)
+    assert found == (VllmAnswer(effective={"model_runner": "V2"}),)
     asked = (tmp_path / "asked").read_text()
     assert '"--count", "2"' in asked and "NVIDIA H100-80GB" in asked
     assert '"target", "--speculative-config"' in asked and '\\"model\\": \\"draft\\"' in asked

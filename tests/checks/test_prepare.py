@@ -52,6 +52,16 @@ def test_without_a_vllm_nothing_can_start_but_a_plan_can_be_seen(
     assert prepare(file, starts=False)[1].vllm == "0.33"
 
 
+def test_the_rules_say_more_than_what_cannot_be_planned(write: Write, machine: Callable[..., None]) -> None:
+    machine(None)
+    file = str(write("target: {model: a/b}\nserver: {host: 0.0.0.0}"))
+    with pytest.raises(CheckFailed) as caught:
+        prepare(file)
+    assert "SD108" in [item.code for item in caught.value.findings]
+    with pytest.raises(FactError, match="no vLLM is installed"):
+        prepare(file, check=False)
+
+
 def test_the_installed_vllm_must_be_in_the_range_of_what_starts(
     write: Write, machine: Callable[..., None]
 ) -> None:
@@ -106,7 +116,8 @@ def test_a_missing_compiler_is_told_before_half_a_minute_is_lost(
     file = str(write("target: {model: a/b}"))
     with pytest.raises(CheckFailed) as caught:
         prepare(file)
-    assert [item.code for item in caught.value.findings] == ["SD401"]
+    # one run of the rules: what the profile alone shows stands beside it
+    assert [item.code for item in caught.value.findings] == ["SD401", "SD113"]
     assert "install g++" in failure(caught.value)
     assert prepare(file, starts=False)
     assert prepare(file, check=False)

@@ -161,6 +161,19 @@ def test_a_finding_of_some_versions_names_them(profile: Load) -> None:
     assert finding.message == "vLLM 0.32 has no `fly_window_size` in its speculative config"
     assert finding.notes == ("the profile's range holds vLLM 0.32, 0.33; this is so in 0.32",)
     assert finding.help == "vLLM 0.33 has it: see the profile's `vllm` range"
+    (finding,) = judge(profile('vllm: ">=0.32,<0.34"\nengine: {max_num_sequences: 3}'))
+    assert (finding.code, finding.notes) == ("SD102", ())
+
+
+@pytest.mark.parametrize(("version", "severity"), [("0.32", Severity.ERROR), ("0.33", Severity.WARNING)])
+def test_what_only_older_versions_refuse_is_an_error_for_the_one_that_will_run_it(
+    profile: Load, version: str, severity: Severity
+) -> None:
+    text = "{method: draft_model, model: ./d, num_speculative_tokens: 4, fly_window_size: 3}"
+    loaded = profile(f"speculation: {text}")
+    plan = launch(replace(loaded, speculation=None), table=table(version), platform="cuda")
+    found, _ = examined(loaded, plan=plan, host=BARE)
+    assert [item.severity for item in found if item.code == "SD102"] == [severity]
 
 
 def test_an_unknown_argument_is_marked_at_its_key_even_above_its_value(profile: Load) -> None:

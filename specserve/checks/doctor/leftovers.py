@@ -178,8 +178,8 @@ def stray_lines(strays: Strays) -> Iterator[Line]:
         pids = " ".join(str(process.pid) for process in strays.orphans)
         yield Line("leftovers", "note", f"vLLM without its server: {names}", f"`kill -9 {pids}`")
     for process in strays.others:
-        text = f"{process} is vLLM, and of no server of specserve"
-        yield Line("leftovers", "note", text, f"`kill {process.pid}` where nobody needs it")
+        text = f"{process} is a vLLM process that specserve did not start"
+        yield Line("leftovers", "note", text, f"`kill {process.pid}` if nobody needs it")
 
 
 _NAME = re.compile(r"vllm_dist_[0-9a-f]{32}")
@@ -316,19 +316,13 @@ def _is_deserted(path: Path) -> bool:
 
 def leftover_lines(found: Leftovers) -> Iterator[Line]:
     """How much it is, and how it goes away."""
-    kinds = []
-    if found.shared:
-        kinds.append(
-            f"{_count(found.shared)} of shared memory in {found.shared[0].parent} ({gib(found.shared_bytes)})"
-        )
-    if found.sockets:
-        kinds.append(f"{_count(found.sockets, 'socket')} in {found.sockets[0].parent}")
-    if found.rendezvous:
-        kinds.append(f"{_count(found.rendezvous, 'vllm_dist file')} in {found.rendezvous[0].parent}")
-    if kinds:
+    kinds = {"file": found.shared, "socket": found.sockets, "vllm_dist file": found.rendezvous}
+    words = []
+    for word, files in kinds.items():
+        if files:
+            what = f"{len(files)} {word}{'' if len(files) == 1 else 's'}"
+            memory = f" of shared memory in {files[0].parent} ({gib(found.shared_bytes)})"
+            words.append(what + (memory if word == "file" else f" in {files[0].parent}"))
+    if words:
         fix = "`specserve doctor --leftovers | xargs -d '\\n' rm`, unless containers share these folders"
-        yield Line("leftovers", "note", f"no process here holds {', '.join(kinds)}", fix)
-
-
-def _count(items: tuple[Path, ...], word: str = "file") -> str:
-    return f"{len(items)} {word}{'' if len(items) == 1 else 's'}"
+        yield Line("leftovers", "note", f"no process here holds {', '.join(words)}", fix)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from specserve.checks.doctor.line import Line, State
+from specserve.checks.doctor.line import Line
 from specserve.checks.memory import gib
 from specserve.checks.site import QUEUE_BYTES, SMALL_SHM_BYTES
 from specserve.hardware.accelerators import Machine
@@ -55,21 +55,14 @@ def open_files_line(*, soft: int, hard: int) -> Line:
 
     No start was seen to fail for it, down to 128.
     """
-    if hard == -1 or hard >= _RAISED_FILES or soft == -1:
-        allowed = -1 if soft == -1 else max(soft, _RAISED_FILES)
-        raised = f"{soft}, and vLLM raises it to {_RAISED_FILES}"
-        return Line(
-            "open files", "ok", raised if soft != allowed else "no limit" if soft == -1 else f"{soft}"
-        )
-    if soft >= _FEW_FILES:
-        return Line("open files", "ok", f"{soft}")
-    text = f"{soft}, at most {hard}: vLLM cannot raise it to {_RAISED_FILES}"
-    fix = (
-        f"`ulimit -n {hard}`"
-        if hard >= _FEW_FILES
-        else "LimitNOFILE=, limits.conf, or `docker run --ulimit nofile`"
-    )
-    return Line("open files", "note", f"{text}, and every request holds one", fix)
+    text, can_raise = "no limit" if soft == -1 else f"{soft}", hard == -1 or hard >= _RAISED_FILES
+    if can_raise and -1 < soft < _RAISED_FILES:
+        text += f", and vLLM raises it to {_RAISED_FILES}"
+    if can_raise or soft == -1 or soft >= _FEW_FILES:
+        return Line("open files", "ok", text)
+    text += f", at most {hard}: vLLM cannot raise it to {_RAISED_FILES}, and every request holds one"
+    fix = "LimitNOFILE=, limits.conf, or `docker run --ulimit nofile`"
+    return Line("open files", "note", text, f"`ulimit -n {hard}`" if hard >= _FEW_FILES else fix)
 
 
 def memory_line(machine: Machine) -> Line:
@@ -119,56 +112,45 @@ def is_shared(folder: Path) -> bool:
 def folder_lines(environ: Mapping[str, str], *, state: Path) -> Iterator[Line]:
     """The Hub's cache, vLLM's, the folder for temporary files, and that of specserve's logs and state."""
     yield _cache(hub_cache(environ), is_needed=not is_offline(environ))
-    yield from _vllm(Path(environ.get("VLLM_CACHE_ROOT") or _vllm_default(environ)).expanduser())
+    # vllm/envs.py 0.32, get_default_cache_root
+    default = Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm"
+    folder = Path(environ.get("VLLM_CACHE_ROOT") or default).expanduser()
+    if trouble := look(folder)[1]:
+        text = f"{folder}: {trouble}: vLLM keeps there what it compiles"
+        yield Line("vLLM cache", "bad", text, "set VLLM_CACHE_ROOT to a folder that can be written")
     yield from _temporary(environ)
-    _, trouble = look(state)
-    if trouble:
+    if trouble := look(state)[1]:
         text = f"{state}: {trouble}: no log and no state can be kept"
         yield Line("state", "bad", text, "make room there, or set SPECSERVE_STATE_DIR to another folder")
     elif is_shared(state):
         text = f"{state}: other users may rename what lies in it, and so hide the servers"
-        yield Line(
-            "state", "note", text, f"`chmod go-w {state}`, or set SPECSERVE_STATE_DIR to a folder of your own"
-        )
+        fix = f"`chmod go-w {state}`, or set SPECSERVE_STATE_DIR to a folder of your own"
+        yield Line("state", "note", text, fix)
     else:
         yield Line("state", "ok", str(state))
 
 
 def _cache(folder: Path, *, is_needed: bool) -> Line:
     free, trouble = look(folder)
-    text = f"{gib(free)} free for downloads in {folder}"
     if trouble:
-        state: State = "bad" if is_needed else "note"
         fix = "set HF_HOME to a folder with room for the models"
-        return Line("cache", state, f"{folder}: {trouble}", fix)
+        return Line("cache", "bad" if is_needed else "note", f"{folder}: {trouble}", fix)
+    text = f"{gib(free)} free for downloads in {folder}"
     if free < _LITTLE_BYTES:
         fix = "set HF_HOME to a larger disk, or remove models: `hf cache`"
         return Line("cache", "note", f"{text}; an 8B model in bf16 takes 15 GiB", fix)
     return Line("cache", "ok", text)
 
 
-def _vllm_default(environ: Mapping[str, str]) -> str:
-    """Source: vllm/envs.py 0.32, get_default_cache_root."""
-    return str(Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "vllm")
-
-
-def _vllm(folder: Path) -> Iterator[Line]:
-    _, trouble = look(folder)
-    if trouble:
-        text = f"{folder}: {trouble}: vLLM keeps there what it compiles"
-        yield Line("vLLM cache", "bad", text, "set VLLM_CACHE_ROOT to a folder that can be written")
-
-
 def _temporary(environ: Mapping[str, str]) -> Iterator[Line]:
+    fix = "set TMPDIR to a folder that can be written"
     try:
         folder = Path(environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir())
     except FileNotFoundError:
-        yield Line("temp folder", "bad", "none can be written", "set TMPDIR to a folder that can be written")
+        yield Line("temp folder", "bad", "none can be written", fix)
         return
-    _, trouble = look(folder)
-    if trouble:
-        text = f"{folder}: {trouble}: vLLM's processes meet there"
-        yield Line("temp folder", "bad", text, "set TMPDIR to a folder that can be written")
+    if trouble := look(folder)[1]:
+        yield Line("temp folder", "bad", f"{folder}: {trouble}: vLLM's processes meet there", fix)
     elif len(os.fsencode(folder)) + _SOCKET_NAME > _LONGEST_SOCKET:
         text = f"{folder} is too long a path for vLLM's sockets"
         yield Line("temp folder", "bad", text, "set VLLM_RPC_BASE_PATH=/tmp")
@@ -234,13 +216,13 @@ def _endpoint(text: str, *, has_token: bool) -> Iterator[Line]:
     if not text:
         return
     shown = endpoint(text)
+    host = urlsplit(shown or "").hostname or ""
+    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
     if shown is None:
-        yield Line(
-            "Hub", "note", "HF_ENDPOINT is no address", "write it like https://huggingface.co, or unset it"
-        )
-    elif has_token and shown.startswith("http://") and not _is_loopback(shown):
-        text = f"HF_ENDPOINT={shown}: the token goes there unencrypted"
-        yield Line("Hub", "note", text, "use https://")
+        fix = "write it like https://huggingface.co, or unset it"
+        yield Line("Hub", "note", "HF_ENDPOINT is no address", fix)
+    elif has_token and shown.startswith("http://") and not is_loopback:
+        yield Line("Hub", "note", f"HF_ENDPOINT={shown}: the token goes there unencrypted", "use https://")
     else:
         yield Line("Hub", "ok", f"HF_ENDPOINT={shown}")
 
@@ -254,8 +236,3 @@ def endpoint(text: str) -> str | None:
             address = f"[{host}]" if ":" in host else host
             return f"{parts.scheme}://{address}{f':{port}' if port is not None else ''}{parts.path}"
     return None
-
-
-def _is_loopback(address: str) -> bool:
-    host = urlsplit(address).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")

