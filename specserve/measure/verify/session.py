@@ -61,7 +61,7 @@ class VerifySession:
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        messages = list(prompt.messages or ({"role": "user", "content": prompt.text},))
+        messages = list(prompt.messages or ({"role": "user", "content": prompt.text or ""},))
         return self._post("chat/completions", messages=messages, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
