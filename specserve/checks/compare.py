@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from specserve.checks.gather import Gathered, Wanted, gather
+from specserve.checks.oracle import vllm_to_ask
 from specserve.checks.vllmanswer import Judged
 from specserve.convert.command import NoStart, profile_of
+from specserve.convert.invocation import is_command
 from specserve.errors import FactError, ProfileError, UsageError
 from specserve.hardware.accelerators import Machine
 from specserve.memory.estimate import MemoryEstimate
 from specserve.models.facts import ModelFacts
 from specserve.models.lock import Lock, read_lock
-from specserve.plan.compare import Difference, Side, Written, differences
+from specserve.plan.compare import Comparison, Difference, Side, Written, compare, differences
 from specserve.plan.launch import launch
 from specserve.plan.locking import locked
 from specserve.profile.codes import quoted
-from specserve.profile.load import load_profile
+from specserve.profile.load import load_profile, with_alternative
 from specserve.profile.revision import at_revision, load_at
 from specserve.profile.schema import Profile
 from specserve.vllm.versions import in_range, known_versions, table
@@ -54,6 +56,82 @@ class Compared:
     label: str
     profile: Profile
     lock: Lock | None = None
+
+
+def both_sides(
+    words: list[str],
+    alternative: str | None,
+    baseline: bool,
+    settings: Iterable[str],
+    *,
+    is_alone: bool,
+    running: Callable[[str], list[str] | None],
+) -> tuple[Compared, Compared]:
+    """Both sides by the words that name them; an alternative, or the baseline, is a side of its own.
+
+    `is_alone`: the same launch twice, if no other is named; `running`: the command of a server of that name. Raises
+    UsageError, ProfileError, FactError.
+    """
+
+    def side(words: list[str]) -> Compared:
+        command = running(words[0]) if len(words) == 1 and not Path(words[0]).is_file() else None
+        made = read_side(command or words, settings=settings)
+        return replace(made, label=f"{words[0]} (running)") if command else made
+
+    first, second = _split(words)
+    a = side(first)
+    if not alternative and not baseline:
+        if not second and not is_alone:
+            hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
+            raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
+        return a, side(second) if second else a
+    if second:
+        raise UsageError("`--alternative` and `--baseline` make B out of A; found a second side")
+    arm = f"alternative {alternative}" if alternative else "baseline"
+    return a, Compared(
+        f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
+    )
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of each side: a profile is one word, a command several; a second `--` may stand between them."""
+
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    if len(words) <= 2 or is_command(words[1:]):
+        return words[:1], words[1:]
+    if is_command(words):
+        return words, []
+    raise UsageError(
+        f"`specserve diff` takes two sides; found {len(words)}", hint="a vLLM command stands behind `--`"
+    )
+
+
+def compare_sides(
+    taken: tuple[Compared, Compared], vllm: str | None, sources: Sequence[Path], *, models: bool
+) -> tuple[Comparison, tuple[Side, Side], list[str]]:
+    """What differs, the two launches, and why models and memory are not compared, if they are not.
+
+    With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
+    """
+    if sources:
+        both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
+        versions = [vllm_to_ask(source).version for source in both]
+        if vllm and table(vllm).minor != table(versions[0]).minor:
+            hint = "name its wheel by a first `--vllm-source`"
+            raise UsageError(f"`--vllm {vllm}`: A would run on vLLM {versions[0]}", hint=hint)
+        sides = launches(*taken, versions=versions)
+        a, b = (
+            effective(item.profile, source=source, offline=True)
+            for item, source in zip(taken, both, strict=True)
+        )
+        return replace(compare(*sides), effective=effective_differences(a, b)), sides, []
+    sides = launches(*taken, versions=(vllm, vllm))
+    if not models:
+        return compare(*sides), sides, []
+    facts, memory, why = compare_known(*taken, versions=[side.plan.vllm for side in sides])
+    return replace(compare(*sides), models=facts, memory=memory), sides, why
 
 
 def read_side(words: Sequence[str], *, settings: Iterable[str]) -> Compared:

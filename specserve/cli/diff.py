@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +11,7 @@ from specserve.cli.options import Format, Settings, TextOrJson, flag, text_optio
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.checks.compare import Compared
-    from specserve.plan.compare import Comparison, Side
+    pass
 
 
 def diff(
@@ -63,14 +60,16 @@ def diff(
     specserve diff my.yaml my.lock.json
     specserve diff my.yaml -- vllm serve org/model --max-model-len 8192
     """
+    from specserve.checks.compare import both_sides, compare_sides
     from specserve.report.console import clean, out, say
     from specserve.report.difference import Named, difference_json, difference_text
 
-    taken = _pair([a, *(b or [])], alternative, baseline, settings or (), alone=bool(vllm_source))
     sources = vllm_source or []
     if len(sources) > 2:
         raise UsageError(f"`--vllm-source` is named at most twice; found {len(sources)}")
-    comparison, sides, unknown = _compared(taken, vllm, sources, models=models)
+    words = [a, *(b or [])]
+    taken = both_sides(words, alternative, baseline, settings or (), is_alone=bool(sources), running=_running)
+    comparison, sides, unknown = compare_sides(taken, vllm, sources, models=models)
     one, two = (
         Named(item.label, side.plan.fingerprint, side.plan.vllm, side.plan.platform)
         for item, side in zip(taken, sides, strict=True)
@@ -86,84 +85,6 @@ def diff(
         count = f"{comparison.count} difference{'' if comparison.count == 1 else 's'}"
         say(f"Found {count}" if comparison.count else "No difference")
     raise typer.Exit(1 if exit_code and comparison.count else 0)
-
-
-def _compared(
-    taken: tuple[Compared, Compared], vllm: str | None, sources: list[Path], *, models: bool
-) -> tuple[Comparison, tuple[Side, Side], list[str]]:
-    """What differs, the two launches, and why models and memory are not compared, if they are not.
-
-    With sources also what the two vLLMs make of the launches. Raises UsageError, FactError.
-    """
-    from specserve.checks.compare import launches
-    from specserve.plan.compare import compare
-
-    if sources:
-        from specserve.checks.compare import effective, effective_differences
-        from specserve.checks.oracle import vllm_to_ask
-        from specserve.vllm.versions import table
-
-        both = (sources[0] if len(sources) > 1 else None), sources[-1]  # None: the installed vLLM
-        versions = [vllm_to_ask(source).version for source in both]
-        if vllm and table(vllm).minor != table(versions[0]).minor:
-            hint = "name its wheel by a first `--vllm-source`"
-            raise UsageError(f"`--vllm {vllm}`: A would run on vLLM {versions[0]}", hint=hint)
-        sides = launches(*taken, versions=versions)
-        a, b = (
-            effective(item.profile, source=source, offline=True)
-            for item, source in zip(taken, both, strict=True)
-        )
-        return replace(compare(*sides), effective=effective_differences(a, b)), sides, []
-    sides = launches(*taken, versions=(vllm, vllm))
-    if not models:
-        return compare(*sides), sides, []
-    from specserve.checks.compare import compare_known
-
-    facts, memory, why = compare_known(*taken, versions=[side.plan.vllm for side in sides])
-    return replace(compare(*sides), models=facts, memory=memory), sides, why
-
-
-def _pair(
-    words: list[str], alternative: str | None, baseline: bool, settings: Iterable[str], *, alone: bool
-) -> tuple[Compared, Compared]:
-    """Both sides; `alone`: the same launch twice, if no other is named."""
-    from specserve.checks.compare import Compared, read_side
-    from specserve.profile.load import with_alternative
-
-    def side(words: list[str]) -> Compared:
-        command = _running(words[0]) if len(words) == 1 and not Path(words[0]).is_file() else None
-        made = read_side(command or words, settings=settings)
-        return replace(made, label=f"{words[0]} (running)") if command else made
-
-    first, second = _split(words)
-    a = side(first)
-    if not alternative and not baseline:
-        if not second and not alone:
-            hint = "name a second one, or compare with `--alternative`, `--baseline` or `--vllm-source` of the first"
-            raise UsageError("`specserve diff` takes two sides; found one", hint=hint)
-        return a, side(second) if second else a
-    if second:
-        raise UsageError("`--alternative` and `--baseline` make B out of A; found a second side")
-    arm = f"alternative {alternative}" if alternative else "baseline"
-    return a, Compared(
-        f"{a.label} ({arm})", with_alternative(a.profile, alternative, baseline=baseline), a.lock
-    )
-
-
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words of each side: a profile is one word, a command several; a second `--` may stand between them."""
-    from specserve.convert.invocation import is_command
-
-    if "--" in words:
-        at = words.index("--")
-        return words[:at], words[at + 1 :]
-    if len(words) <= 2 or is_command(words[1:]):
-        return words[:1], words[1:]
-    if is_command(words):
-        return words, []
-    raise UsageError(
-        f"`specserve diff` takes two sides; found {len(words)}", hint="a vLLM command stands behind `--`"
-    )
 
 
 def _running(name: str) -> list[str] | None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from specserve.cli.options import Format, TextOrJson, flag
-
-if TYPE_CHECKING:
-    from specserve.checks.doctor.line import Line
-    from specserve.serve.detached.observe import Seen
 
 
 def doctor(
@@ -35,7 +30,7 @@ def doctor(
     from specserve.checks.doctor.host import host_lines, remains
     from specserve.checks.doctor.leftovers import find_leftovers
     from specserve.report.console import out
-    from specserve.report.doctor import count, doctor_json, doctor_text
+    from specserve.report.doctor import count, doctor_json, doctor_text, servers_here
     from specserve.serve.files import state_folder
 
     if leftovers:
@@ -43,59 +38,9 @@ def doctor(
         if files := [path for path in files if "\n" not in path]:  # each is to be one line
             out("\n".join(files))
         return
-    servers, told = _servers()
-    ours = _pids(servers) if servers is not None else None
+    ours, about_servers = servers_here()
     left, last = remains(ours=ours)
-    lines = [*host_lines(state=state_folder(), ours=ours or frozenset()), *told, *last]
+    lines = [*host_lines(state=state_folder(), ours=ours or frozenset()), *about_servers, *last]
     out(doctor_json(lines, remains=left) if format is TextOrJson.JSON else doctor_text(lines))
     if count(lines, "bad"):
         raise typer.Exit(1)
-
-
-def _servers() -> tuple[list[Seen] | None, list[Line]]:
-    """The detached servers and the lines about them; None where they cannot be read."""
-    from specserve.checks.doctor.line import examined
-
-    found: list[Seen] | None = None
-
-    def read() -> Iterator[Line]:
-        nonlocal found
-        from specserve.serve.detached.observe import observe_all
-
-        found = list(observe_all())
-        yield from server_lines(found)
-
-    lines = examined("servers", read)
-    return found, lines
-
-
-def server_lines(servers: list[Seen]) -> Iterator[Line]:
-    """Those that serve in one line, and one for each that does not."""
-    from specserve.checks.doctor.line import Line
-
-    well = [seen for seen in servers if seen.state in ("ready", "starting", "stopping")]
-    if well:
-        yield Line("servers", "ok", ", ".join(f"{_at(seen)} {seen.state}" for seen in well))
-    elif not servers:
-        yield Line("servers", "ok", "none runs detached")
-    for seen in servers:
-        if seen not in well:
-            detail = f": {seen.detail}" if seen.detail else ""
-            after = "clears it" if seen.state in ("dead", "gone") else "ends it"
-            fix = f"`specserve down {seen.name}` {after}"
-            yield Line("servers", "note", f"{_at(seen)} {seen.state}{detail}", fix)
-
-
-def _at(seen: Seen) -> str:
-    return f"{seen.name} (port {seen.record.port})" if seen.record else seen.name
-
-
-def _pids(servers: list[Seen]) -> frozenset[int]:
-    """Every process of these servers."""
-    from specserve.serve.detached.processes import Detached
-
-    pids = {pid for seen in servers for pid in seen.pids}
-    for seen in servers:
-        if seen.record is not None:
-            pids |= {process.pid for process in Detached(seen.record).members()}
-    return frozenset(pids)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from specserve.checks.doctor.host import Remains
     from specserve.checks.doctor.line import Line, State
+    from specserve.serve.detached.observe import Seen
 
 _STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "bad": "red"}
 _NAME = 12
@@ -54,3 +55,45 @@ def doctor_json(lines: Sequence[Line], *, remains: Remains) -> str:
     shown = [picked(line, "name", "state", "text", "fix") for line in lines]
     summary = {state: count(lines, state) for state in _STYLES}
     return json_document({"lines": shown, "leftovers": leftovers, "summary": summary})
+
+
+def servers_here() -> tuple[frozenset[int] | None, list[Line]]:
+    """Returns the processes of all detached servers, None if they cannot be read, and the lines about them."""
+    from specserve.checks.doctor.line import examined
+    from specserve.serve.detached.observe import observe_all
+    from specserve.serve.detached.processes import Detached
+
+    pids: set[int] | None = None
+
+    def read() -> Iterator[Line]:
+        nonlocal pids
+        servers = list(observe_all())
+        pids = {pid for seen in servers for pid in seen.pids}
+        for seen in servers:
+            if seen.record is not None:
+                pids |= {process.pid for process in Detached(seen.record).members()}
+        yield from server_lines(servers)
+
+    lines = examined("servers", read)
+    return None if pids is None else frozenset(pids), lines
+
+
+def server_lines(servers: Sequence[Seen]) -> Iterator[Line]:
+    """Those that serve in one line, and one for each that does not."""
+    from specserve.checks.doctor.line import Line
+
+    well = [seen for seen in servers if seen.state in ("ready", "starting", "stopping")]
+    if well:
+        yield Line("servers", "ok", ", ".join(f"{_at(seen)} {seen.state}" for seen in well))
+    elif not servers:
+        yield Line("servers", "ok", "none runs detached")
+    for seen in servers:
+        if seen not in well:
+            detail = f": {seen.detail}" if seen.detail else ""
+            after = "clears it" if seen.state in ("dead", "gone") else "ends it"
+            fix = f"`specserve down {seen.name}` {after}"
+            yield Line("servers", "note", f"{_at(seen)} {seen.state}{detail}", fix)
+
+
+def _at(seen: Seen) -> str:
+    return f"{seen.name} (port {seen.record.port})" if seen.record else seen.name

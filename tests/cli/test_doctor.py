@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from specserve.cli.app import _run
-from specserve.cli.doctor import server_lines
+from specserve.report.doctor import server_lines
 from specserve.serve.detached.observe import Seen
 
 Program = Callable[..., subprocess.CompletedProcess[bytes]]
