@@ -13,8 +13,7 @@ from specserve.cli.options import Alternative, Baseline, NoLock, ProfileOrComman
 from specserve.errors import UsageError
 
 if TYPE_CHECKING:
-    from specserve.deploy.deployment import Artifact, Deployment
-    from specserve.profile.schema import Profile
+    from specserve.deploy.deployment import Artifact
 
 
 class RenderTarget(StrEnum):
@@ -73,14 +72,19 @@ def render(
     specserve render big.yaml --to kubernetes -o deploy/big --check
     """
     from specserve.checks.prepare import prepare
+    from specserve.deploy.deployment import deployment, locked_weights_bytes
+    from specserve.deploy.targets import caveats
     from specserve.deploy.targets import render as rendered
+    from specserve.profile.load import load_profile
+    from specserve.report.console import say
     from specserve.report.findings import StderrNotices
+    from specserve.vllm.versions import newest_in, table
 
     if (check or force) and output is None:
         raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
     if format is RenderFormat.JSON and output is not None:
         raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
-    vllm = vllm or _newest_version(profile, settings or ())
+    vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
     source, plan = prepare(
         profile,
         settings=settings or (),
@@ -93,7 +97,10 @@ def render(
         use_lock=not no_lock,
         notices=StderrNotices(),
     )
-    made = _deployment(source, vllm, plan.platform, image, use_lock=not no_lock)
+    weights = None if no_lock else locked_weights_bytes(source)
+    made = deployment(
+        source, table=table(vllm), version=vllm, platform=plan.platform, image=image, weights_bytes=weights
+    )
     folder = output or (Path(source.file).parent if source.file != "-" else Path())
     artifacts = rendered(to.value, made, folder=str(folder.absolute()))
     if output is None:
@@ -103,27 +110,8 @@ def render(
         return
     else:
         _write(artifacts, output, force=force)
-    _notes(made, to)
-
-
-def _newest_version(profile: str, settings: list[str] | tuple[()]) -> str:
-    """The newest known minor that the profile is for."""
-    from specserve.profile.load import load_profile
-    from specserve.vllm.versions import in_range, known_versions
-
-    return (in_range(load_profile(profile, settings=settings).vllm or "") or known_versions())[-1]
-
-
-def _deployment(
-    profile: Profile, version: str, platform: str, image: str | None, *, use_lock: bool
-) -> Deployment:
-    from specserve.deploy.deployment import deployment, locked_weights_bytes
-    from specserve.vllm.versions import table
-
-    weights = locked_weights_bytes(profile) if use_lock else None
-    return deployment(
-        profile, table=table(version), version=version, platform=platform, image=image, weights_bytes=weights
-    )
+    for line in caveats(made, to.value):
+        say(line)
 
 
 def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
@@ -180,20 +168,3 @@ def _compare(artifacts: tuple[Artifact, ...], folder: Path, to: RenderTarget, *,
     say(f"stale: {len(found)} of {_files(len(artifacts))}")
     say(f"\n{styled('hint', 'cyan')}: `{clean(again)}` renders them again")
     raise typer.Exit(1)
-
-
-def _notes(made: Deployment, to: RenderTarget) -> None:
-    """What the files rest on that a profile, a lock or an option would fix."""
-    from specserve.deploy.deployment import CORRUPTED_TEXT
-    from specserve.report.console import say
-
-    if made.corrupts_text:
-        say(f"warning: {CORRUPTED_TEXT}")
-    if to in (RenderTarget.COMPOSE, RenderTarget.KUBERNETES) and not made.image.is_pinned:
-        say(f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it")
-    unpinned = [one.model for one in made.downloads if not one.revision]
-    if unpinned:
-        models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
-        say(f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits")
-    if to in (RenderTarget.KUBERNETES, RenderTarget.RAY) and not made.has_key:
-        say("note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from specserve.deploy.compose import compose
-from specserve.deploy.deployment import Artifact, Deployment
+from specserve.deploy.deployment import CORRUPTED_TEXT, Artifact, Deployment
 from specserve.deploy.kubernetes import kubernetes
 from specserve.deploy.monitoring import monitoring
 from specserve.deploy.ray import ray
@@ -76,3 +76,17 @@ def _read(file: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+def caveats(made: Deployment, target: str) -> Iterator[str]:
+    """What the files rest on that a profile, a lock or an option would fix, one line each."""
+    if made.corrupts_text:
+        yield f"warning: {CORRUPTED_TEXT}"
+    if target in ("compose", "kubernetes") and not made.image.is_pinned:
+        yield f"note: `{made.image.reference}` is a tag, which can move; `--image …@sha256:…` pins it"
+    unpinned = [one.model for one in made.downloads if not one.revision]
+    if unpinned:
+        models = "1 model is" if len(unpinned) == 1 else f"{len(unpinned)} models are"
+        yield f"note: {models} taken at whatever the main branch is; `specserve lock` pins the commits"
+    if target in ("kubernetes", "ray") and not made.has_key:
+        yield "note: no API key: whoever reaches the Service can use the model; see `server.api_key_env`"

@@ -114,6 +114,11 @@ def in_range(spec: str) -> tuple[str, ...]:
     )
 
 
+def newest_in(spec: str | None) -> str:
+    """The newest known minor of a range; of all, if no known one is in it. Raises UsageError for what is no range."""
+    return (in_range(spec or "") or known_versions())[-1]
+
+
 def judged_versions(spec: str | None, *, here: bool = False) -> tuple[str, ...]:
     """The known minors that a profile with this range is judged against, oldest first; of newer ones, none.
 
