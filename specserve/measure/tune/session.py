@@ -157,6 +157,9 @@ def _known(ready: Prepared, tune: Tune) -> list[Known]:
             has_small = following is not None and following.small and following.name not in tune.failed
             launches = [number, number + 1] if has_small else [number]
             known.append(known_of(ready.wish, tune.passes, each, launches=launches))
+    for each in known:
+        if not each.rows:
+            tune.note(f"{each.candidate.name}: no step could be timed, or the server did not tell its steps")
     return [each for each in known if each.rows]
 
 
