@@ -128,8 +128,9 @@ def tune(
 
 def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
     """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
+    from specserve.measure.run import Outlet
     from specserve.measure.tune.rundir import placed
-    from specserve.measure.tune.session import Outlet, refuse_unrunnable, run_tune, unconfirmed
+    from specserve.measure.tune.session import refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
     from specserve.report.tune import as_json_text, text, tune_html
 

@@ -16,8 +16,9 @@ from specserve.memory.parts import tallied
 from specserve.memory.settings import HEADS, Settings, Speculative
 from specserve.memory.situation import MemorySituation as Situation
 from specserve.memory.weights import weigh
-from specserve.models.architecture import Shape, read_shape
+from specserve.models.architecture import read_shape
 from specserve.models.facts import ModelFacts
+from specserve.models.shape import Shape
 from specserve.models.tensors import expected_tensors
 
 LONGEST = 64

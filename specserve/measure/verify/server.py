@@ -149,7 +149,7 @@ def verify_url(
     `key`: the variable with its key; `progress` shows how far it is, if anybody is to see that.
     """
     from specserve.measure.verify.run import Verifier
-    from specserve.measure.verify.session import Crew, VerifySession
+    from specserve.measure.verify.session import VerifySession, results_of
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
@@ -164,8 +164,8 @@ def verify_url(
         def connected(url: str, key: str | None, model: str | None) -> VerifySession:
             client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
             # in a thread: a server that hangs must not keep a signal waiting
-            asking = Crew([lambda: VerifySession(client, model=model)], concurrency=1)
-            return next(asking.results(on_tick=tick))
+            asking = [lambda: VerifySession(client, model=model)]
+            return next(results_of(asking, concurrency=1, on_tick=tick))
 
         session, other = connected(url, key, request.model), None
         if request.against is not None:
