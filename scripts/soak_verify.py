@@ -26,7 +26,7 @@ from specserve.measure.verify.prompts import load_prompts
 from specserve.measure.verify.result import Sampling, VerifyVerdict
 from specserve.measure.verify.sampled import Collector, Tally, tally
 from specserve.measure.verify.scores import Position, ScoredText
-from specserve.measure.verify.session import TOP, Crew, VerifySession
+from specserve.measure.verify.session import TOP, VerifySession, results_of
 from specserve.serve.client import Client
 from specserve.serve.process import free_port
 from specserve.serve.requests import endpoint
@@ -50,7 +50,7 @@ def answers(url: str, sampling: Sampling, *, count: int) -> list[ScoredText]:
             prompt = asked[number % len(asked)]
             return lambda: session.scored(session.generate(prompt, sampling, max_tokens=128))
 
-        return list(Crew(map(job, range(count)), concurrency=8).results(on_tick=lambda: None))
+        return list(results_of(map(job, range(count)), concurrency=8, on_tick=lambda: None))
 
 
 def verdict(tallies: Sequence[Tally], *, seed: int) -> VerifyVerdict:

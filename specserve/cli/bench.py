@@ -18,6 +18,7 @@ from specserve.cli.options import (
     Settings,
     Temperature,
     Workloads,
+    given_besides,
     text_option,
 )
 from specserve.errors import UsageError
@@ -195,11 +196,9 @@ def _show(context: typer.Context, runs: list[str], *, share: str | None, format:
     from specserve.measure.bench.result import read_result
     from specserve.report.benchcompare import compared
 
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        is_given = source is not None and source.name == "COMMANDLINE"
-        if is_given and parameter.name not in ("show", "share", "format"):
-            raise UsageError("`--show` measures nothing", hint=f"without `{parameter.opts[0]}`")
+    others = given_besides(context, "show", "share", "format")
+    if others:
+        raise UsageError("`--show` measures nothing", hint=f"without `{others[0]}`")
     if len(runs) > 2:
         raise UsageError("`--show` takes at most two runs")
     if len(runs) == 2 and share is not None:

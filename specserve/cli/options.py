@@ -27,6 +27,13 @@ def text_option(metavar: str, help: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, show_default=False, help=help)
 
 
+def given_besides(context: typer.Context, *names: str) -> list[str]:
+    """Returns the options of the command line that are not among these parameters, as `--name`."""
+    options = [each for each in context.command.params if each.name not in names]
+    sources = [(each, context.get_parameter_source(each.name or "")) for each in options]
+    return [each.opts[0] for each, source in sources if source is not None and source.name == "COMMANDLINE"]
+
+
 def flag(name: str, help: str) -> Any:
     """A switch that is off without it."""
     return typer.Option(name, help=help)

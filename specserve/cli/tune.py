@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from specserve.cli.options import Concurrency, Output, Settings, Temperature, Workloads
+from specserve.cli.options import Concurrency, Output, Settings, Temperature, Workloads, given_besides
 from specserve.report.console import out, say
 from specserve.report.findings import StderrNotices
 
@@ -19,6 +19,7 @@ _option = partial(typer.Option, show_default=False)
 
 
 def tune(
+    context: typer.Context,
     profile: Annotated[str, typer.Argument(metavar="PROFILE", help="The profile.")],
     *,
     workload: Workloads = None,
@@ -121,15 +122,23 @@ def tune(
     from specserve.measure.tune.estimated import estimate_request
     from specserve.report.tuneplan import estimate_json, estimate_text
 
-    others = {"write": write, "dry-run": dry_run, "output": output}
-    name, found = estimate_request(asked, accelerator=estimate, acceptance=acceptance, others=others)
+    useless = given_besides(
+        context, "profile", "estimate", "acceptance", "concurrency", "k_max", "settings", "format"
+    )
+    if useless:
+        raise UsageError(
+            f"`--estimate` measures nothing, and has no use for {', '.join(f'`{each}`' for each in useless)}",
+            hint=f"leave {'them' if len(useless) > 1 else 'it'} out, or measure without `--estimate`",
+        )
+    name, found = estimate_request(asked, accelerator=estimate, acceptance=acceptance)
     out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=profile))
 
 
 def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:
     """Tune, print the result, and write it into the profile. Raises SpecserveError; what was measured stays."""
+    from specserve.measure.run import Outlet
     from specserve.measure.tune.rundir import placed
-    from specserve.measure.tune.session import Outlet, refuse_unrunnable, run_tune, unconfirmed
+    from specserve.measure.tune.session import refuse_unrunnable, run_tune, unconfirmed
     from specserve.report.benchplan import BenchView
     from specserve.report.tune import as_json_text, text, tune_html
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from specserve.errors import FactError
 from specserve.measure.bench.result import Interval, Verdict
@@ -79,21 +79,15 @@ class Estimate:
         return quantile(0.5 + confidence / 2, freedom=self.freedom) * self.error
 
 
-_Key = tuple[str, str, str]
-"""Launch, block, prompt."""
-_Cluster = Callable[[_Key], Hashable]
+class _Part(NamedTuple):
+    """What a share does to the logarithm, and how much of the whole it is."""
+
+    of: Share
+    influence: float
+    weight: float
 
 
-@dataclass(slots=True)
-class _Part:
-    """What the shares of one key do to the logarithm, and how much of the whole they are."""
-
-    influence: float = 0.0
-    weight: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Spread:
+class _Spread(NamedTuple):
     """The variance of a sum over clusters, and the degrees of freedom that it is known with."""
 
     variance: float
@@ -105,81 +99,70 @@ def ratio(arm: Sequence[Share], *, against: Sequence[Share]) -> Estimate | None:
 
     Both sent the same prompts in the same blocks; what only one of them did counts as it is.
     """
-    parts: dict[_Key, _Part] = defaultdict(_Part)
-    mine, theirs = (_add(shares, parts, sign=sign) for shares, sign in ((arm, 1.0), (against, -1.0)))
-    return None if mine is None or theirs is None else _clustered(mine - theirs, parts)
+    mine, theirs = _parts(arm, sign=1.0), _parts(against, sign=-1.0)
+    return _clustered(_log(arm) - _log(against), mine + theirs) if mine and theirs else None
 
 
 def rate(shares: Sequence[Share]) -> Estimate | None:
     """One rate, all amounts over all costs; None if it is not positive."""
-    parts: dict[_Key, _Part] = defaultdict(_Part)
-    found = _add(shares, parts, sign=1.0)
-    return None if found is None else _clustered(found, parts)
+    parts = _parts(shares, sign=1.0)
+    return _clustered(_log(shares), parts) if parts else None
 
 
-def _add(shares: Sequence[Share], parts: dict[_Key, _Part], *, sign: float) -> float | None:
-    """The logarithm of the rate; what each share does to it is added to `parts`."""
+def _log(shares: Sequence[Share]) -> float:
+    return math.log(math.fsum(item.amount for item in shares) / math.fsum(item.cost for item in shares))
+
+
+def _parts(shares: Sequence[Share], *, sign: float) -> list[_Part]:
+    """What each share does to the logarithm of the rate; empty if that is not positive."""
     amount, cost = math.fsum(item.amount for item in shares), math.fsum(item.cost for item in shares)
     if not (amount > 0 and cost > 0):
-        return None
-    for item in shares:
-        part = parts[item.launch, item.block, item.prompt]
-        part.influence += sign * (item.amount / amount - item.cost / cost)
-        part.weight += item.amount / amount + item.cost / cost
-    return math.log(amount / cost)
+        return []
+    sides = [(item, item.amount / amount, item.cost / cost) for item in shares]
+    return [_Part(item, sign * (more - less), more + less) for item, more, less in sides]
 
 
-def _clustered(log: float, parts: Mapping[_Key, _Part]) -> Estimate:
+def _clustered(log: float, parts: Sequence[_Part]) -> Estimate:
     """The estimate where parts are alike within prompts and within times: blocks, or launches if there are several."""
-    launches, blocks = len({key[0] for key in parts}), len({key[:2] for key in parts})
-    prompts, times = len({key[2] for key in parts}), launches if launches > 1 else blocks
-    if times < 2:
-        return Estimate(log, math.inf, 1.0, blocks, launches, prompts)
-    time: _Cluster = _launch if launches > 1 else _block
-    by_time = _spread(parts, time, power=1)
-    if prompts < 2 or len({(key[2], time(key)) for key in parts}) == prompts:  # each prompt has one time
-        return Estimate(log, math.sqrt(by_time.variance), by_time.freedom, blocks, launches, prompts)
-    by_prompt = _spread(parts, lambda key: key[2], power=2)
-    by_both = _spread(parts, lambda key: (key[2], time(key)), power=1)
-    between = _Spread(max(by_prompt.variance - by_both.variance, 0.0), by_prompt.freedom)
-    whole = _together(by_time, between)
-    whole = whole if whole.variance >= by_prompt.variance else by_prompt
-    share = between.variance / whole.variance if whole.variance else 0.0
-    return Estimate(log, math.sqrt(whole.variance), whole.freedom, blocks, launches, prompts, min(share, 1.0))
+    prompts = [part.of.prompt for part in parts]
+    launches, blocks = [part.of.launch for part in parts], [(part.of.launch, part.of.block) for part in parts]
+    times: list[Hashable] = [*launches] if len(set(launches)) > 1 else [*blocks]
+    both = [*zip(prompts, times, strict=True)]
+    count = len(set(prompts))
+    counts = len(set(blocks)), len(set(launches)), count
+    if len(set(times)) < 2:
+        return Estimate(log, math.inf, 1.0, *counts)
+    by_time = _spread(parts, times, power=1)
+    if count < 2 or len(set(both)) == count:  # each prompt has one time
+        return Estimate(log, math.sqrt(by_time.variance), by_time.freedom, *counts)
+    by_prompt = _spread(parts, prompts, power=2)
+    between = max(by_prompt.variance - _spread(parts, both, power=1).variance, 0.0)
+    variance, freedom = by_time.variance + between, 1.0
+    if squares := by_time.variance**2 / by_time.freedom + between**2 / by_prompt.freedom:
+        freedom = variance**2 / squares
+    if variance < by_prompt.variance:
+        variance, freedom = by_prompt
+    share = min(between / variance, 1.0) if variance else 0.0
+    return Estimate(log, math.sqrt(variance), freedom, *counts, share)
 
 
-def _launch(key: _Key) -> Hashable:
-    return key[0]
-
-
-def _block(key: _Key) -> Hashable:
-    return key[:2]
-
-
-def _spread(parts: Mapping[_Key, _Part], cluster: _Cluster, *, power: int) -> _Spread:
+def _spread(parts: Sequence[_Part], clusters: Sequence[Hashable], *, power: int) -> _Spread:
     """By the jackknife, to first order: what the whole would be without each of the clusters.
 
     Unequal clusters are as good as fewer equal ones: (Σw)²/Σw² where their deviations are alike; squares in the place
     of the weights (`power` 2) where these grow with the weight, as a prompt's difficulty does with its answer's length.
     """
-    sums: dict[Hashable, _Part] = defaultdict(_Part)
-    for key, part in parts.items():
-        whole = sums[cluster(key)]
-        whole.influence += part.influence
-        whole.weight += part.weight
-    total = math.fsum(part.weight for part in sums.values())
-    left = [(part.influence, 1.0 - part.weight / total) for part in sums.values()]
+    influences: dict[Hashable, float] = defaultdict(float)
+    weights: dict[Hashable, float] = defaultdict(float)
+    for part, cluster in zip(parts, clusters, strict=True):
+        influences[cluster] += part.influence
+        weights[cluster] += part.weight
+    total = math.fsum(weights.values())
+    left = [(influences[cluster], 1.0 - weight / total) for cluster, weight in weights.items()]
     variance = math.fsum((influence / rest) ** 2 for influence, rest in left if rest > 1e-9)
-    weights = [part.weight**power for part in sums.values()]
-    clusters = math.fsum(weights) ** 2 / math.fsum(weight * weight for weight in weights)
-    return _Spread(variance * (len(sums) - 1) / len(sums), max(clusters - 1.0, 1.0))
-
-
-def _together(*spreads: _Spread) -> _Spread:
-    """A sum of variances and its degrees of freedom."""
-    total = sum(each.variance for each in spreads)
-    parts = sum(each.variance**2 / each.freedom for each in spreads)
-    return _Spread(total, total * total / parts if parts > 0 else 1.0)
+    powers = [weight**power for weight in weights.values()]
+    equal = math.fsum(powers) ** 2 / math.fsum(each * each for each in powers)
+    return _Spread(variance * (len(weights) - 1) / len(weights), max(equal - 1.0, 1.0))
 
 
 def point(values: Sequence[float], at: float) -> float:

@@ -50,8 +50,10 @@ class VerifyProgress:
             f"  {progress.phase}{tokens}, {progress.elapsed_s:.0f} of about {self._limit_s:.0f} s"
         )
 
-    def finish(self) -> None:
-        """Take the live line away."""
+    def __enter__(self) -> VerifyProgress:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
         self._line.erase()
 
 

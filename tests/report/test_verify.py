@@ -262,10 +262,10 @@ def test_a_pipe_hears_of_progress_now_and_then(
     now = 100.0
     monkeypatch.setattr("specserve.report.console.time.monotonic", lambda: now)
     progress = VerifyProgress(limit_s=60)
-    for step in range(25):
-        now = 100.0 + step
-        progress(Progress("comparing", float(step), tokens=1000 * step))
-    progress.finish()
+    with progress:
+        for step in range(25):
+            now = 100.0 + step
+            progress(Progress("comparing", float(step), tokens=1000 * step))
     assert capsys.readouterr().err.splitlines() == [
         "  comparing, 10,000 tokens, 10 of about 60 s",
         "  comparing, 20,000 tokens, 20 of about 60 s",

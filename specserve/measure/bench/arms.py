@@ -218,13 +218,12 @@ def _on_gpus(arms: Sequence[Arm], planned: Sequence[Arm]) -> Fit:
         tuple(gpu.uuid for gpu in found[first : first + ranks])
         for first in range(0, len(found) - ranks + 1, ranks)
     ]
-    kinds = {gpu.name for gpu in found}
     why = f"{len(found)} GPUs, {ranks} for each server"
-    if len(slots) >= len(planned) and len(kinds) == 1:
-        return Fit(len(arms), why, tuple(slots))
-    if len(slots) > 1 and len(kinds) == 1:
-        return Fit(len(slots), why, tuple(slots))
-    return Fit(1, why if len(kinds) < 2 else f"{why}, of different kinds")
+    if len({gpu.name for gpu in found}) > 1:
+        return Fit(1, f"{why}, of different kinds")
+    if len(slots) < 2:
+        return Fit(1, why)
+    return Fit(len(arms) if len(slots) >= len(planned) else len(slots), why, tuple(slots))
 
 
 def memory_bytes(profile: Profile, plan: LaunchPlan) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -258,26 +259,29 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     """The value as the type says. Raises ValueError with the path of what is wrong."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
         (kind,) = (item for item in arguments if item is not type(None))
-        return _read(kind, value, path)
+        return None if value is None else _read(kind, value, path)
     if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"`{path}` must be a list")
-        return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        items = enumerate(_of_kind(list, value, path, "a list"))
+        return tuple(_read(arguments[0], item, f"{path}[{index}]") for index, item in items)
     if origin is not None:  # a mapping of text to text
-        if not isinstance(value, dict):
-            raise ValueError(f"`{path}` must be an object")
-        return {key: _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in value.items()}
+        entries = _of_kind(dict, value, path, "an object").items()
+        return {key: _read(arguments[1], item, f"{path}.{key}"[:80]) for key, item in entries}
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, path)
-    return _scalar(kind, value, path)
+        return _dataclass(kind, _of_kind(dict, value, path, "an object"), path)
+    if issubclass(kind, Enum):
+        known = [item for item in kind if item.value == value]
+        if not known:
+            names = ", ".join(str(item.value) for item in kind)
+            raise ValueError(f"`{path}` must be one of {names}")
+        return known[0]
+    if kind is float:
+        return math.nan if value is None else _finite(_of_kind(int | float, value, path, "a number"), path)
+    names = {str: "text", int: "a whole number", bool: "true or false"}
+    return _of_kind(kind, value, path, names[kind])
 
 
-def _dataclass(kind: Any, value: Any, path: str) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError(f"`{path}` must be an object")
+def _dataclass(kind: Any, value: dict[str, Any], path: str) -> Any:
     hints, found = get_type_hints(kind), {}
     for entry in dataclasses.fields(kind):
         place = f"{path}.{entry.name}".lstrip(".")
@@ -288,39 +292,20 @@ def _dataclass(kind: Any, value: Any, path: str) -> Any:
     return kind(**found)
 
 
-def _scalar(kind: Any, value: Any, path: str) -> Any:
-    if kind is float:
-        if value is None:
-            return math.nan
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return _finite(value, path)
-    elif isinstance(kind, type) and issubclass(kind, Enum):
+def _of_kind(kind: Any, value: Any, path: str, words: str) -> Any:
+    """The value, if it is of that kind; to JSON true is no number, and half of a surrogate pair no text."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"`{path}` must be {words}")
+    if isinstance(value, str):
         try:
-            return kind(value)
-        except ValueError:
-            known = ", ".join(str(item.value) for item in kind)
-            raise ValueError(f"`{path}` must be one of {known}") from None
-    elif kind is str and isinstance(value, str):
-        return _text(value, path)
-    elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    names = {str: "text", int: "a whole number", bool: "true or false", float: "a number"}
-    raise ValueError(f"`{path}` must be {names.get(kind, kind.__name__)}")
-
-
-def _text(value: str, path: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"`{path}` has half of a surrogate pair: not valid Unicode text") from None
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"`{path}` has half of a surrogate pair: not valid Unicode text") from None
     return value
 
 
 def _finite(value: int | float, path: str) -> float:
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"`{path}` must be a finite number")
-    return number
+    with contextlib.suppress(OverflowError):
+        if math.isfinite(float(value)):
+            return float(value)
+    raise ValueError(f"`{path}` must be a finite number")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import geometric_mean
 
@@ -13,7 +13,7 @@ from specserve.hardware.accelerators import CPU, Machine, entries
 from specserve.hardware.accelerators import assume as machine_of
 from specserve.measure.bench.result import Interval
 from specserve.measure.tune import roofline
-from specserve.measure.tune.plan import OPTIONS, TuneRequest
+from specserve.measure.tune.plan import TuneRequest
 from specserve.measure.tune.roofline import LONGEST, WITHOUT_MODEL, Estimated, Pair, Rates
 from specserve.measure.tune.schedule import Schedule, Situation, build, follows_schedule
 from specserve.measure.tune.walk import geometric, geometric_rate
@@ -27,8 +27,6 @@ DEFAULT_CONTEXT = 1024
 DEFAULT_LOADS = (1, 2, 4, 8, 16, 32, 64, 128)
 DEFAULT_TOKENS = 8
 FIT = "Llama-3.1-8B on an H100 (SpecDecode-Bench/simulator): 76 % of bandwidth, 72 % of FLOP/s, 1.2 ms a step"
-_TAKEN = ("concurrency", "k-max", "set")
-"""Options of a tune that say something to an estimate."""
 _FORMS = (
     "`--acceptance 0.7` is that of each draft token, given the one before; `3.6@4` a mean acceptance length at "
     "K = 4, as `specserve watch` and `specserve ask` show it of a running server"
@@ -205,19 +203,13 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:,.2f} GB"
 
 
-def estimate_request(
-    asked: TuneRequest, *, accelerator: str, acceptance: str | None, others: Mapping[str, object]
-) -> tuple[str, Estimate]:
-    """The profile's name and the estimate. `others`: further options of a measurement, as they were given.
-
-    Raises UsageError, and FactError if a model cannot be read.
-    """
+def estimate_request(asked: TuneRequest, *, accelerator: str, acceptance: str | None) -> tuple[str, Estimate]:
+    """The profile's name and the estimate. Raises UsageError, and FactError if a model cannot be read."""
     from specserve.checks.gather import Wanted, gather
     from specserve.memory.situation import situation
     from specserve.profile.load import load_profile
     from specserve.vllm.versions import known_versions
 
-    _refuse_measuring(asked, others)
     chance = chance_of(acceptance)
     profile = load_profile(asked.profile, settings=asked.settings)
     machine = _machine(profile, accelerator)
@@ -251,20 +243,6 @@ def estimate_request(
         context_tokens=_context(profile, s.settings.max_model_len),
         ranks=world_size(profile),
     )
-
-
-def _refuse_measuring(asked: TuneRequest, others: Mapping[str, object]) -> None:
-    """Raises UsageError with all options that were given and would do nothing."""
-    unset = TuneRequest(asked.profile)
-    options = [OPTIONS[name] for name in OPTIONS if getattr(asked, name) != getattr(unset, name)]
-    options += [name for name, value in others.items() if value]
-    given = [f"`--{name}`" for name in options if name not in _TAKEN]
-    if given:
-        them = "them" if len(given) > 1 else "it"
-        raise UsageError(
-            f"`--estimate` measures nothing, and has no use for {', '.join(given)}",
-            hint=f"leave {them} out, or measure without `--estimate`",
-        )
 
 
 def chance_of(text: str | None) -> Chance:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from specserve.measure.bench.driver import Pass, Request
 from specserve.measure.tune.walk import Steps, steps_of
-from specserve.metrics.counters import Acceptance, total_acceptance
 
 _TINY_S = 1e-4
 _LEAST_CHUNKS = 8
@@ -126,8 +125,6 @@ class Observed:
     """Times to the first token."""
     requests: tuple[Steps, ...] = ()
     """Step by step; those that had nothing drafted too. Empty if the server does not tell."""
-    counted: Acceptance | None = None
-    """By the server's counters."""
 
 
 def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
@@ -136,9 +133,7 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
     if not good or passes[0].point.concurrency is None:
         return None
     point, load = passes[0].point, passes[0].point.concurrency
-    parts = [each.acceptance for each in passes if each.acceptance is not None]
-    counted = total_acceptance(parts) if parts else None
-    stepped = _steps_by_request(good, counted=counted) if tokens else ()
+    stepped = _steps_by_request(good, passes) if tokens else ()
     is_known = bool(stepped) and len(stepped) == sum(each.output_tokens > 1 for each in good)
     taken = timing(passes, steps=sum(each.steps_with(tokens) for each in stepped) if is_known else None)
     busy_s = taken.full_load_s if taken is not None else sum(each.latency_s for each in good)
@@ -157,7 +152,6 @@ def observed(passes: Sequence[Pass], *, tokens: int) -> Observed | None:
         tpot_s=_times_per_token_s(good, later_s=busy_s - sum(each.ttft_s for each in good)),
         first_s=tuple(each.ttft_s for each in good),
         requests=stepped,
-        counted=counted,
     )
 
 
@@ -168,12 +162,13 @@ def _times_per_token_s(good: Sequence[Request], *, later_s: float) -> tuple[floa
     return tuple(value * share for each in good if (value := each.tpot_s) is not None)
 
 
-def _steps_by_request(good: Sequence[Request], *, counted: Acceptance | None) -> tuple[Steps, ...]:
+def _steps_by_request(good: Sequence[Request], passes: Sequence[Pass]) -> tuple[Steps, ...]:
     """Each request's steps. vLLM says nothing of a request that had nothing drafted: its steps made one token each.
 
     Source: vllm/v1/metrics/stats.py 0.32, `if self.per_step_accepted`.
     """
-    if not any(each.steps for each in good) and (counted is None or counted.drafts):
+    counted = [each.acceptance for each in passes]
+    if not any(each.steps for each in good) and any(each is None or each.drafts for each in counted):
         return ()
     found = [
         steps_of(each.steps, output_tokens=each.output_tokens, prompt=each.prompt)

@@ -12,7 +12,7 @@ from specserve.measure.bench.figures import compared, figures, invalid_reason, i
 from specserve.measure.bench.result import Cell, Point, Verdict
 from specserve.measure.tune.choose import LEAST_SPEEDUP, Known, at_once, limits_at
 from specserve.measure.tune.plan import BASELINE, CONFIRMING, TUNED, Fitted, Wish, in_words
-from specserve.measure.tune.predict import COUNTERS_LOW, STEP_ERROR_ALONE, key, plain_of, plain_rows_of
+from specserve.measure.tune.predict import STEP_ERROR_ALONE, key, plain_of, plain_rows_of
 from specserve.measure.tune.result import CandidateInfo, Cause, Choice, Confirmed, Row, TuneResult
 from specserve.measure.tune.run import Tune
 from specserve.measure.tune.steptime import StepModel
@@ -232,11 +232,6 @@ def _notes(wish: Wish, tune: Tune, known: Sequence[Known], fitted: Fitted) -> It
         yield f"{in_words(name)} was left out: {reason}"
     if tune.least_share < 1:
         yield f"for the budget, as few as {tune.least_share:.0%} of a workload's prompts were sent"
-    if any(row.length_basis == "counters" for each in known for row in each.rows):
-        yield (
-            "the server did not tell what each step accepted: tokens a step are by its counters, "
-            f"up to {COUNTERS_LOW:.0%} too low"
-        )
 
 
 def _losses(choice: Choice, known: Known, confirmed: Sequence[Confirmed]) -> Iterator[str]:

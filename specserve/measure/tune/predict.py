@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 
 from specserve.measure.bench.driver import Pass
 from specserve.measure.bench.result import Interval, Point
-from specserve.measure.tune import steptime, walk
+from specserve.measure.tune import steptime
 from specserve.measure.tune.choose import Known, limits_at, share_within
 from specserve.measure.tune.observe import Observed, observed
 from specserve.measure.tune.plan import AGAIN, BASELINE, EXTRA, Candidate, Wish, small_tokens
 from specserve.measure.tune.result import Row
 from specserve.measure.tune.steptime import StepModel, Timed
 from specserve.measure.tune.walk import Steps, length_interval
-from specserve.metrics.counters import total_acceptance
 from specserve.profile.schema import Expectation
 
 _DRAWS = 300
@@ -26,8 +25,6 @@ STEP_ERROR = 0.05
 """Of a step time between measured ones."""
 STEP_ERROR_ALONE = 0.08
 """The same if a launch has one K at every load."""
-COUNTERS_LOW = 0.18
-"""By how much what counters alone say of a smaller K may be too low, as a share."""
 
 
 def key(point: Point) -> str:
@@ -179,7 +176,11 @@ class Measured:
 
     def rows(self, steps: StepModel) -> Iterator[Row]:
         """Every K up to what was measured, at every load that was measured without speculation."""
-        lengths = {tokens: self._length(tokens) for tokens in range(1, self.most_tokens + 1)}
+        requests = self._requests()
+        lengths = {
+            tokens: length_interval(requests, tokens=tokens, draws=_DRAWS)
+            for tokens in range(1, self.most_tokens + 1)
+        }
         for load in sorted(self.plain):
             for tokens, length in lengths.items():
                 if length is not None:
@@ -211,21 +212,6 @@ class Measured:
         places = range(1, self.most_tokens + 1) if took else ()
         return tuple(sum(each >= place for each in took) / len(took) for place in places)
 
-    def _length(self, tokens: int) -> Interval | None:
-        """Tokens a step, from the steps that every request took, else from the counters; None: unknown."""
-        requests = self._requests()
-        if requests:
-            return length_interval(requests, tokens=tokens, draws=_DRAWS)
-        found = [seen for seen in self._most() if seen.counted is not None]
-        counted = total_acceptance(seen.counted for seen in found if seen.counted is not None)
-        value = walk.from_counters(counted, tokens=tokens)
-        if value is None:
-            return None
-        # counters also count what was accepted behind the end of an answer
-        sent = math.fsum(len(seen.first_s) * (seen.output_tokens - 1) for seen in found)
-        value = max(1.0, value * min(1.0, sent / (counted.drafts + counted.accepted_tokens)))
-        return Interval(value, value, min(tokens + 1.0, value * (1 + COUNTERS_LOW)))
-
     def _most(self) -> list[Observed]:
         """What drafted the most: what was offered less says nothing of more."""
         most = max((seen.tokens for seen in self.drafted), default=0)
@@ -253,7 +239,7 @@ class Measured:
             concurrency=load,
             tokens=tokens,
             mean_length=length,
-            length_basis=basis if self._requests() else "counters",
+            length_basis=basis,
             step_ms=step_s * 1000,
             step_basis="measured" if is_timed else "predicted",
             break_even=step_s / plain_s,

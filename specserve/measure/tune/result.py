@@ -47,7 +47,7 @@ class Row:
     mean_length: Interval | None
     """Tokens a step; its bounds by a bootstrap over prompts."""
     length_basis: str
-    """`measured`, `stitched`, `counters`."""
+    """`measured` or `stitched`."""
     step_ms: float
     step_basis: str
     """`measured` or `predicted`."""

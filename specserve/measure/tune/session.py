@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from specserve.measure.tune.result import Choice, Confirmed, TuneResult
     from specserve.measure.tune.run import Tune
 
-__all__ = ["Outlet", "refuse_unrunnable", "run_tune", "unconfirmed"]
-
 
 def refuse_unrunnable(asked: TuneRequest, *, write: bool) -> None:
     """Raises UsageError for a profile from stdin, and with `write` for one that could not be changed."""
@@ -157,7 +155,10 @@ def _known(ready: Prepared, tune: Tune) -> list[Known]:
             has_small = following is not None and following.small and following.name not in tune.failed
             launches = [number, number + 1] if has_small else [number]
             known.append(known_of(ready.wish, tune.passes, each, launches=launches))
-    return [each for each in known if each.rows]
+    for found in known:
+        if not found.rows:
+            tune.note(f"{found.candidate.name}: no step could be timed, or the server did not tell its steps")
+    return [found for found in known if found.rows]
 
 
 def _confirmed(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from specserve.measure.bench.result import Interval
-from specserve.metrics.counters import Acceptance
 
 
 @dataclass(frozen=True)
@@ -49,40 +48,15 @@ class Steps:
         return tuple(reversed(runs))
 
     def steps_with(self, tokens: int) -> int:
-        """How many steps the same text takes with at most so many draft tokens each (the stitched re-walk)."""
+        """How many steps the same text takes with at most so many draft tokens each (the stitched re-walk).
+
+        The length that it gives errs by -2.9 to +1.5 % over eight public workloads at K_max 7.
+        """
         place, steps, runs = 0, 0, self.runs
         while place < len(runs):
             place += min(runs[place], tokens + 1)
             steps += 1
         return steps + self.plain
-
-
-def stitched(requests: Iterable[Steps], *, tokens: int) -> float | None:
-    """The mean acceptance length with so many draft tokens, from ordered steps; None without a step.
-
-    The error is -2.9 to +1.5 % over eight public workloads at K_max 7.
-    """
-    made, steps = 0, 0
-    for request in requests:
-        made += request.tokens
-        steps += request.steps_with(tokens)
-    return made / steps if steps else None
-
-
-def from_counters(counted: Acceptance, *, tokens: int) -> float | None:
-    """The same from a server's counters, as the better of two lower bounds; None without a draft.
-
-    One adds the acceptance rates of the first positions; the other deals each step's accepted tokens to steps of
-    tokens + 1, nearly exact if that divides K_max + 1.
-    """
-    if not counted.drafts:
-        return None
-    reached = (counted.drafts, *counted.accepted_per_position, 0)
-    added = 1.0 + sum(counted.accepted_per_position[:tokens]) / counted.drafts
-    histogram = [max(0, reached[index] - reached[index + 1]) for index in range(len(reached) - 1)]
-    made = sum(count * (accepted + 1) for accepted, count in enumerate(histogram))
-    steps = sum(count * (accepted // (tokens + 1) + 1) for accepted, count in enumerate(histogram))
-    return max(added, made / steps if steps else 1.0)
 
 
 def geometric(alpha: float, *, tokens: int) -> float:

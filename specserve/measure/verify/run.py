@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from specserve.errors import TrafficError
 from specserve.measure.verify import greedy, sampled, smoke
@@ -25,7 +25,7 @@ from specserve.measure.verify.result import (
 )
 from specserve.measure.verify.sampled import Collector
 from specserve.measure.verify.scores import ScoredText
-from specserve.measure.verify.session import GREEDY, Crew, VerifySession
+from specserve.measure.verify.session import GREEDY, JobResult, VerifySession, results_of
 from specserve.measure.workloads.workload import Prompt
 from specserve.metrics.counters import since_by_engine
 from specserve.metrics.prometheus import Metrics
@@ -75,9 +75,6 @@ class _Timed:
     answer: ScoredText | None = None
     took_s: float = 0.0
     scoring_s: float = 0.0
-
-
-JobResult = TypeVar("JobResult")
 
 
 class Verifier:
@@ -164,7 +161,7 @@ class Verifier:
         self._show(VerifyStatus(self._phase, self._elapsed_s, self._tokens))
 
     def _results(self, jobs: Iterator[Callable[[], JobResult]], concurrency: int) -> Iterator[JobResult]:
-        for found in Crew(jobs, concurrency=concurrency).results(on_tick=self._tick):
+        for found in results_of(jobs, concurrency=concurrency, on_tick=self._tick):
             self._heard_at_s = time.monotonic()
             yield found
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from specserve.convert.command import remembered
 from specserve.diagnostics import Notices
@@ -24,14 +24,8 @@ if TYPE_CHECKING:
     from specserve.serve.signals import StopRequest
 
 
-class ProgressView(Protocol):
-    """Shows how far a verification is."""
-
-    def __call__(self, progress: VerifyStatus) -> None:
-        """Show it."""
-
-    def finish(self) -> None:
-        """Remove what is shown."""
+Progress = AbstractContextManager[Callable[["VerifyStatus"], None]]
+"""Shows how far a verification is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +59,7 @@ def run_verification(
     request: VerifyRequest,
     *,
     notices: Notices,
-    progress: ProgressView,
+    progress: Progress,
     start_view: Callable[[LaunchPlan], OnEvent],
 ) -> Verification:
     """Verify the server of a request; one that is started from a profile is stopped again.
@@ -74,15 +68,24 @@ def run_verification(
     """
     from specserve.serve.signals import stop_on_signals
 
-    if request.profile is not None:
-        return _verify_profile(
-            request.profile, request, notices=notices, progress=progress, start_view=start_view
-        )
-    given = {"--set": request.settings, "--alternative": request.alternative, "--no-check": not request.check}
-    refuse_given(given, command="verify")
-    with stop_on_signals() as stop:
-        url, key = _address(request.server, request.api_key_env)
-        return verify_url(url, key, request, stop=stop, progress=progress)
+    if request.profile is None:
+        given = {"--set": request.settings, "--alternative": request.alternative}
+        refuse_given({**given, "--no-check": not request.check}, command="verify")
+        with stop_on_signals() as stop:
+            url, key = _address(request.server, request.api_key_env)
+            return verify_url(url, key, request, stop=stop, progress=progress)
+    from specserve.serve.logs import default_log
+    from specserve.serve.server import refuse_taken_port, running
+
+    profile, plan = _checked(request.profile, request, notices=notices)
+    refuse_taken_port(plan)
+    limit, log = draft_limit(profile), default_log(f"{plan.name}-verify")
+    with (
+        stop_on_signals() as stop,
+        running(plan, log_path=log, on_event=start_view(plan), stop=stop) as server,
+    ):
+        key = plan.api_key_env
+        return verify_url(server.url, key, request, stop=stop, progress=progress, draft_limit=limit)
 
 
 def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | None]:
@@ -100,19 +103,9 @@ def _address(server: str | None, api_key_env: str | None) -> tuple[str, str | No
     )
 
 
-def _verify_profile(
-    path: str,
-    request: VerifyRequest,
-    *,
-    notices: Notices,
-    progress: ProgressView,
-    start_view: Callable[[LaunchPlan], OnEvent],
-) -> Verification:
+def _checked(path: str, request: VerifyRequest, *, notices: Notices) -> tuple[Profile, LaunchPlan]:
     from specserve.checks.preflight import cleared, refuse_exposed
     from specserve.serve.detached.observe import room_beside
-    from specserve.serve.logs import default_log
-    from specserve.serve.server import refuse_taken_port, running
-    from specserve.serve.signals import stop_on_signals
 
     profile, plan = cleared(
         path,
@@ -125,16 +118,7 @@ def _verify_profile(
     refuse_exposed(profile, insecure=False, notices=notices)
     if request.check:
         room_beside(profile, plan, name=None, notices=notices)
-    refuse_taken_port(plan)
-    limit = draft_limit(profile)
-    log = default_log(f"{plan.name}-verify")
-    with (
-        stop_on_signals() as stop,
-        running(plan, log_path=log, on_event=start_view(plan), stop=stop) as server,
-    ):
-        return verify_url(
-            server.url, plan.api_key_env, request, stop=stop, progress=progress, draft_limit=limit
-        )
+    return profile, plan
 
 
 def draft_limit(profile: Profile) -> int | None:
@@ -157,7 +141,7 @@ def verify_url(
     request: VerifyRequest,
     *,
     stop: StopRequest,
-    progress: ProgressView | None,
+    progress: Progress | None,
     draft_limit: int | None = None,
 ) -> Verification:
     """Verify the server at a URL; `stop` ends it. Raises TrafficError, UsageError, Interrupted.
@@ -165,7 +149,7 @@ def verify_url(
     `key`: the variable with its key; `progress` shows how far it is, if anybody is to see that.
     """
     from specserve.measure.verify.run import Verifier
-    from specserve.measure.verify.session import Crew, VerifySession
+    from specserve.measure.verify.session import VerifySession, results_of
     from specserve.serve.client import Client
     from specserve.serve.requests import endpoint
 
@@ -180,8 +164,8 @@ def verify_url(
         def connected(url: str, key: str | None, model: str | None) -> VerifySession:
             client = stack.enter_context(Client(endpoint(url, api_key_env=key)))
             # in a thread: a server that hangs must not keep a signal waiting
-            asking = Crew([lambda: VerifySession(client, model=model)], concurrency=1)
-            return next(asking.results(on_tick=tick))
+            asking = [lambda: VerifySession(client, model=model)]
+            return next(results_of(asking, concurrency=1, on_tick=tick))
 
         session, other = connected(url, key, request.model), None
         if request.against is not None:
@@ -190,8 +174,6 @@ def verify_url(
                 other = connected(*place, None)
             except TrafficError as error:
                 raise TrafficError(f"the server of `--against`: {error.message}", hint=error.hint) from error
-        if progress is not None:
-            stack.callback(progress.finish)
         verifier = Verifier(
             session,
             request.prompts,
@@ -199,7 +181,7 @@ def verify_url(
             limit_s=request.limit_s,
             has_smoke_tests=request.smoke,
             draft_limit=draft_limit,
-            show=progress or (lambda _: None),
+            show=stack.enter_context(progress) if progress is not None else lambda _: None,
             on_tick=tick,
         )
         return verifier.run(other=other)

@@ -6,8 +6,8 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 from specserve.errors import TrafficError, UsageError
 from specserve.measure.verify.result import Sampling
@@ -61,7 +61,7 @@ class VerifySession:
             if prompt.messages:
                 raise NoChatTemplate("the model has no chat template, and the prompt is a chat")
             return self._post("completions", prompt=prompt.text, **body)
-        messages = list(prompt.messages or ({"role": "user", "content": prompt.text or ""},))
+        messages = list(prompt.messages or ({"role": "user", "content": prompt.content},))
         return self._post("chat/completions", messages=messages, **body)
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
@@ -155,58 +155,46 @@ JobResult = TypeVar("JobResult")
 _LOOK_EVERY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class _Done(Generic[JobResult]):
-    """What a job returned; it may be None."""
+def results_of(
+    jobs: Iterable[Callable[[], JobResult]], *, concurrency: int, on_tick: Callable[[], None]
+) -> Iterator[JobResult]:
+    """What the jobs return, in the order in which they end; what one of them raises ends it.
 
-    result: JobResult
+    `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
+    with their request.
+    """
+    waiting, lock, is_over = iter(jobs), threading.Lock(), threading.Event()
+    done: queue.SimpleQueue[tuple[JobResult] | Exception | None] = queue.SimpleQueue()
 
+    def following() -> Callable[[], JobResult] | None:
+        with lock:
+            return None if is_over.is_set() else next(waiting, None)
 
-class Crew(Generic[JobResult]):
-    """Threads that take jobs from an iterable, one by one."""
-
-    def __init__(self, jobs: Iterable[Callable[[], JobResult]], *, concurrency: int) -> None:
-        self._jobs = iter(jobs)
-        self._lock = threading.Lock()
-        self._done: queue.SimpleQueue[_Done[JobResult] | Exception | None] = queue.SimpleQueue()
-        self._is_over = False
-        self._count = concurrency
-
-    def results(self, *, on_tick: Callable[[], None]) -> Iterator[JobResult]:
-        """What the jobs return, in the order in which they end; what one of them raises ends it.
-
-        `on_tick` is called at least five times a second, and may raise. Nobody waits for the threads then: they end
-        with their request.
-        """
-        for _ in range(self._count):
-            threading.Thread(target=self._work, daemon=True).start()
-        working = self._count
+    def work() -> None:
         try:
-            while working:
-                on_tick()
-                try:
-                    item = self._done.get(timeout=_LOOK_EVERY_S)
-                except queue.Empty:
-                    continue
-                if item is None:
-                    working -= 1
-                elif isinstance(item, Exception):
-                    raise item
-                else:
-                    yield item.result
+            while (job := following()) is not None:
+                done.put((job(),))
+        except Exception as error:  # raised again where the results are taken
+            is_over.set()
+            done.put(error)
         finally:
-            self._is_over = True
+            done.put(None)
 
-    def _next(self) -> Callable[[], JobResult] | None:
-        with self._lock:
-            return None if self._is_over else next(self._jobs, None)
-
-    def _work(self) -> None:
-        try:
-            while (job := self._next()) is not None:
-                self._done.put(_Done(job()))
-        except Exception as error:  # handed to whoever waits for the results
-            self._is_over = True
-            self._done.put(error)
-        finally:
-            self._done.put(None)
+    for _ in range(concurrency):
+        threading.Thread(target=work, daemon=True).start()
+    working = concurrency
+    try:
+        while working:
+            on_tick()
+            try:
+                item = done.get(timeout=_LOOK_EVERY_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                working -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item[0]
+    finally:
+        is_over.set()

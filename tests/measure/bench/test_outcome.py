@@ -212,9 +212,9 @@ def test_order_bounds_are_those_of_the_binomial(count: int, at: float) -> None:
 
     # X_(k) lies above the quantile where fewer than k values lie below it
     if low > 0:
-        assert below(int(low) + 1) <= 0.025 + 1e-9
+        assert below(int(low) + 1) <= 0.025 + 1e-9 < below(int(low) + 2)
     if high < math.inf:
-        assert 1 - below(int(high) + 1) <= 0.025 + 1e-9
+        assert 1 - below(int(high) + 1) <= 0.025 + 1e-9 < 1 - below(int(high))
 
 
 def test_greedy_answers_that_differ_are_told() -> None:

@@ -120,3 +120,10 @@ def test_done_twice_it_changes_nothing(result: Result) -> None:
     once = redacted(result)
     assert redacted(once) == once
     assert result_from_json(json.loads(text(result))) == once
+
+
+def test_a_comparison_with_an_arm_that_the_result_does_not_have_is_left_out() -> None:
+    first, *others = example().comparisons
+    strange = dataclasses.replace(first, against="s3cr3t")
+    shared = redacted(dataclasses.replace(example(), comparisons=(strange, *others)))
+    assert len(shared.comparisons) == len(others)

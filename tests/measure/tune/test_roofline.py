@@ -23,7 +23,7 @@ from specserve.measure.tune.roofline import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
-from tune_pair import arm
+from tune_pair import LLAMA_8B, arm
 
 
 def rates(name: str) -> Rates:
@@ -150,3 +150,11 @@ def test_dividing_a_model_over_accelerators_divides_what_each_reads(tmp_path: Pa
         for count in (1, 4)
     )
     assert four == pytest.approx(one / 4, rel=0.01)
+
+
+def test_a_head_reads_the_targets_output_table_in_each_of_its_steps(tmp_path: Path) -> None:
+    target = {**LLAMA_8B, "num_nextn_predict_layers": 1}
+    head = "{method: mtp, num_speculative_tokens: 4}"
+    draft = pair(arm(tmp_path, target=target, speculation=head), context_tokens=0).draft
+    assert draft is not None
+    assert draft.dense_bytes > 2 * LLAMA_8B["vocab_size"] * LLAMA_8B["hidden_size"]

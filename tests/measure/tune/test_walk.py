@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specserve.measure.tune.walk import (
     Steps,
-    from_counters,
     geometric,
     geometric_rate,
+    length_interval,
     steps_of,
-    stitched,
 )
-from specserve.metrics.counters import Acceptance
 
 texts = st.lists(st.lists(st.booleans(), min_size=1, max_size=60), min_size=1, max_size=8)
 """For each request, which of its tokens the draft predicts."""
@@ -42,20 +40,19 @@ def true_length(requests: Sequence[Sequence[bool]], *, tokens: int) -> float:
     return sum(each.tokens for each in walks) / sum(len(each.accepted) for each in walks)
 
 
-def counters(walks: Sequence[Steps], *, tokens: int) -> Acceptance:
-    steps = [took for each in walks for took in each.accepted]
-    positions = tuple(sum(took >= place for took in steps) for place in range(1, tokens + 1))
-    return Acceptance(len(steps), len(steps) * tokens, sum(steps), positions)
+def stitched(walks: Sequence[Steps], *, tokens: int) -> float:
+    found = length_interval(walks, tokens=tokens, draws=1)
+    assert found is not None
+    return found.value
 
 
 @given(texts, st.integers(1, 9))
-def test_with_the_k_that_was_measured_every_estimator_says_what_was_measured(
+def test_with_the_k_that_was_measured_the_walk_says_what_was_measured(
     requests: list[list[bool]], most: int
 ) -> None:
     walks = [walk(text, tokens=most) for text in requests]
     measured = sum(each.tokens for each in walks) / sum(len(each.accepted) for each in walks)
     assert stitched(walks, tokens=most) == pytest.approx(measured)
-    assert from_counters(counters(walks, tokens=most), tokens=most) == pytest.approx(measured)
 
 
 @given(texts, st.integers(1, 9))
@@ -63,24 +60,10 @@ def test_lengths_grow_with_k_and_stay_between_one_and_k_plus_one(
     requests: list[list[bool]], most: int
 ) -> None:
     walks = [walk(text, tokens=most) for text in requests]
-    counted = counters(walks, tokens=most)
-    ordered = [stitched(walks, tokens=tokens) for tokens in range(most + 1)]
-    unordered = [from_counters(counted, tokens=tokens) for tokens in range(most + 1)]
-    for found in (ordered, unordered):
-        assert found[0] == pytest.approx(1.0)
-        assert all(value is not None and 1.0 <= value <= tokens + 1 for tokens, value in enumerate(found))
-        assert all(before <= after + 1e-12 for before, after in pairwise(filter(None, found)))
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**16), st.integers(2, 9))
-def test_what_counters_say_is_no_more_than_the_stitched_walk_says(seed: int, most: int) -> None:
-    walks = [walk(text, tokens=most) for text in mixed_texts(seed=seed, rise=1.0, count=20)]
-    counted = counters(walks, tokens=most)
-    for tokens in range(1, most):
-        upper, lower = stitched(walks, tokens=tokens), from_counters(counted, tokens=tokens)
-        assert upper is not None and lower is not None
-        assert lower <= upper * 1.005
+    found = [stitched(walks, tokens=tokens) for tokens in range(most + 1)]
+    assert found[0] == pytest.approx(1.0)
+    assert all(1.0 <= value <= tokens + 1 for tokens, value in enumerate(found))
+    assert all(before <= after + 1e-12 for before, after in pairwise(found))
 
 
 def mixed_texts(*, seed: int, rise: float, count: int = 200) -> list[list[bool]]:
@@ -104,38 +87,7 @@ def test_the_stitched_walk_errs_by_less_than_its_published_error(rise: float) ->
         walks = [walk(text, tokens=most) for text in texts]
         for tokens in range(1, most):
             found = stitched(walks, tokens=tokens)
-            assert found is not None
             assert -0.029 <= found / true_length(texts, tokens=tokens) - 1 <= 0.027
-
-
-def test_counters_are_a_lower_bound_where_acceptance_varies() -> None:
-    texts = mixed_texts(seed=2, rise=1.0)
-    counted = counters([walk(text, tokens=7) for text in texts], tokens=7)
-    for tokens in range(1, 7):
-        found = from_counters(counted, tokens=tokens)
-        assert found is not None
-        assert found <= 1.01 * true_length(texts, tokens=tokens)
-
-
-def test_the_walk_of_a_histogram_is_nearly_exact_where_k_plus_one_divides_what_was_measured() -> None:
-    texts = mixed_texts(seed=3, rise=1.0)
-    counted = counters([walk(text, tokens=7) for text in texts], tokens=7)
-    for tokens in (1, 3):
-        found = from_counters(counted, tokens=tokens)
-        assert found is not None
-        assert -0.03 < found / true_length(texts, tokens=tokens) - 1 <= 0.01
-
-
-def test_without_ordered_steps_the_better_lower_bound_of_the_counters_is_taken() -> None:
-    counted = Acceptance(100, 400, 200, (70, 60, 40, 30))
-    # cut off behind two: 1 + 0.7 + 0.6; walked again: 300 tokens in 30 + 10 + 20 + 10 x 2 + 30 x 2 steps
-    assert from_counters(counted, tokens=2) == pytest.approx(max(2.3, 300 / 140))
-    assert from_counters(Acceptance(), tokens=2) is None
-
-
-def test_per_position_rates_that_were_published_give_the_length_that_was_published() -> None:
-    # MiniMax-M3 with EAGLE-3, K = 3: 76/56/43 %, mean acceptance length 2.69 to 2.75
-    assert from_counters(Acceptance(100, 300, 175, (76, 56, 43)), tokens=3) == pytest.approx(2.75)
 
 
 @pytest.mark.parametrize(("three", "seven"), [(2.65, 3.03), (2.24, 2.59), (2.70, 3.27)])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from specserve.measure.verify.session import Crew
+from specserve.measure.verify.session import results_of
 
 
 def nothing() -> None:
@@ -32,7 +32,7 @@ def test_every_job_is_done_once_and_as_many_run_as_asked_for_and_no_more() -> No
 
         return do
 
-    found = list(Crew((job(number) for number in range(21)), concurrency=3).results(on_tick=nothing))
+    found = list(results_of((job(number) for number in range(21)), concurrency=3, on_tick=nothing))
     assert sorted(found) == list(range(21))
     assert most == 3
 
@@ -46,7 +46,7 @@ def test_an_error_of_a_job_is_raised_and_no_further_job_begins() -> None:
             yield lambda number=number: 1 // (number - 5)  # type: ignore[misc]
 
     with pytest.raises(ZeroDivisionError):
-        list(Crew(jobs(), concurrency=2).results(on_tick=nothing))
+        list(results_of(jobs(), concurrency=2, on_tick=nothing))
     count = len(begun)
     time.sleep(0.05)
     assert len(begun) <= count + 2 < 1000
@@ -60,14 +60,14 @@ def test_what_a_tick_raises_ends_it_though_a_job_hangs() -> None:
 
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        list(Crew(iter([hangs.wait]), concurrency=1).results(on_tick=stop))
+        list(results_of(iter([hangs.wait]), concurrency=1, on_tick=stop))
     hangs.set()
     assert time.monotonic() - began < 60
 
 
 def test_a_job_may_return_nothing() -> None:
-    assert list(Crew(iter([nothing, nothing]), concurrency=2).results(on_tick=nothing)) == [None, None]
+    assert list(results_of(iter([nothing, nothing]), concurrency=2, on_tick=nothing)) == [None, None]
 
 
 def test_no_job_is_no_result() -> None:
-    assert list(Crew(iter([]), concurrency=4).results(on_tick=nothing)) == []
+    assert list(results_of(iter([]), concurrency=4, on_tick=nothing)) == []
