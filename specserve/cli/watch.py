@@ -76,7 +76,7 @@ def watch(
     """
     from specserve.measure.values import seconds
     from specserve.measure.watch.server import WatchRequest, run_watch
-    from specserve.report.watch import WatchView
+    from specserve.report.watch import WatchPrinter
 
     if once and for_time is not None:
         raise UsageError("`--once` and `--for` both say when it ends", hint="`--once` ends after one window")
@@ -92,7 +92,7 @@ def watch(
         for_s=window_s if once else for_s,
         exporter=exporter,
     )
-    last = run_watch(request, WatchView(is_json=format is TextOrJson.JSON, only_last=once))
+    last = run_watch(request, WatchPrinter(is_json=format is TextOrJson.JSON, only_last=once))
     if last.trouble is not None and last.figures is None:
         raise last.trouble
     return 1 if last.has_failed or (strict and last.is_undecided) else 0

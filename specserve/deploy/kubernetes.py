@@ -81,7 +81,7 @@ def kubernetes(made: Deployment) -> tuple[Artifact, ...]:
     }
     found.append(Artifact("kustomization.yaml", yaml_text(content, head=head), alone=False))
     for name, files in components.items():
-        found += _component(made, name, files, is_shared=bool(claims) and not several)
+        found += _component(made, name, files, is_shared=not several)
     return tuple(found)
 
 

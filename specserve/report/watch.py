@@ -241,7 +241,7 @@ def picture(report: WatchReport, *, url: str) -> Any:
     return Group(verdict, *(Text(each) for each in advice), Text(), rows, foot)
 
 
-class WatchView:
+class WatchPrinter:
     """Shows each report, or the last alone (`only_last`); a context manager, which leaves the last screen standing."""
 
     def __init__(self, *, is_json: bool, only_last: bool) -> None:
@@ -259,7 +259,7 @@ class WatchView:
         self._state: WatchState | None = None
         self._trouble = ""
 
-    def __enter__(self) -> WatchView:
+    def __enter__(self) -> WatchPrinter:
         if self._screen is not None:
             self._screen.__enter__()
         return self

@@ -79,7 +79,10 @@ def test_a_dry_run_for_scripts(profile: Path, capsys: pytest.CaptureFixture[str]
     assert next(iter(content)) == "version" and content["version"] == 1
     assert [arm["name"] for arm in content["arms"]] == ["baseline", "profile", "lookup"]
     assert len(content["points"]) == 2 * 2
-    assert content["estimated"]["requests"] > 0
+    estimated = content["estimated"]
+    assert estimated["launching_s"] == 30.0 * estimated["launches"] > 30  # on the CPU
+    blocks = len(content["sessions"]) * len(content["arms"]) * len(content["points"])
+    assert estimated["requests"] >= blocks
     assert "--speculative-config" not in content["arms"][0]["launch"]["argv"]
 
 
@@ -233,3 +236,11 @@ def test_a_file_of_prompts_is_called_by_its_stem(tmp_path: Path) -> None:
     assert sources(["chat", str(file)]) == {"chat": "chat", "my-traffic": str(file)}
     with pytest.raises(UsageError, match="two workloads are called"):
         sources([str(file), str(tmp_path / "other" / "My Traffic.jsonl")])
+
+
+def test_a_dry_run_waits_for_requests_that_come_slowly(
+    profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(profile), "--dry-run", "-w", "chat", "--request-rate", "0.01", "--budget", "9999m"]
+    estimated = json.loads(told([*arguments, "--format", "json"], capsys))["estimated"]
+    assert estimated["measuring_s"] == pytest.approx(estimated["requests"] / 0.01)

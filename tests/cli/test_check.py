@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,13 @@ def test_an_unknown_machine_is_a_usage_error(
 def test_a_folder_without_a_vllm_cannot_be_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _run(["check", "--offline", "--vllm-source", str(tmp_path), "configs/demo.yaml"]) == 2
     assert "does not hold a vLLM" in capsys.readouterr().err
+
+
+def test_the_text_says_what_each_term_of_memory_rests_on(
+    pair: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _run(["check", pair()]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^  activations +[\d.]+ +assumed: no log of this kind$", out, re.M)
+    assert re.search(r"^  other +[\d.-]+ +estimated, from \d+ logs$", out, re.M)
+    assert "not counted" not in out

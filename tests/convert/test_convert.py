@@ -359,3 +359,11 @@ def test_sampling_parameters_of_an_offline_script_are_noted() -> None:
     text = 'p = SamplingParams(min_p=0.1)\nLLM("org/m", max_model_len=8).generate([], p)\n'
     (note,) = [note for note in convert(text, file="run.py").notes if "SamplingParams" in note.text]
     assert note.line == 1
+
+
+@pytest.mark.parametrize(("inside", "moved"), [("8000", True), ("8080", False)])
+def test_the_port_that_clients_used_is_named_only_if_it_led_to_the_server(inside: str, moved: bool) -> None:
+    text = f"docker run -p 9000:{inside} vllm/vllm-openai:v0.33.0 --model a/b"
+    (start,) = read(text, file="x.sh", folder=Path())
+    notes = " ".join(note.text for note in converted(start, origin="x.sh").notes)
+    assert "the container publishes" in notes and ("clients used port 9000" in notes) is moved

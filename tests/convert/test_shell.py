@@ -104,3 +104,8 @@ def test_an_error_that_no_inner_node_bears_is_a_clear_one() -> None:
 def test_a_script_that_calls_itself_is_a_clear_error(text: str) -> None:
     with pytest.raises(UsageError, match="it is nested too deeply"):
         words(text)
+
+
+def test_what_a_test_computes_starts_nothing() -> None:
+    assert words('if [ -n "$(vllm serve a/b)" ]; then vllm serve c/d; fi') == [["vllm", "serve", "c/d"]]
+    assert words("[[ $(vllm serve a/b) ]] && vllm serve c/d") == [["vllm", "serve", "c/d"]]

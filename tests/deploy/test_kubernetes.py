@@ -231,3 +231,14 @@ def test_several_nodes_are_one_group_that_lives_and_dies_together(two_nodes: Dep
 def test_one_node_answers_on_one_port_only(llama: Deployment) -> None:
     policy = objects_of(files_of("kubernetes", llama))["NetworkPolicy/llama70b-8b"]["spec"]
     assert [rule["ports"] for rule in policy["ingress"]] == [[{"port": "http"}]]
+
+
+def test_only_the_node_that_answers_gets_the_key() -> None:
+    two = ("hardware.nodes=2", "target.pipeline_parallel_size=2", "server.api_key_env=LLAMA_KEY")
+    objects = objects_of({"x": files_of("kubernetes", made_of(LLAMA, *two))["leaderworkerset.yaml"]})
+    template = objects["LeaderWorkerSet/llama70b-8b"]["spec"]["leaderWorkerTemplate"]
+    names = [
+        {entry["name"] for entry in template[each]["spec"]["containers"][0]["env"]}
+        for each in ("leaderTemplate", "workerTemplate")
+    ]
+    assert names[0] - names[1] == {"VLLM_API_KEY"}

@@ -26,6 +26,8 @@ def shown(key: str, a: Any, b: Any, *, kind: str = "memory") -> list[str]:
         (2_920_448, 1_372_585_984, ["- 0.003 GiB", "+ 1.278 GiB"]),
         (1_372_585_984, 1_372_585_985, ["- 1.278320312 GiB", "+ 1.278320313 GiB"]),
         (2_920_448, 0, ["- 2.79 MiB", "+ 0.00 MiB"]),
+        (200 * 2**20, 300 * 2**20, ["- 0.20 GiB", "+ 0.29 GiB"]),
+        (2_920_448, "unknown", ["- 2920448", "+ unknown"]),
         ({"low": 2**30, "high": 2**31}, {"low": 2**30, "high": 2**30}, ["- 1.00 GiB to 2.00 GiB", "+ 1.00 GiB"]),
         ({"low": 1, "high": 2**31}, {"low": 1, "high": 2**31 + 2**20},
          ["- 0.000 GiB to 2.000 GiB", "+ 0.000 GiB to 2.001 GiB"]),
@@ -38,3 +40,8 @@ def test_both_sides_are_in_one_unit_and_differ_in_what_is_shown(a: Any, b: Any, 
 def test_numbers_have_commas_and_truth_is_said_as_a_profile_writes_it() -> None:
     assert shown("kv_cache_tokens", 349440, 524288) == ["- 349,440", "+ 524,288"]
     assert shown("--enforce-eager", True, False, kind="argv") == ["- true", "+ false"]
+
+
+def test_a_figure_of_one_side_has_no_more_digits_than_usual() -> None:
+    comparison = Comparison(memory=(Difference("draft_weights_bytes", None, Written(2**31)),))
+    assert "+ 2.00 GiB" in difference_text(SIDE, SIDE, comparison, stream=io.StringIO())

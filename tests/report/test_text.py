@@ -216,3 +216,10 @@ def test_infos_alone_are_a_pass_and_are_counted(write: Write) -> None:
 def test_a_group_that_did_not_run_has_its_line_too() -> None:
     skipped = (Skipped("a.yaml", "models", ("SD201", "SD202"), "no network", "unreachable"),)
     assert concise([], skipped=skipped) == "a.yaml:1:1: skipped[models] no network\n"
+
+
+def test_lines_that_are_not_shown_between_two_places_are_three_dots(write: Write) -> None:
+    file = write("a: 1\nb: 2\nc: 3")
+    for line, between in ((2, False), (3, True)):
+        related = (Related(Span(str(file), line, 1, line, 2), "here"),)
+        assert ("..." in plain(finding(file, 1, 1, 2, related=related)).splitlines()) is between
