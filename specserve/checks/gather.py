@@ -116,8 +116,8 @@ def gather(profile: Profile, *, wanted: Wanted, read: Read | None = None) -> Gat
     context = Context(profile, versions)
     target, drafts, unread = _models(context, read)
     # a model that the lock alone could tell, and does not, is reported once, where it could not be read
-    told = {item.path for item in unread} if wanted.locked else set()
-    drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in told)
+    reported = {item.path for item in unread} if wanted.locked else set()
+    drift = tuple(item for item in drift if item.kind != "unlocked" or item.path not in reported)
     arms = tuple(Arm(path, block, drafts.get(path)) for path, block in context.blocks)
     tokenizer = None
     if target:

@@ -40,9 +40,9 @@ def missing_compiler(ctx: Context) -> Iterator[Hit]:
     if plan is None or host is None or plan.platform != "cpu" or host.compiler is not None:
         return
     kwargs = plan.engine_kwargs
-    told = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
+    is_off = any(kwargs.get(name) for name in _NOT_COMPILED) or kwargs.get("optimization_level") == 0
     switched = any(isinstance(plan.env.get(name), (str, FromEnv)) for name in _NOT_COMPILED_ENV)
-    if not kwargs.get("enforce_eager") and not told and not switched:
+    if not kwargs.get("enforce_eager") and not is_off and not switched:
         text = "vLLM would compile the model on this machine, which has no C++ compiler"
         help_ = "write `enforce_eager: true` under `engine`, or install g++"
         yield Hit("engine.enforce_eager", text, help=help_)

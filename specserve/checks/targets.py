@@ -58,9 +58,9 @@ def missing_experts(ctx: Context) -> Iterator[Hit]:
     if ctx.profile.engine.get("enable_expert_parallel") is not True or config is None:
         return
     text = text_config(config)
-    told = any(text.get(key) is not None for key in _EXPERTS)
+    has_experts = any(text.get(key) is not None for key in _EXPERTS)
     found = ctx.where(lambda known: has_kind(config, known, "text"))
-    if not told and found and "moe" not in f"{model_type(text)}{architectures(config)}".lower():
+    if not has_experts and found and "moe" not in f"{model_type(text)}{architectures(config)}".lower():
         message = f"a `{architectures(config)[0]}` has no experts"
         yield Hit(
             "engine.enable_expert_parallel", message, related=_MODEL, versions=found, help="leave it out"

@@ -50,6 +50,24 @@ def test_heads_divide_or_kv_heads_repeat(profile: Load, config: Any, size: int, 
     assert codes(loaded, {"org/t": facts(config)}) == ["SD222"] * hits
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "parts", "message"),
+    [
+        (24, 4, 8, 2, None),
+        (12, 3, 12, 3, "4 query heads share a KV head: the context cannot be cut in 3"),
+        (24, 4, 4, 2, "each KV head is on 1: the context cannot be cut in 2"),
+    ],
+)
+def test_a_context_is_cut_over_ranks_that_repeat_a_head(
+    profile: Load, heads: int, kv_heads: int, size: int, parts: int, message: str | None
+) -> None:
+    target = f"target: {{model: org/t, tensor_parallel_size: {size}}}"
+    loaded = profile(f"{target}\nengine: {{decode_context_parallel_size: {parts}}}")
+    config = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    found = findings(loaded, {"org/t": facts(config)})
+    assert [item.message for item in found] == ([message] if message else [])
+
+
 def test_the_sizes_named_are_those_that_both_models_allow(profile: Load) -> None:
     loaded = profile(f"target: {{model: org/t, tensor_parallel_size: 4}}\n{DRAFT}")
     models = {

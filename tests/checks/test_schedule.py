@@ -81,6 +81,11 @@ def test_exactly_what_vllm_s_own_validator_refuses_is_broken(
     assert (problem_of(rows) is not None) == (refused and bool(rows))
 
 
+@pytest.mark.parametrize(("k", "hits"), [(4, 1), (3, 0), (2, 0)])
+def test_only_a_k_above_the_ceiling_is_clamped(profile: Load, k: int, hits: int) -> None:
+    assert len(of("SD119", profile(text(f"[[1, 4, {k}]]", k=3)))) == hits
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize(("k", "ceiling"), [(5, 3), (3, 3), (2, 3)])
 def test_vllm_clamps_exactly_what_is_called_clamped(

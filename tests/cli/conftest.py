@@ -56,6 +56,8 @@ for line in sys.stdin:
         "skipped": {"weights of the draft": "no tensors"} if speculates else {},
     }
     refused = {"refused": "max_model_len (9999) is too long", "at": "vllm/config/model.py:1"}
+    bad_draft = {"refused": "no such draft", "at": "vllm/config/speculative.py:1"}
+    answer = bad_draft if any("bad-draft" in word for word in argv) else answer
     print(json.dumps(refused if "9999" in argv else answer), flush=True)
 """
 

@@ -70,6 +70,17 @@ def test_check_starts_no_child_and_uses_the_answers_of_an_earlier_one(
     assert capsys.readouterr().out == asked
 
 
+def test_each_way_to_speculate_gets_its_own_answer(
+    profile: str, vllm_that_answers: Path, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "{method: draft_model, model: ./llama-draft, num_speculative_tokens: 4, revision: bad-draft}"
+    write(f"{PROFILE}alternatives:\n  plain: {long.replace('bad-draft', 'main')}\n  long: {long}\n", "p.yaml")
+    assert _run(["check", profile, "--offline", "--ask-vllm", "--format", "json"]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    (refused,) = [item for item in found if item["code"] == "SD501"]
+    assert refused["location"]["path"] == "alternatives.long.method"
+
+
 def test_an_upgrade_shows_in_the_effective_configuration(
     profile: str, vllm_that_answers: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
