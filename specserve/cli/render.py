@@ -80,10 +80,7 @@ def render(
     from specserve.report.findings import StderrNotices
     from specserve.vllm.versions import newest_in, table
 
-    if (check or force) and output is None:
-        raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
-    if format is RenderFormat.JSON and output is not None:
-        raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
+    _refuse_contradictions(output, check=check, force=force, format=format)
     vllm = vllm or newest_in(load_profile(profile, settings=settings or ()).vllm)
     source, plan = prepare(
         profile,
@@ -112,6 +109,13 @@ def render(
         _write(artifacts, output, force=force)
     for line in caveats(made, to.value):
         say(line)
+
+
+def _refuse_contradictions(output: Path | None, *, check: bool, force: bool, format: RenderFormat) -> None:
+    if (check or force) and output is None:
+        raise UsageError(f"`--{'check' if check else 'force'}` is about the files in a folder: `-o DIR`")
+    if format is RenderFormat.JSON and output is not None:
+        raise UsageError("`--format` says how stdout is written, and with `-o` the files go to a folder")
 
 
 def _print(artifacts: tuple[Artifact, ...], to: RenderTarget, format: RenderFormat) -> None:
