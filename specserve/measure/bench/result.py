@@ -272,8 +272,8 @@ def _read(kind: Any, value: Any, path: str) -> Any:
     if issubclass(kind, Enum):
         known = [item for item in kind if item.value == value]
         if not known:
-            names = ", ".join(str(item.value) for item in kind)
-            raise ValueError(f"`{path}` must be one of {names}")
+            choices = ", ".join(str(item.value) for item in kind)
+            raise ValueError(f"`{path}` must be one of {choices}")
         return known[0]
     if kind is float:
         return math.nan if value is None else _finite(_of_kind(int | float, value, path, "a number"), path)
