@@ -111,14 +111,21 @@ def tune(
         settings=tuple(settings or ()),
     )
     as_json = format == "json"
-    if estimate is None:
-        if acceptance is not None:
-            raise UsageError(
-                "only `--estimate` takes `--acceptance`",
-                hint="add `--estimate NAME`, or leave it out: a tune measures what is here",
-            )
-        run(asked, output=output, dry_run=dry_run, write=write, as_json=as_json)
+    if estimate is not None:
+        _estimate(context, asked, accelerator=estimate, acceptance=acceptance, as_json=as_json)
         return
+    if acceptance is not None:
+        raise UsageError(
+            "only `--estimate` takes `--acceptance`",
+            hint="add `--estimate NAME`, or leave it out: a tune measures what is here",
+        )
+    run(asked, output=output, dry_run=dry_run, write=write, as_json=as_json)
+
+
+def _estimate(
+    context: typer.Context, asked: TuneRequest, *, accelerator: str, acceptance: str | None, as_json: bool
+) -> None:
+    from specserve.errors import UsageError
     from specserve.measure.tune.estimated import estimate_request
     from specserve.report.tuneplan import estimate_json, estimate_text
 
@@ -130,8 +137,8 @@ def tune(
             f"`--estimate` measures nothing, and has no use for {', '.join(f'`{each}`' for each in useless)}",
             hint=f"leave {'them' if len(useless) > 1 else 'it'} out, or measure without `--estimate`",
         )
-    name, found = estimate_request(asked, accelerator=estimate, acceptance=acceptance)
-    out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=profile))
+    name, found = estimate_request(asked, accelerator=accelerator, acceptance=acceptance)
+    out(estimate_json(found, name=name) if as_json else estimate_text(found, name=name, file=asked.profile))
 
 
 def run(asked: TuneRequest, *, output: str | None, dry_run: bool, write: bool, as_json: bool) -> None:

@@ -247,6 +247,14 @@ def test_series_differ_in_shape_and_dash_not_in_colour_alone() -> None:
     assert ".line.s2 { stroke-dasharray" in page
 
 
+def test_whatever_is_drawn_has_its_colour() -> None:
+    page = plain(example(), "html")
+    drawn = set(re.findall(r'<(?:rect|line|circle|polygon) class="(\w+)', page))
+    assert drawn == {"bar", "grid", "line", "mark", "range", "reference"}
+    for kind in drawn:
+        assert re.search(rf"svg \.{kind}\b[^}}]*(fill|stroke): var\(--\w+\)", page), kind
+
+
 def test_the_page_follows_light_and_dark_and_paper() -> None:
     page = plain(example(), "html")
     assert (
