@@ -278,7 +278,7 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
         speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
 
     ## Source
-    vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
+    vllm/model_executor/models/qwen3_dflash.py (from 0.31), `isinstance(proj.quant_method, UnquantizedLinearMethod)`
     """
     found = [version for version in judged(ctx) if not QUANTIZED_DFLASH.at(version)]
     for arm, config in head_arms(ctx) if found else ():

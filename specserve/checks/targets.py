@@ -248,7 +248,7 @@ def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
         target: {model: ./granite-hybrid}
 
     ## Source
-    vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
+    vllm/model_executor/models/granitemoehybrid.py (from 0.32), `num_spec=vllm_config.num_speculative_tokens`
     """
     config = target_config(ctx)
     kind = model_type(config) if config is not None else ""
