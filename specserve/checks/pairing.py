@@ -103,11 +103,13 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
     kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
 
     ## Example
+        vllm: ">=0.30"
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {moe_backend: marlin}
 
     ## Use instead
+        vllm: ">=0.30"
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1, moe_backend: triton}
         engine: {moe_backend: marlin}
@@ -238,11 +240,11 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     then ends with `No valid attention backend found`, or picks a slower one.
 
     ## Example
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7}
         engine: {kv_cache_dtype: fp8}
 
     ## Use instead
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7, kv_cache_dtype: bfloat16}
         engine: {kv_cache_dtype: fp8}
 
     ## Source
@@ -327,7 +329,7 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
         engine: {load_format: tensorizer}
 
     ## Source
-    vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
+    vllm/model_executor/model_loader/utils.py (from 0.31), `return speculative_config.draft_load_config`
     """
     if ctx.profile.engine.get("load_format") != "tensorizer":
         return

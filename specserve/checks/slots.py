@@ -146,6 +146,8 @@ def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
 TOKENS, SEQUENCES = "engine.max_num_batched_tokens", "engine.max_num_seqs"
 _LEAST_SEQUENCES = 256
 """vLLM's smallest default of `max_num_seqs` on a GPU."""
+_DEFAULT_TOKENS_PER_SEQUENCE = 8
+"""Of the default step on GPUs: 2048 tokens for 256 requests, 8192 for 1024 (`get_batch_defaults` of 0.26 and 0.27)."""
 
 
 def tokens(profile: Profile) -> int | None:
@@ -214,6 +216,8 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     ## Why is this bad?
     vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
     prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
+    Before 0.28 parallel drafts take K - 1 tokens of every request, and the default step has 8 for each: drafts of 9
+    tokens or more need a larger step, or fewer requests (vllm-project/vllm#50708).
 
     ## Example
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
@@ -230,6 +234,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
+        yield from _overfilled_default(ctx)
         return
     whole = _whole(ctx.profile, budget, given)
     if whole:
@@ -249,6 +254,30 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
                 notes=only_in(ctx, found),
                 help="8192 is a good value for speculation",
+                severity=severity_in(ctx, found),
+            )
+
+
+def _overfilled_default(ctx: Context) -> Iterator[Hit]:
+    """The blocks whose drafts leave nothing of the step that vLLM takes by itself on any GPU, 8 tokens per request."""
+    engine = ctx.profile.engine
+    said = ("max_num_seqs", "max_num_scheduled_tokens")
+    on_other = on_cpu(ctx.profile) or (ctx.machine is not None and ctx.machine.is_cpu)
+    if on_other or engine.get("enable_chunked_prefill") is False or any(engine.get(key) for key in said):
+        return
+    for path, block in blocks(ctx):
+        found = [
+            version
+            for version in judged(ctx)
+            if SLOTS.at(version) == "requests"
+            and needed_slots(block, version=version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
+        ]
+        if found:
+            yield Hit(
+                f"{path}.num_speculative_tokens",
+                f"drafts of {block.num_speculative_tokens} tokens leave no token of vLLM's default step to schedule",
+                notes=only_in(ctx, found),
+                help="write `max_num_batched_tokens` and a smaller `max_num_seqs`",
                 severity=severity_in(ctx, found),
             )
 
