@@ -184,7 +184,7 @@ def quantized_block_head(ctx: Context) -> Iterator[Hit]:
         target: {model: ./qwen3}
         speculation: {method: dflash, model: ./qwen3-dflash-fp8, num_speculative_tokens: 7}
     Instead: speculation: {method: dflash, model: ./qwen3-dflash, num_speculative_tokens: 7}
-    Source: vllm/model_executor/models/qwen3_dflash.py, `isinstance(proj.quant_method, UnquantizedLinearMethod)`
+    Source: vllm/model_executor/models/qwen3_dflash.py (from 0.31), `proj.quant_method, UnquantizedLinearMethod`
     """
     found = [version for version in ctx.judged if not QUANTIZED_DFLASH.at(version)]
     for arm, config in head_arms(ctx) if found else ():

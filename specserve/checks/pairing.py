@@ -81,6 +81,7 @@ def inherited_moe_backend(ctx: Context) -> Iterator[Hit]:
     A draft with experts in another precision (prediction layers in bf16 beside quantized experts) may have no such
     kernel, and the load or the first batch fails. The published recipes give such drafts `triton`.
     Example:
+        vllm: ">=0.30"
         target: {model: ./model}
         speculation: {method: mtp, num_speculative_tokens: 1}
         engine: {moe_backend: marlin}
@@ -181,9 +182,9 @@ def inherited_cache_type(ctx: Context) -> Iterator[Hit]:
     `dflash` and `dspark` need an attention backend that is not causal. Few of those take an 8-bit cache, and vLLM then
     ends with `No valid attention backend found`, or picks a slower one.
     Example:
-        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15}
+        speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7}
         engine: {kv_cache_dtype: fp8}
-    Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 15, kv_cache_dtype: bfloat16}
+    Instead: speculation: {method: dflash, model: ./drafter, num_speculative_tokens: 7, kv_cache_dtype: bfloat16}
     Source: vllm/config/speculative.py, `target model's `--kv-cache-dtype`.`
     """
     dtype = str(ctx.profile.engine.get("kv_cache_dtype") or "auto")
@@ -250,7 +251,7 @@ def inherited_tensors(ctx: Context) -> Iterator[Hit]:
     Instead:
         speculation:
           {method: draft_model, model: ./draft, num_speculative_tokens: 3, draft_load_config: {load_format: auto}}
-    Source: vllm/model_executor/model_loader/utils.py, `return speculative_config.draft_load_config`
+    Source: vllm/model_executor/model_loader/utils.py (from 0.31), `return speculative_config.draft_load_config`
     """
     for path, block in ctx.blocks if ctx.profile.engine.get("load_format") == "tensorizer" else ():
         if block.model is not None and block.keys.get("draft_load_config") is None:

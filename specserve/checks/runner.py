@@ -8,8 +8,9 @@ from specserve.checks.arms import SWITCH, on_cpu, switch
 from specserve.checks.rule import Context, Hit, rule
 from specserve.diagnostics import Severity
 from specserve.profile.codes import quoted
+from specserve.vllm.facts import V2_CAPTURES_EAGER_DRAFTS, V2_IGNORED_KEYS
 from specserve.vllm.runner import ignores_other_vocabulary
-from specserve.vllm.speculation import refuses_async
+from specserve.vllm.speculation import BLOCK_DRAFTS, refuses_async
 
 
 @rule("SD122", "unsupported-runner", Severity.ERROR)
@@ -190,6 +191,46 @@ def unmapped_vocabulary(ctx: Context) -> Iterator[Hit]:
                 f'write `env: {{{SWITCH}: "0"}}`',
             )
             yield Hit(f"{path}.use_heterogeneous_vocab", text, versions=found, help=help_)
+
+
+_HEADS = frozenset({"mtp", "eagle", "eagle3"})
+
+
+@rule("SD170", "ignored-draft-key", Severity.WARNING)
+def ignored_draft_key(ctx: Context) -> Iterator[Hit]:
+    """A key of the draft that the model runner does not read.
+
+    The V2 runner captures CUDA graphs for the draft whatever `enforce_eager` in the block says
+    (vllm-project/vllm#54423). Up to 0.29 it loads prediction layers and EAGLE heads with the target's `moe_backend` and
+    attention backend, too: plain experts beside quantized ones are refused when they load, though the block names a
+    backend for them (vllm-project/vllm#54788).
+    Example:
+        vllm: "==0.29.*"
+        target: {model: ./model}
+        speculation: {method: mtp, num_speculative_tokens: 3, moe_backend: flashinfer_cutlass}
+        engine: {moe_backend: flashinfer_trtllm}
+    Instead: env: {VLLM_USE_V2_MODEL_RUNNER: 0}
+    Source: vllm/v1/worker/gpu/model_runner.py, `self.speculator.init_cudagraph_manager(cudagraph_mode)`
+    """
+    engine = ctx.profile.engine
+    for path, block in ctx.blocks:
+        on_v2 = ctx.on("V2", block)
+        for key in ("moe_backend", "attention_backend") if block.method in _HEADS else ():
+            value = block.keys.get(key)
+            found = [version for version in on_v2 if key in V2_IGNORED_KEYS.at(version)]
+            if value is not None and value != engine.get(key) and found:
+                yield _ignored(f"{path}.{key}", "takes over the target's", found)
+        captured = [version for version in on_v2 if V2_CAPTURES_EAGER_DRAFTS.at(version)]
+        has_graphs = block.method in _HEADS | BLOCK_DRAFTS and engine.get("enforce_eager") is not True
+        if block.keys.get("enforce_eager") is True and has_graphs and captured:
+            yield _ignored(f"{path}.enforce_eager", "is captured in CUDA graphs", captured)
+
+
+def _ignored(path: str, instead: str, versions: list[str]) -> Hit:
+    key = path.rpartition(".")[2]
+    text = f"the V2 runner ignores the draft's `{key}`: the draft {instead}"
+    help = f'leave it out, or write `env: {{{SWITCH}: "0"}}` if the V1 runner serves the method'
+    return Hit(path, text, versions=versions, help=help)
 
 
 @rule("SD160", "gpu-only-speculation", Severity.ERROR)

@@ -125,6 +125,10 @@ def flashinfer_without_graphs(ctx: Context) -> Iterator[Hit]:
             )
 
 
+_DEFAULT_TOKENS_PER_SEQUENCE = 8
+"""Of the default step on GPUs: 2048 tokens for 256 requests, 8192 for 1024 (`get_batch_defaults` of 0.26 and 0.27)."""
+
+
 def tokens(profile: Profile) -> int | None:
     """`max_num_batched_tokens`, if the profile says it."""
     return count(profile.engine.get("max_num_batched_tokens"))
@@ -177,6 +181,8 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
 
     vLLM refuses to start: a step must hold a token of each of `max_num_seqs` requests, a whole prompt where chunked
     prefill is off, and more tokens than drafting takes (K for a draft or a head in 0.33, K + 1 for `dflash`).
+    Before 0.28 parallel drafts take K - 1 tokens of every request, and the default step has 8 for each: drafts of 9
+    tokens or more need a larger step, or fewer requests (vllm-project/vllm#50708).
     Example:
         speculation: {method: draft_model, model: ./draft, num_speculative_tokens: 5}
         engine: {max_num_seqs: 1, max_num_batched_tokens: 4}
@@ -186,6 +192,7 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
     """
     budget, given = tokens(ctx.profile), count(ctx.profile.engine.get("max_num_seqs"))
     if budget is None:
+        yield from _overfilled_default(ctx)
         return
     small = _small_step(ctx.profile, budget, given)
     if small:
@@ -205,6 +212,29 @@ def too_few_slots(ctx: Context) -> Iterator[Hit]:
                 related=((f"{path}.num_speculative_tokens", f"{block.num_speculative_tokens} are drafted"),),
                 versions=found,
                 help="8192 is a good value for speculation",
+            )
+
+
+def _overfilled_default(ctx: Context) -> Iterator[Hit]:
+    """The blocks whose drafts leave nothing of the step that vLLM takes by itself on any GPU, 8 tokens per request."""
+    engine = ctx.profile.engine
+    said = ("max_num_seqs", "max_num_scheduled_tokens")
+    on_other = on_cpu(ctx.profile) or (ctx.machine is not None and ctx.machine.is_cpu)
+    if on_other or engine.get("enable_chunked_prefill") is False or any(engine.get(key) for key in said):
+        return
+    for path, block in ctx.blocks:
+        found = [
+            version
+            for version in ctx.judged
+            if SLOTS.at(version) == "requests"
+            and needed_slots(block, version=version, sequences=1) >= _DEFAULT_TOKENS_PER_SEQUENCE
+        ]
+        if found:
+            yield Hit(
+                f"{path}.num_speculative_tokens",
+                f"drafts of {block.num_speculative_tokens} tokens leave no token of vLLM's default step to schedule",
+                versions=found,
+                help="write `max_num_batched_tokens` and a smaller `max_num_seqs`",
             )
 
 

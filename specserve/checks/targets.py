@@ -175,7 +175,7 @@ def undrafted_hybrid(ctx: Context) -> Iterator[Hit]:
     Use instead:
         vllm: "==0.29.*"
         target: {model: ./granite-hybrid}
-    Source: vllm/model_executor/models/granitemoehybrid.py, `num_spec=vllm_config.num_speculative_tokens`
+    Source: vllm/model_executor/models/granitemoehybrid.py (from 0.32), `num_spec=vllm_config.num_speculative_tokens`
     """
     kind = model_type(ctx.target_config or {})
     found = [version for version in ctx.judged if kind in UNDRAFTED_HYBRIDS.at(version)]

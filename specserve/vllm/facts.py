@@ -191,6 +191,29 @@ V1_KEEPS_SCHEDULE: Fact[frozenset[str] | None] = fact(
     ),
 )
 
+_V2_HEADS = "v1/worker/gpu/spec_decode/eagle/utils.py"
+V2_IGNORED_KEYS: Fact[frozenset[str]] = fact(
+    "the keys of a block with prediction layers or an EAGLE head that V2 does not pass on to the draft",
+    Era(
+        "0.26",
+        frozenset({"moe_backend", "attention_backend"}),
+        _V2_HEADS,
+        "speculative_config.moe_backend",
+        is_absent=True,
+    ),
+    Era("0.30", frozenset(), _V2_HEADS, "if speculative_config.moe_backend is not None:"),
+    Era("0.31", frozenset(), _V2_HEADS, "speculative_config.apply_draft_overrides(vllm_config)"),
+)
+V2_CAPTURES_EAGER_DRAFTS = fact(
+    "V2 captures CUDA graphs for the draft although the block says `enforce_eager`",
+    Era(
+        "0.26",
+        True,
+        "v1/worker/gpu/model_runner.py",
+        "self.speculator.init_cudagraph_manager(cudagraph_mode)",
+    ),
+)
+
 # tokens of a step: `_set_max_num_scheduled_tokens`
 
 SLOTS = fact(

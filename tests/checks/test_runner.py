@@ -290,3 +290,25 @@ def test_what_needs_a_gpu_is_refused_in_a_profile_for_the_cpu_alone(
     text = f"{NEW}speculation: {block}\nhardware: {{accelerator: %s}}"
     assert places("SD160", profile(text % "cpu")) == found
     assert places("SD160", profile(text % "L4-24GB")) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "keys", "rest", "hits"),
+    [
+        ("0.29", "method: mtp, moe_backend: triton", "engine: {moe_backend: marlin}", 1),
+        ("0.29", "method: mtp, moe_backend: marlin", "engine: {moe_backend: marlin}", 0),
+        ("0.30", "method: mtp, moe_backend: triton", "engine: {moe_backend: marlin}", 0),
+        ("0.29", "method: eagle3, model: ./h, attention_backend: FLASH_ATTN", "", 1),
+        ("0.29", "method: dflash, model: ./h, attention_backend: FLASH_ATTN", "", 0),
+        ("0.33", "method: mtp, enforce_eager: true", "", 1),
+        ("0.33", "method: mtp, enforce_eager: false", "", 0),
+        ("0.33", "method: mtp, enforce_eager: true", "engine: {enforce_eager: true}", 0),
+        ("0.33", "method: dflash, model: ./h, enforce_eager: true", "", 1),
+        ("0.33", "method: mtp, enforce_eager: true", 'env: {VLLM_USE_V2_MODEL_RUNNER: "0"}', 0),
+    ],
+)
+def test_a_key_of_the_draft_that_v2_does_not_read_is_named(
+    profile: Load, version: str, keys: str, rest: str, hits: int
+) -> None:
+    text = f'vllm: "=={version}.*"\nspeculation: {{{keys}, num_speculative_tokens: 3}}\n{rest}'
+    assert len(of("SD170", profile(text))) == hits
