@@ -17,8 +17,7 @@ from specserve.errors import FactError, SpecserveError, TrafficError
 from specserve.metrics.counters import Acceptance, of_request, since_by_engine
 from specserve.metrics.prometheus import Metrics, read
 from specserve.serve import requests
-from specserve.serve.requests import Endpoint
-from specserve.serve.scrape import scrape
+from specserve.serve.requests import Endpoint, scrape
 
 Mode = Literal["chat", "completion"]
 Kind = Literal["text", "reasoning"]
@@ -181,7 +180,7 @@ class Client:
                     if len(data) > _MOST_BYTES:
                         raise requests.no_api(self._endpoint)
             if response.status_code != 200:
-                text = requests.message_in(bytes(data))
+                text = requests.message_in(data.decode(errors="replace"))
                 raise requests.of_status(self._endpoint, response.status_code, text, model=model)
             try:
                 answer = json.loads(data)

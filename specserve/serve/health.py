@@ -15,7 +15,7 @@ import psutil
 from specserve.errors import FactError, LaunchError
 from specserve.metrics.prometheus import Metrics
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve.scrape import fetch
+from specserve.serve.requests import fetch
 
 _IO_NOISE_BYTES = 1 << 20
 _IDLE_CPU_SHARE = 0.01

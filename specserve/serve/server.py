@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from specserve.errors import Interrupted, LaunchError, UsageError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, health, logs, postmortem
+from specserve.serve import causes, events, health, logs
 from specserve.serve.causes import signal_name
 from specserve.serve.events import OnEvent
 from specserve.serve.files import scratch_env
@@ -54,7 +54,7 @@ class Server:
         self._emit = _never_failing(emit)
         self._tail = LogTail(child.log_path)
         self._phase_began_s = 0.0
-        self._oom_kills = postmortem.kills()
+        self._oom_kills = causes.count_oom_kills()
         self._hangs = False
         self._links = Links(plan) if plan.node_rank is not None else None
 
@@ -124,7 +124,7 @@ class Server:
         log_bytes = 0 if self.phase is Phase.WARM_UP else self._tail.offset
         done = health.activity(self.child.members(), log_bytes=log_bytes)
         if clock.is_stalled(done, at_s=now_s, limit_s=limit_s):
-            raise postmortem.stalled(
+            raise causes.stalled(
                 self.phase, limit_s=limit_s, log_path=self.log_path, oom_kills=self._oom_kills
             )
 
@@ -211,7 +211,7 @@ class Server:
         if self.child.is_running():
             return
         self.child.note_traces()
-        raise postmortem.died(
+        raise causes.died(
             self.phase,
             exit_code=self.child.exit_code,
             after_s=self.child.elapsed_s,

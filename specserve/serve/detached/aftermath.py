@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from specserve.errors import SpecserveError
-from specserve.serve import postmortem
+from specserve.serve import causes
 from specserve.serve.detached.processes import Detached, is_running
 from specserve.serve.detached.registry import Ended, Record, change, read
 from specserve.serve.files import remove_scratch
@@ -25,7 +25,7 @@ def tidy(record: Record) -> Record:
     _, removed = clear(group)
     remove_scratch(Path(record.scratch) if record.scratch else None)
     # last: whatever the log holds, no process may be left
-    error = postmortem.died(
+    error = causes.died(
         Phase.ENGINE if record.ready_at_s is None else Phase.SERVING,
         exit_code=group.exit_code,
         after_s=None,

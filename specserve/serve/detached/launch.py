@@ -15,7 +15,7 @@ from typing import Any
 
 from specserve.errors import LaunchError
 from specserve.plan.launchplan import LaunchPlan
-from specserve.serve import events, postmortem
+from specserve.serve import causes, events
 from specserve.serve.detached import registry, watcher
 from specserve.serve.detached.observe import Room
 from specserve.serve.detached.processes import (
@@ -145,7 +145,7 @@ def _claimed(plan: LaunchPlan, *, name: str, profile: str, arm: Arm, room: Room,
         stall_timeout_s=plan.stall_timeout_s,
         api_key_env=plan.api_key_env,
         launcher=identity(os.getpid()),
-        oom_kills=postmortem.kills(),
+        oom_kills=causes.count_oom_kills(),
         arm=arm,
     )
     with registry.held(name):
