@@ -30,13 +30,9 @@ class StopRequest:
         with contextlib.suppress(OSError):
             os.write(self._write, b"\0")
 
-    def wait(self, timeout_s: float, *, also: int | None = None) -> bool:
-        """Until a request newer than the last wait, `also` (a file descriptor) is readable, or time is up."""
-        poller = select.poll()
-        for descriptor in (self._read, also):
-            if descriptor is not None:
-                poller.register(descriptor, select.POLLIN)
-        if any(descriptor == self._read for descriptor, _ in poller.poll(timeout_s * 1000)):
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is a request newer than the last wait, or time is up; whether one was ever made."""
+        if select.select([self._read], [], [], timeout_s)[0]:
             with contextlib.suppress(OSError):
                 os.read(self._read, 64)
         return self.count > 0

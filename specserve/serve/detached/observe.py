@@ -7,7 +7,7 @@ import datetime
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,8 +21,7 @@ from specserve.plan.launchplan import Json, LaunchPlan
 from specserve.profile.schema import Profile
 from specserve.serve import health
 from specserve.serve.detached import registry
-from specserve.serve.detached.aftermath import is_cared_for, tidy
-from specserve.serve.detached.processes import Detached, boot_id, is_running, marked, when_ready
+from specserve.serve.detached.processes import Detached, boot_id, is_cared_for, is_running, marked, tidy
 from specserve.serve.detached.registry import Record
 from specserve.serve.files import open_regular
 
@@ -35,7 +34,7 @@ _THROUGHPUT = re.compile(
     r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs"
 )
-_CLOCK = re.compile(r"\b(?P<month>\d\d)-(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\b")
+_CLOCK = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
 _NO_ANSWER = re.compile(r"No available shared memory broadcast block found in (?P<seconds>\d+) seconds")
 
 
@@ -59,19 +58,18 @@ class Recent:
 
 
 def recent(path: Path, *, now_s: float, span_s: float = 60.0) -> Recent:
-    """Read the end of a server's log. Lines without a time of their own belong to the line before them."""
+    """Read the end of a server's log."""
     try:
         with open_regular(path) as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _END_BYTES))
-            text = file.read(_END_BYTES).decode(errors="replace")
+            file.seek(max(0, file.seek(0, 2) - _END_BYTES))
+            lines = file.read(_END_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return Recent()
-    return of_lines(text.splitlines(), now_s=now_s, span_s=span_s)
+    return of_lines(lines, now_s=now_s, span_s=span_s)
 
 
 def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Recent:
-    """The same, of lines in the order of the log."""
+    """The same, of lines in the order of the log. Lines without a time of their own belong to the line before them."""
     accepted = drafted = 0
     at_s: float | None = None
     still_since_s: float | None = None
@@ -98,19 +96,14 @@ def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Rec
 
 
 def _time(line: str, *, now_s: float) -> float | None:
-    """Seconds since the epoch: vLLM writes month, day and time, and no year."""
-    found = _CLOCK.search(line[:200])
-    if found is None:
-        return None
-    parts = {name: int(value) for name, value in found.groupdict().items()}
-    year = datetime.datetime.fromtimestamp(now_s).year  # vLLM logs local time
-    for guess in (year, year - 1):
-        try:
-            at_s = datetime.datetime(guess, **parts).timestamp()  # type: ignore[arg-type]
-        except ValueError:
-            continue
-        if at_s <= now_s + 3600:
-            return at_s
+    """Seconds since the epoch: vLLM writes month, day and local time, and no year."""
+    if found := _CLOCK.search(line[:200]):
+        year = datetime.datetime.fromtimestamp(now_s).year
+        for guess in (year, year - 1):
+            with contextlib.suppress(ValueError):
+                at_s = datetime.datetime(guess, *map(int, found.groups())).timestamp()
+                if at_s <= now_s + 3600:
+                    return at_s
     return None
 
 
@@ -201,7 +194,7 @@ def _asked(record: Record) -> Seen:
         if not is_up:
             return Seen(record.name, "starting", "", record)
         with contextlib.suppress(SpecserveError):
-            record = registry.change(record, **when_ready(Detached(record))) or record
+            record = Detached(record).keep_ready() or record
     lately = recent(Path(record.log_path), now_s=time.time())
     metrics = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
     running, waiting = (metrics.running_requests, metrics.waiting_requests) if metrics else (None, None)
@@ -244,44 +237,6 @@ class Room:
     least_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Clash:
-    """Servers that share a device. `is_too_much`: what they declare is more than it has."""
-
-    device: str
-    names: tuple[str, ...]
-    declared: float
-    """Share of the device's memory, 0 to 1 and above; of all of them together, as far as it is known."""
-
-    @property
-    def is_too_much(self) -> bool:
-        """Whether the device cannot hold what is declared."""
-        return self.declared > 1.0
-
-
-def of_record(record: Record) -> Room:
-    """What a running server takes."""
-    return Room(record.devices, record.device_share, record.device_bytes)
-
-
-def clashes(mine: Room, others: Iterable[Record], *, total_bytes: Mapping[str, int]) -> list[Clash]:
-    """The devices that others use too. `total_bytes`: memory of each device, where it is known."""
-    rooms = [(record.name, of_record(record)) for record in others]
-    found = []
-    for device in mine.devices:
-        beside = [(name, room) for name, room in rooms if device in room.devices]
-        if beside:
-            parts = [_share(room, total_bytes.get(device)) for room in (mine, *(room for _, room in beside))]
-            found.append(Clash(device, tuple(name for name, _ in beside), sum(parts)))
-    return found
-
-
-def _share(room: Room, total_bytes: int | None) -> float:
-    if room.share is not None:
-        return room.share
-    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
-
-
 def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices: Notices) -> Room:
     """What the launch declares to take. Warns about detached servers on the same devices.
 
@@ -289,23 +244,29 @@ def room_beside(profile: Profile, plan: LaunchPlan, *, name: str | None, notices
     """
     room, totals = _declared_room(profile, plan), _device_totals(plan)
     others = [record for record in _running_records() if record.name != name]
-    for clash in clashes(room, others, total_bytes=totals):
-        _judge_clash(clash, notices)
+    for device in room.devices:
+        beside = [record for record in others if device in record.devices]
+        if not beside:
+            continue
+        rooms = [room, *(Room(each.devices, each.device_share, each.device_bytes) for each in beside)]
+        declared = sum(_share(each, totals.get(device)) for each in rooms)
+        what = "the CPU" if device == "cpu" else f"device {device}"
+        names = " and ".join(f"`{record.name}`" for record in beside)
+        if declared > 1.0:
+            raise LaunchError(
+                f"{what} has no room beside {names}: together they declare {declared:.0%} of its memory",
+                hint="lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), name other devices with "
+                f"`--devices`, or `specserve down {beside[0].name}`; `--no-check` starts it all the same",
+            )
+        share = f": {declared:.0%} of its memory is declared" if declared else ""
+        notices.warn(f"{what} is shared with {names}{share}")
     return room
 
 
-def _judge_clash(clash: Clash, notices: Notices) -> None:
-    """Raises LaunchError if the device is too small for all; else warns that it is shared."""
-    device = "the CPU" if clash.device == "cpu" else f"device {clash.device}"
-    names = " and ".join(f"`{name}`" for name in clash.names)
-    if clash.is_too_much:
-        raise LaunchError(
-            f"{device} has no room beside {names}: together they declare {clash.declared:.0%} of its memory",
-            hint="lower `engine.gpu_memory_utilization` (or `kv_cache_memory_bytes`), name other devices with "
-            f"`--devices`, or `specserve down {clash.names[0]}`; `--no-check` starts it all the same",
-        )
-    share = f": {clash.declared:.0%} of its memory is declared" if clash.declared else ""
-    notices.warn(f"{device} is shared with {names}{share}")
+def _share(room: Room, total_bytes: int | None) -> float:
+    if room.share is not None:
+        return room.share
+    return room.least_bytes / total_bytes if room.least_bytes and total_bytes else 0.0
 
 
 def _declared_room(profile: Profile, plan: LaunchPlan) -> Room:
@@ -348,13 +309,9 @@ def _device_totals(plan: LaunchPlan) -> dict[str, int]:
     return {gpu.uuid: gpu.total_bytes for gpu in gpus()}
 
 
-def _running_records() -> list[Record]:
-    found = []
+def _running_records() -> Iterator[Record]:
     for name in registry.names():
-        try:
+        with contextlib.suppress(FactError):
             record = registry.read(name)
-        except FactError:
-            continue
-        if record is not None and Detached(record).members():
-            found.append(record)
-    return found
+            if record is not None and Detached(record).members():
+                yield record

@@ -129,20 +129,16 @@ def to_json(record: Record) -> str:
 
 
 def from_json(text: str) -> Record:
-    """The record of a text. Raises BrokenRecord where it is none."""
+    """The record of a text. Raises BrokenRecord if it is none."""
     if len(text) > MOST_BYTES:
         raise BrokenRecord("it is larger than any state")
     try:
         content = json.loads(text)
         if not isinstance(content, dict) or content.pop("version", None) != VERSION:
             raise BrokenRecord("it is of another version")
-        ended, arm = content.pop("ended", None), Arm(**_told(content.pop("arm", {})))
-        fields = {name: _tuples(value) for name, value in content.items()}
-        record = Record(**fields, arm=arm, ended=Ended(**_told(ended)) if ended is not None else None)
-    except (ValueError, TypeError, RecursionError) as error:
+        record: Record = _typed(Record, content)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BrokenRecord("it is cut short or not a state") from error
-    if not _fits(record, Record):
-        raise BrokenRecord("its values are of other types")
     processes = (record.launcher, record.leader, record.watcher, record.stopper, *record.members)
     pids = [process[0] for process in processes if process is not None]
     # signals are sent to what it names, and 1 is init
@@ -151,31 +147,25 @@ def from_json(text: str) -> Record:
     return record
 
 
-def _told(content: Any) -> dict[str, Any]:
-    return {name: _tuples(value) for name, value in dict(content).items()}
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
-
-
-def _fits(value: object, kind: Any) -> bool:
-    """Whether a value is of a declared type: a class, a union, or a tuple of such."""
-    parts = get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        return type(value) is kind and all(
-            _fits(getattr(value, name), hint) for name, hint in get_type_hints(kind).items()
-        )
+def _typed(kind: Any, value: Any) -> Any:
+    """What a JSON value is as a declared type: a class, a union, or a tuple of such. Raises TypeError, KeyError."""
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        return kind(**{name: _typed(hints[name], item) for name, item in value.items()})  # type: ignore[operator]
     if isinstance(kind, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, tuple):
-            return False
+        if value is None and type(None) in get_args(kind):
+            return None
+        return _typed(get_args(kind)[0], value)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        parts = get_args(kind)
         kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
-        return len(kinds) == len(value) and all(map(_fits, value, kinds))
-    if kind is float:  # NaN is no number, nor is what a float cannot hold
-        return type(value) in (int, float) and abs(value) < _FARTHEST  # type: ignore[arg-type]
-    return type(value) is kind
+        return tuple(_typed(part, item) for part, item in zip(kinds, value, strict=True))
+    is_number = (
+        type(value) in (int, float) and abs(value) < _FARTHEST
+    )  # neither NaN nor more than a float holds
+    if is_number if kind is float else type(value) is kind:
+        return value
+    raise TypeError(f"{value!r} is no {kind}")
 
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
