@@ -52,7 +52,7 @@ class Row:
     late: int = 0
 
     def find(self, text: str) -> re.Match[str] | None:
-        """The first match, looked for only where one of the literals stands."""
+        """The first match, looked for only around one of the literals stands."""
         for _, literal in self.says:
             at = text.find(literal)
             while at >= 0:
@@ -171,7 +171,7 @@ _CHATTER = re.compile(r"^(?:INFO|WARNING): |warnings\.warn|resource_tracker|^\s*
 def find_cause(lines: Sequence[LogLine], *, exit_code: int | None, out_of_memory: bool = False) -> Cause:
     """The root cause of a failure, best evidence first.
 
-    `exit_code` is that of vLLM's first process, negative for a signal, None where it had to be stopped.
+    `exit_code` is that of vLLM's first process, negative for a signal, None if it had to be stopped.
     `out_of_memory`: the kernel killed a process of this host for memory meanwhile.
     """
     own = without_requests(lines)

@@ -130,7 +130,7 @@ def within(env: Mapping[str, str], scratch: Path | None) -> dict[str, str]:
     if scratch is None:
         return dict(env)
     cache = Path(env.get("TMPDIR") or tempfile.gettempdir()) / f"torchinductor_{_user()}"
-    # at the end: setproctitle names no process where the first variable was changed (vLLM changes this one)
+    # at the end: setproctitle names no process if the first variable was changed (vLLM changes this one)
     return {
         **{name: value for name, value in env.items() if name != "VLLM_RPC_BASE_PATH"},
         "TMPDIR": str(scratch),
@@ -165,9 +165,9 @@ def state_folder() -> Path:
 
 
 def private(folder: Path) -> Path:
-    """The folder, made where it is missing, for its owner alone: as is every folder of ours above it.
+    """The folder, made if it is missing, for its owner alone: as is every folder of ours above it.
 
-    Raises OSError, also where one of ours is a link or belongs to somebody else: who may exchange what lies in it
+    Raises OSError, also if one of ours is a link or belongs to somebody else: who may exchange what lies in it
     chooses which processes are signalled.
     """
     base = state_folder()
@@ -210,7 +210,7 @@ def read_own(path: Path, *, most_bytes: int) -> bytes:
 
 
 def append_own(path: Path) -> int:
-    """A descriptor that appends to a plain file, made for its owner alone where it is missing. Raises OSError.
+    """A descriptor that appends to a plain file, made for its owner alone if it is missing. Raises OSError.
 
     A link is not followed: it may lead to a file that must not be written.
     """

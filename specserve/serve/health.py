@@ -43,7 +43,7 @@ def is_healthy(url: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
-    """What GET /metrics says; None where it says nothing that can be read."""
+    """What GET /metrics says; None if it says nothing that can be read."""
     answer = get(f"{url}/metrics", timeout_s=timeout_s)
     if answer is None or answer[0] != 200:
         return None
@@ -55,7 +55,7 @@ def metrics(url: str, *, timeout_s: float = 2.0) -> Metrics | None:
 
 
 def served_models(url: str, *, timeout_s: float = 2.0, key: str | None = None) -> tuple[str, ...]:
-    """The model names that a server there offers; none where it is no such server."""
+    """The model names that a server there offers; none if it is no such server."""
     answer = get(f"{url}/v1/models", timeout_s=timeout_s, key=key)
     if answer is None or answer[0] != 200:
         return ()
@@ -122,9 +122,9 @@ class ProgressWatch:
         self._since_s = 0.0
 
     def look(self, metrics: Metrics | None, *, at_s: float) -> Hangs | None:
-        """What is wrong at this time, in seconds of any clock; None where tokens come, or nobody waits for one.
+        """What is wrong at this time, in seconds of any clock; None if tokens come, or nobody waits for one.
 
-        `metrics` is None where the server did not give any: then nothing is known, and nothing is said.
+        `metrics` is None if the server did not give any: then nothing is known, and nothing is said.
         """
         if metrics is None:
             return None
@@ -157,7 +157,7 @@ class Links:
         self._missed = 0
 
     def look(self, processes: Sequence[psutil.Process], *, complete: bool) -> None:
-        """Raises LaunchError where the other side of a link is gone. `complete`: all nodes are there by now."""
+        """Raises LaunchError if the other side of a link is gone. `complete`: all nodes are there by now."""
         links = _links(processes, self._port)
         lost = self._held - links if complete else (self._held if not links else frozenset())
         self._missed = self._missed + 1 if lost else 0

@@ -30,7 +30,7 @@ _LEVEL = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line of the log without its dress; `process` and `level` are empty where the line does not say."""
+    """One line of the log without its dress; `process` and `level` are empty if the line does not say."""
 
     text: str
     process: str = ""
@@ -129,7 +129,7 @@ def start_of_last_lines(path: Path, count: int) -> int:
 
 
 def read_end(path: Path, *, start: int = 0, limit_bytes: int = _CHUNK_BYTES) -> list[LogLine]:
-    """The last part of a log, from `start` at the earliest; nothing where it cannot be read."""
+    """The last part of a log, from `start` at the earliest; nothing if it cannot be read."""
     try:
         with open_regular(path) as file:
             size = file.seek(0, 2)

@@ -85,7 +85,7 @@ class OfflineEngine:
         self._look_at = 0.0
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self.acceptance: Acceptance | None = None
-        """Set once all requests are answered; None where the engine does not speculate."""
+        """Set once all requests are answered; None if the engine does not speculate."""
         env = {name: value for name, value in plan.env.items() if name != "VLLM_API_KEY"}  # no server, no key
         self._child = Child(command or CHILD, env=resolve_env(env), log_path=log_path, has_pipes=True)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -52,7 +52,7 @@ class Group(ABC):
     @property
     @abstractmethod
     def exit_code(self) -> int | None:
-        """Of the first process, negative for a signal; None while it runs, and where nobody saw its end."""
+        """Of the first process, negative for a signal; None while it runs, and if nobody saw its end."""
 
     def members(self) -> list[psutil.Process]:
         """Every living process of the session or the group, those that lost their parent included."""
@@ -81,7 +81,7 @@ class Group(ABC):
                 os.kill(self.pid, number)
 
     def kill(self, *, patience_s: float = 10.0) -> bool:
-        """SIGKILL to every member until none is left. False where the kernel keeps one (uninterruptible).
+        """SIGKILL to every member until none is left. False if the kernel keeps one (uninterruptible).
 
         Python's resource trackers go last: with nobody left they unlink what leaked, and end by themselves.
         """
@@ -90,7 +90,7 @@ class Group(ABC):
             victims = [process for process in members if not _is_tracker(process)]
             waited_s = time.monotonic() - began
             _send(victims or (members if waited_s > _TRACKER_PATIENCE_S else []), signal.SIGKILL)
-            self.is_running()  # reaps it, where it is our child
+            self.is_running()  # reaps it, if it is our child
             if waited_s > patience_s:
                 return False
             time.sleep(0.02)
@@ -111,7 +111,7 @@ def _send(processes: Sequence[psutil.Process], number: int) -> None:
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> int | None:
-    """Memory of all of them, pages they share counted once; None where the kernel does not tell."""
+    """Memory of all of them, pages they share counted once; None if the kernel does not tell."""
     total = 0
     for process in processes:
         try:

@@ -33,7 +33,7 @@ class Endpoint:
 
 
 def endpoint(url: str, *, api_key_env: str | None = None) -> Endpoint:
-    """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError where it is none.
+    """Read a URL such as `http://127.0.0.1:8000`, `host:8000/v1`. Raises UsageError if it is none.
 
     The key comes from the variable that the user named, and from nowhere else: a key for another service must
     not be sent to whatever answers here.

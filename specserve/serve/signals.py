@@ -69,7 +69,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def notify(*states: str) -> bool:
-    """Send lines such as `READY=1`. False where nobody listens; never an error. (man 3 sd_notify)"""
+    """Send lines such as `READY=1`. False if nobody listens; never an error. (man 3 sd_notify)"""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

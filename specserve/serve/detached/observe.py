@@ -34,7 +34,7 @@ _THROUGHPUT = re.compile(
     r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
     r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs"
 )
-_CLOCK = re.compile(r"\b(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_CLOCK = re.compile(r"\b\d\d-\d\d \d\d:\d\d:\d\d\b")
 _NO_ANSWER = re.compile(r"No available shared memory broadcast block found in (?P<seconds>\d+) seconds")
 
 
@@ -48,12 +48,9 @@ class Recent:
     stuck: str | None = None
     """vLLM's own words for a worker that does not answer."""
 
-    is_quiet: bool = True
-    """Whether vLLM wrote no figures in the last minute: it is idle, or its log is not what it is by default."""
-
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of what was drafted in the last minute; None where nothing was."""
+        """Accepted share of what was drafted in the last minute; None if nothing was."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
 
 
@@ -74,7 +71,6 @@ def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Rec
     at_s: float | None = None
     still_since_s: float | None = None
     stuck: str | None = None
-    is_quiet = True
     for line in lines:
         at_s = _time(line, now_s=now_s) or at_s
         if at_s is None:
@@ -86,13 +82,12 @@ def of_lines(lines: Iterable[str], *, now_s: float, span_s: float = 60.0) -> Rec
                 drafted += int(match["drafted"])
         elif match := _THROUGHPUT.search(line):
             moves = float(match["generation"]) > 0 or float(match["prompt"]) > 0
-            is_quiet = is_quiet and now_s - at_s > span_s
             waits = int(match["running"]) + int(match["waiting"]) > 0
             still_since_s = (still_since_s or at_s) if waits and not moves else None
             stuck = None if moves else stuck
         elif _NO_ANSWER.search(line):
             stuck = line[line.index("No available") :]
-    return Recent(accepted, drafted, still_since_s, stuck, is_quiet)
+    return Recent(accepted, drafted, still_since_s, stuck)
 
 
 def _time(line: str, *, now_s: float) -> float | None:
@@ -101,7 +96,7 @@ def _time(line: str, *, now_s: float) -> float | None:
         year = datetime.datetime.fromtimestamp(now_s).year
         for guess in (year, year - 1):
             with contextlib.suppress(ValueError):
-                at_s = datetime.datetime(guess, *map(int, found.groups())).timestamp()
+                at_s = datetime.datetime.strptime(f"{guess}-{found[0]}", "%Y-%m-%d %H:%M:%S").timestamp()
                 if at_s <= now_s + 3600:
                     return at_s
     return None
@@ -112,17 +107,16 @@ State = Literal["starting", "ready", "silent", "hung", "stopping", "dead", "gone
 gone: the host was restarted. lost: runs, and its state on disk cannot be used."""
 _ANSWERS_WITHIN_S = 3.0
 _STILL_S = 30.0
-_LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One server as it was found. `record` is None where its state is lost."""
+    """One server as it was found. `record` is None if its state is lost."""
 
     name: str
     state: State
     detail: str = ""
-    """Why it is so, in one sentence, where that needs one."""
+    """Why it is so, in one sentence, if that needs one."""
     record: Record | None = None
     lately: Recent = field(default_factory=Recent)
     running_requests: int | None = None
@@ -132,20 +126,15 @@ class Seen:
 
 def observe_all() -> Iterator[Seen]:
     """Every server of this user: those with a state, and those that run without one."""
-    known = registry.names()
-    for name in known:
-        seen = observe(name)
-        if seen is not None:
-            yield seen
-    runs: dict[str, list[int]] = {}
-    for pid, name in marked().items():
-        runs.setdefault(name, []).append(pid)
-    for name in sorted(runs.keys() - set(known)):
-        yield _lost(name, pids=tuple(runs[name]), why="its state on disk was removed")
+    known, running = registry.names(), marked()
+    yield from filter(None, map(observe, known))
+    for name in sorted(set(running.values()) - set(known)):
+        pids = tuple(pid for pid, its_name in running.items() if its_name == name)
+        yield _lost(name, pids=pids, why="its state on disk was removed")
 
 
 def observe(name: str) -> Seen | None:
-    """One server; None where there is none of that name."""
+    """One server; None if there is none of that name."""
     try:
         record = registry.read(name)
     except FactError as error:
@@ -171,11 +160,11 @@ def _judge(record: Record) -> Seen:
         return Seen(record.name, "dead", f"{record.ended.message}: {record.ended.cause}", record)
     if is_running(record.stopper):
         return Seen(record.name, "stopping", "", record)
-    return _asked(record)
+    return _probe(record)
 
 
 def _ended(record: Record) -> Record:
-    """Its watcher tells how it ended, or we do, where that is gone too."""
+    """How it ended, from its watcher; if that is gone too, found out here."""
     deadline = time.monotonic() + 3.0
     while is_running(record.watcher) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -187,7 +176,7 @@ def _ended(record: Record) -> Record:
     return tidy(record)
 
 
-def _asked(record: Record) -> Seen:
+def _probe(record: Record) -> Seen:
     """What it answers. A server that nobody waited for until it was ready becomes ready here."""
     is_up = health.is_healthy(record.url, timeout_s=_ANSWERS_WITHIN_S)
     if record.ready_at_s is None:
@@ -214,17 +203,10 @@ def _troubled(
         return "hung", f"a worker does not answer: {lately.stuck}"
     if not is_up:
         return "silent", f"{record.url}/health does not answer 200 within {_ANSWERS_WITHIN_S:.0f}s"
-    if metrics is None or not metrics.running_requests + metrics.waiting_requests:
-        return "ready", ""
-    waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
     still_s = time.time() - lately.still_since_s if lately.still_since_s else 0.0
-    if still_s >= _STILL_S:
+    if metrics and metrics.running_requests + metrics.waiting_requests and still_s >= _STILL_S:
+        waits = f"while {metrics.running_requests} requests run and {metrics.waiting_requests} wait"
         return "hung", f"no token for {still_s:.0f}s {waits}"
-    if lately.is_quiet:
-        time.sleep(_LOOK_S)
-        now = health.metrics(record.url, timeout_s=_ANSWERS_WITHIN_S)
-        if now is not None and now.tokens == metrics.tokens and now.running_requests:
-            return "ready", f"no token within {_LOOK_S:.0f}s {waits}"
     return "ready", ""
 
 

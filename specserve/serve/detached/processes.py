@@ -41,7 +41,7 @@ def is_running(process: tuple[int, int] | None) -> bool:
 
 
 def boot_id() -> str:
-    """A name of this boot of this host; empty where the kernel has none."""
+    """A name of this boot of this host; empty if the kernel has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -54,7 +54,7 @@ def place() -> str:
 
 
 def mark_of(pid: int) -> str | None:
-    """What a process's environment says of its launch; None where it says nothing, or not to us.
+    """What a process's environment says of its launch; None if it says nothing, or not to us.
 
     vLLM's engine processes write their title over their environment, so silence proves nothing.
     """
@@ -98,7 +98,7 @@ class Detached(Group):
 
     @property
     def exit_code(self) -> int | None:
-        """Of the first process, as the watcher saw it; None while it runs, and where nobody saw its end."""
+        """Of the first process, as the watcher saw it; None while it runs, and if nobody saw its end."""
         if self.is_running():
             return None
         deadline = time.monotonic() + _EXIT_IS_WRITTEN_WITHIN_S

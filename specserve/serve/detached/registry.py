@@ -35,12 +35,12 @@ class BrokenRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a server ended, where nobody had asked for it."""
+    """How a server ended, if nobody had asked for it."""
 
     at_s: float
     """Seconds since the epoch: when it was noticed."""
     exit_code: int | None
-    """Of vLLM's first process, negative for a signal; None where nobody saw it."""
+    """Of vLLM's first process, negative for a signal; None if nobody saw it."""
     message: str
     cause: str
     hint: str | None = None
@@ -95,7 +95,7 @@ class Record:
     devices: tuple[str, ...]
     """Accelerators that it may use, as CUDA_VISIBLE_DEVICES names them; `cpu`."""
     device_share: float | None
-    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None where bytes say it."""
+    """Share of each device's memory that it may take (vLLM's gpu_memory_utilization); None if bytes say it."""
     device_bytes: int | None
     """Bytes of each device's memory that it takes at least."""
     shutdown_timeout_s: float
@@ -110,7 +110,7 @@ class Record:
     """The process that waits for its end."""
     members: tuple[tuple[int, int], ...] = ()
     traces: tuple[str, ...] = ()
-    """Shared memory and sockets that it holds, to be removed where it cannot do so itself."""
+    """Shared memory that it holds, to be removed if it cannot do so itself."""
     scratch: str | None = None
     """Its temporary folder, which ends with it."""
     oom_kills: int = 0
@@ -191,7 +191,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Record | None:
-    """What is known of a server; None where there is none. Raises FactError where its state cannot be read."""
+    """What is known of a server; None if there is none. Raises FactError if its state cannot be read."""
     path = folder_of(name) / "state.json"
     try:
         record = from_json(read_own(path, most_bytes=MOST_BYTES).decode())
@@ -210,7 +210,7 @@ def read(name: str) -> Record | None:
 
 
 def write(record: Record) -> None:
-    """Put it on disk, whole. Raises FactError where that fails."""
+    """Put it on disk, whole. Raises FactError if that fails."""
     folder = folder_of(record.name)
     try:
         private(folder)
@@ -226,7 +226,7 @@ def write(record: Record) -> None:
 
 
 def change(record: Record, **changes: Any) -> Record | None:
-    """The same launch with these values, on disk; None where another launch, or none, has the name by now."""
+    """The same launch with these values, on disk; None if another launch, or none, has the name by now."""
     with held(record.name):
         now = read(record.name)
         if now is None or now.run != record.run:
@@ -237,7 +237,7 @@ def change(record: Record, **changes: Any) -> Record | None:
 
 
 def remove(name: str, *, run: str | None = None) -> bool:
-    """Forget a server, or only this launch of it. False where it was another's by now."""
+    """Forget a server, or only this launch of it. False if it was another's by now."""
     with held(name):
         if run is not None:
             now = read(name)
@@ -252,7 +252,7 @@ def remove(name: str, *, run: str | None = None) -> bool:
 
 @contextlib.contextmanager
 def held(name: str) -> Iterator[None]:
-    """For a moment, nobody else changes this server's state. Raises FactError where that cannot be had."""
+    """For a moment, nobody else changes this server's state. Raises FactError if that cannot be had."""
     path = state_folder() / "servers" / f".{name}.lock"
     folder_of(name)
     try:
